@@ -1,6 +1,7 @@
 # The CUDA toolchain: architectures, flags, and the rule that a kernel which spills registers, or whose wgmma ptxas
 # serialises, does not build. Architecture 80 also as PTX, for devices after 9.0.
-set(CMAKE_CUDA_ARCHITECTURES "80;90-real") # set before the language: CMake 3.25's default is too old for CUDA 13
+set(CPATTN_CUDA_ARCHITECTURES "80;90-real" CACHE STRING "what device code is compiled for; 90a is always among it")
+set(CMAKE_CUDA_ARCHITECTURES ${CPATTN_CUDA_ARCHITECTURES}) # set before the language: CMake 3.25's default is too old for CUDA 13
 enable_language(CUDA)
 find_package(CUDAToolkit 12.5 REQUIRED)
 

@@ -46,6 +46,7 @@ sanitizer() { step sanitizer 300 "$here/../../tests/sanitizer_gpu.sh" "$build"; 
 
 prefill() {
   local round
+  bench short-prompts 60 1 attend short-prompts
   for ((round = 1; round <= rounds; round++)); do
     bench "prefill-$round" 60 1 attend prefill
     step "peer-cudnn-$round" 60 "$python" "$here/torch_attend.py" --device cuda --dtype bf16 --heads 32/8 \
@@ -67,6 +68,7 @@ decode() {
   bench decode-large 60 1 attend decode-large # on its own: smaller devices have no room for it
   bench small-blocks 60 1 attend small-blocks
   bench rules 60 1 attend rules
+  bench ruled-caches 60 1 attend ruled-caches
 }
 
 cascade() { bench cascade 60 1 attend cascade; }

@@ -54,6 +54,14 @@ def encoder(shape, dim):
 # What is done to scores, beside the same without: least rate of prefill and of decode.
 RULED_PREFILL, RULED_DECODE = "1x16Kx16K", "64x1x16K"
 RULES = {"softcap": (0.65, 0.95), "alibi": (0.95, 0.95), "sink-logits": (0.99, 0.99), "bits": (0.85, 0.85)}
+# Rules over other caches, blocks, layouts and widths, beside the same without: least rate.
+RULED_CACHES = {"64x4x16K:kv-cache-dtype=fp8_e4m3": "tree", "64x1x16K:kv-cache-dtype=fp8_e4m3": "softcap",
+                "64x1x16K:kv-cache-dtype=int8": "softcap", "1x4Kx4K:kv-cache-dtype=fp8_e4m3": "alibi",
+                "64x1x16K:block-size=1": "softcap", "1x4Kx4K:layout=vllm-x": "softcap", "1x4Kx4K:head-dim=256": "alibi",
+                "1x4Kx4K:block-size=8": "alibi"}
+RULED_CACHES_RATE = 0.85
+# Many short prompts at once: least TFLOP/s on an H200.
+SHORT_PROMPTS = {"16x2Kx2K": 500, "64x512x512": 350}
 # Several tokens a sequence in a step, drafts that are checked, as chains and as a tree: most time beside one.
 DRAFTED = {"64x2x16K": 1.05, "64x4x16K": 1.10, "64x8x16K": 1.15, "64x4x16K:rules=tree": 1.10, "64x8x16K:rules=tree": 1.15}
 ONE_TOKEN = "64x1x16K"
@@ -80,6 +88,8 @@ LISTS = {
                   for dtype in ["", *(f":kv-cache-dtype={dtype}" for dtype in QUANTISED)]],
     "rules": [f"{case}{rule}" for case in (RULED_PREFILL, RULED_DECODE)
               for rule in ("", *(f":rules={name}" for name in RULES))] + [*DRAFTED],
+    "ruled-caches": [f"{case}{rule}" for case, name in RULED_CACHES.items() for rule in ("", f":rules={name}")],
+    "short-prompts": [*SHORT_PROMPTS],
     "small-blocks": [f"{case}{pages}" for case in FEW_PREFILL for pages in ("", *FEW_TOKENS)] +
                     [f"{case}{pages}" for case in FEW_DECODE for pages in FEW_TOKENS],
     "varlen_attend": [*ENCODERS.values(), IMAGES],

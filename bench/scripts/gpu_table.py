@@ -187,6 +187,18 @@ def rule_rows(runs, table):
                   f"<= {most:.2f} x", ratio and ratio <= most, (row, one))
 
 
+    for case, name in cases.RULED_CACHES.items():
+        with_rule, without = (runs.case("ours-ruled-caches", case + rule) for rule in (f":rules={name}", ""))
+        table.compare(f"{case}:rules={name}", with_rule, without, "without", cases.RULED_CACHES_RATE, Calls)
+
+
+def short_prompt_rows(runs, table):
+    for case, least in cases.SHORT_PROMPTS.items():
+        table.at_least(f"prefill {case}", runs.case("ours-short-prompts", case), Flops.rate, Flops.text, lambda row: "",
+                       least * 1e3, f">= {least} TFLOP/s")
+        table.rows[-1]["ratio"] = None
+
+
 def small_block_rows(runs, table):
     def ours(case):
         return runs.case("ours-small-blocks", case)
@@ -266,7 +278,8 @@ def service_rows(runs, table):
 
 def main(folder):
     runs, table = Runs(folder), Table()
-    for add_rows in (prefill_rows, encoder_rows, decode_rows, cascade_rows, quantised_rows, rule_rows, small_block_rows, memory_rows,
+    for add_rows in (prefill_rows, encoder_rows, decode_rows, cascade_rows, quantised_rows, rule_rows, short_prompt_rows,
+                     small_block_rows, memory_rows,
                      exchange_rows, scaling_rows, service_rows):
         add_rows(runs, table)
     table.print()

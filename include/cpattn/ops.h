@@ -260,7 +260,10 @@ enum { CPA_LOWEST_EXPONENT = -(1 << 24), CPA_HIGHEST_EXPONENT = 1 << 27 };
  *
  * On a CUDA device bf16 and fp16 run on tensor cores where q, k, v, out and state.o are aligned to 16 bytes, dims and
  * strides are multiples of 8 elements (16 of a quantised cache; 4 of state.o), the cache is quantised or of q_dtype,
- * and scale is positive; all else is computed by plain, slower kernels.
+ * and scale is positive. Score rules, biases and masks of bits do so over every cache on compute capability 9.0, but for
+ * an fp8 cache of CPA_VLLM_X in prefill, with a bias or heads above 128, and for a bias over keys that rows share; before
+ * 9.0 over rows of q_dtype in blocks of 16 tokens and more. All else is computed by plain kernels, often 100 to 1,000
+ * times slower, which is told once for each reason at CPA_LOG_WARN.
  *
  * On the host back end the result of a row has the same bits however the rows are grouped into items, calls and steps,
  * and whether its keys come in one call or in several resumed ones cut at multiples of cpa_attend_split_tokens. */

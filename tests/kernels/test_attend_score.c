@@ -7,103 +7,35 @@
 #include <string.h>
 
 #include "base/convert.h"
-#include "tests/fixtures/attend_fixture.h"
+#include "tests/fixtures/rules_fixture.h"
 #include "tests/fixtures/unit.h"
-
-/* What is done to scores, in the order of the table below. */
-enum {
-    SOFTCAP = 1,
-    TEMPERATURE = 2,
-    ALIBI = 4,
-    SINKS = 8,
-    BIAS = 16,          /* fp32, the same for all heads */
-    BIAS_OF_HEADS = 32, /* in 16 bits, */
-    WHOLE_MASK = 64,    /* bits for all keys */
-    TREE = 128          /* bits for the keys of the queries */
-};
-
-static cpa_test_score score_of(const cpa_attend_fixture *f, int what) {
-    const int64_t length = f->shape.length, start = f->shape.start;
-    cpa_test_score score = {.q_heads = f->shape.q_heads, .rows = f->rows};
-    if (what & SOFTCAP) score.softcap = 1.5f;
-    if (what & TEMPERATURE) score.temperature_len = 37;
-    if (what & ALIBI) cpa_test_score_add_slopes(&score);
-    if (what & SINKS) cpa_test_score_add_sinks(&score);
-    if (what & BIAS) cpa_test_score_add_bias(&score, CPA_F32, 0, length / 5, length - length / 3);
-    if (what & BIAS_OF_HEADS) cpa_test_score_add_bias(&score, f->shape.length % 2 ? CPA_F16 : CPA_BF16, 1, 0, length);
-    if (what & WHOLE_MASK) cpa_test_score_add_bits(&score, 0, (int32_t)(length - length / 4));
-    if (what & TREE) cpa_test_score_add_bits(&score, start, (int32_t)(length - start));
-    return score;
-}
-
-/* Attends over the keys of each slot in turn and counts rows that disagree with the reference. */
-static int64_t wrong_rows(const cpa_attend_case *shape, int what, int64_t stride) {
-    cpa_attend_fixture f;
-    cpa_attend_fixture_init(&f, shape, 1);
-    cpa_test_score score = score_of(&f, what);
-    int64_t wrong = 0;
-    f.score = &score;
-    for (int32_t slot = 0; slot < shape->cp_size; slot++) {
-        cpa_attend_result result;
-        cpa_attend_result_init(&result, &f);
-        int64_t failed = cpa_attend_fixture_run_slot(&f, slot, &result) != CPA_OK;
-        double worst = 0;
-        failed += cpa_attend_fixture_check(&f, slot, stride, &result, &worst);
-        if (failed) {
-            printf(
-                "\n    %lld wrong (%g): what %d dtype %d/%d heads %d/%d width %d/%d block %d N %d start %lld length "
-                "%lld "
-                "causal %d window %lld slot %d",
-                (long long)failed, worst, what, shape->q_dtype, shape->kv_dtype, shape->q_heads, shape->kv_heads,
-                shape->k_dim, shape->v_dim, shape->block_size, shape->cp_size, (long long)shape->start,
-                (long long)shape->length, shape->mask.causal, (long long)shape->mask.window, slot);
-        }
-        wrong += failed;
-        cpa_attend_result_destroy(&result);
-    }
-    cpa_test_score_destroy(&score);
-    cpa_attend_fixture_destroy(&f);
-    return wrong;
-}
-
-static const int FORMS[] = {SOFTCAP,
-                            TEMPERATURE,
-                            ALIBI,
-                            SINKS,
-                            BIAS,
-                            BIAS_OF_HEADS,
-                            WHOLE_MASK,
-                            TREE,
-                            SOFTCAP | TEMPERATURE | ALIBI | SINKS | BIAS | TREE,
-                            ALIBI | SINKS | BIAS_OF_HEADS | WHOLE_MASK};
-enum { N_FORMS = sizeof FORMS / sizeof *FORMS };
 
 /* Prefill of a whole sequence, of its end, and decode; dtypes, and a quantised cache. */
 static void every_form_in_every_base(void) {
-    for (int i = 0; i < N_FORMS; i++) {
+    for (int i = 0; i < CPA_TEST_N_FORMS; i++) {
         for (int base = 0; base < CPA_ATTEND_BASES; base++) {
             cpa_attend_case shape = CPA_ATTEND_BASE[base];
-            CU_ASSERT_EQUAL(wrong_rows(&shape, FORMS[i], 13), 0);
+            CU_ASSERT_EQUAL(cpa_test_wrong_rows(&shape, CPA_TEST_FORMS[i], 13), 0);
             shape.start = shape.length - 45;
-            CU_ASSERT_EQUAL(wrong_rows(&shape, FORMS[i], 7), 0);
+            CU_ASSERT_EQUAL(cpa_test_wrong_rows(&shape, CPA_TEST_FORMS[i], 7), 0);
             shape.start = shape.length - 1;
-            CU_ASSERT_EQUAL(wrong_rows(&shape, FORMS[i], 1), 0);
+            CU_ASSERT_EQUAL(cpa_test_wrong_rows(&shape, CPA_TEST_FORMS[i], 1), 0);
         }
     }
 }
 
 /* Keys and queries of every shard: rules go by the index in the sequence, wherever a key lies. */
 static void every_form_over_shards(void) {
-    for (int i = 0; i < N_FORMS; i++) {
+    for (int i = 0; i < CPA_TEST_N_FORMS; i++) {
         for (int32_t n = 2; n <= 4; n++) {
             for (int base = 0; base < 2; base++) {
                 cpa_attend_case shape = CPA_ATTEND_BASE[base];
                 shape.cp_size = n;
                 shape.length = 333;
                 shape.interleave = n == 3 ? 48 : 16;
-                CU_ASSERT_EQUAL(wrong_rows(&shape, FORMS[i], 17), 0);
+                CU_ASSERT_EQUAL(cpa_test_wrong_rows(&shape, CPA_TEST_FORMS[i], 17), 0);
                 shape.start = shape.length - 6;
-                CU_ASSERT_EQUAL(wrong_rows(&shape, FORMS[i], 1), 0);
+                CU_ASSERT_EQUAL(cpa_test_wrong_rows(&shape, CPA_TEST_FORMS[i], 1), 0);
             }
         }
     }
@@ -115,14 +47,14 @@ static void windows_beside_bits(void) {
         {.causal = 1, .window = 64}, {.causal = 1, .window = 100, .sinks = 5}, {.causal = 0}};
     for (size_t m = 0; m < sizeof masks / sizeof *masks; m++) {
         for (int base = 0; base < 2; base++) {
-            for (int what = WHOLE_MASK; what <= TREE; what *= 2) {
+            for (int what = CPA_TEST_WHOLE_MASK; what <= CPA_TEST_TREE; what *= 2) {
                 cpa_attend_case shape = CPA_ATTEND_BASE[base];
                 shape.mask = masks[m];
                 shape.length = 700;
                 shape.start = 650;
-                CU_ASSERT_EQUAL(wrong_rows(&shape, what, 3), 0);
+                CU_ASSERT_EQUAL(cpa_test_wrong_rows(&shape, what, 3), 0);
                 shape.start = 694;
-                CU_ASSERT_EQUAL(wrong_rows(&shape, what | ALIBI, 1), 0);
+                CU_ASSERT_EQUAL(cpa_test_wrong_rows(&shape, what | CPA_TEST_ALIBI, 1), 0);
             }
         }
     }
@@ -138,7 +70,9 @@ static void every_width(void) {
                 shape.q_dtype = shape.kv_dtype = (cpa_dtype)dtype;
                 shape.k_dim = widths[i][0], shape.v_dim = widths[i][1];
                 shape.start = late ? shape.length - 2 : 0;
-                CU_ASSERT_EQUAL(wrong_rows(&shape, SOFTCAP | ALIBI | SINKS | TREE, 31), 0);
+                CU_ASSERT_EQUAL(
+                    cpa_test_wrong_rows(&shape, CPA_TEST_SOFTCAP | CPA_TEST_ALIBI | CPA_TEST_SINKS | CPA_TEST_TREE, 31),
+                    0);
             }
         }
     }
@@ -153,8 +87,9 @@ static void few_queries_over_many_keys(void) {
             shape.block_size = shape.interleave = 64;
             shape.length = cpa_test_promises_bits() ? 3001 : 9001; /* on the host three splits */
             shape.start = shape.length - queries;
-            CU_ASSERT_EQUAL(wrong_rows(&shape, SOFTCAP | TEMPERATURE | SINKS, 7), 0);
-            CU_ASSERT_EQUAL(wrong_rows(&shape, ALIBI | SINKS | TREE, 7), 0);
+            CU_ASSERT_EQUAL(cpa_test_wrong_rows(&shape, CPA_TEST_SOFTCAP | CPA_TEST_TEMPERATURE | CPA_TEST_SINKS, 7),
+                            0);
+            CU_ASSERT_EQUAL(cpa_test_wrong_rows(&shape, CPA_TEST_ALIBI | CPA_TEST_SINKS | CPA_TEST_TREE, 7), 0);
         }
     }
 }
@@ -208,7 +143,7 @@ static void bits_in_stretches(void) {
             shape.interleave = 64;
             shape.block_size = 32;
             cpa_attend_fixture_init(&f, &shape, 1);
-            cpa_test_score score = score_of(&f, WHOLE_MASK);
+            cpa_test_score score = cpa_test_score_of(&f, CPA_TEST_WHOLE_MASK);
             const int64_t width = score.width[0], words = cpa_mask_words(width);
             for (int64_t row = 0; row < f.rows && n == 1; row++) score.row_word[row] = row * words;
             for (int64_t i = 0; i < f.rows * words * 32; i++) {
@@ -298,7 +233,7 @@ static void unseen_keys_need_not_be_finite(void) {
             cpa_kv_view_free(&f.device_kv, f.stream);
             f.device_kv = cpa_kv_fixture_upload(&f.kv, f.stream);
             cpa_attend_result_init(&result, &f);
-            cpa_test_score score = score_of(&f, SOFTCAP | ALIBI);
+            cpa_test_score score = cpa_test_score_of(&f, CPA_TEST_SOFTCAP | CPA_TEST_ALIBI);
             f.score = &score;
             CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(&f, 0, &result), CPA_OK);
             CU_ASSERT_EQUAL(cpa_attend_fixture_check(&f, 0, 1, &result, NULL), 0);
@@ -320,7 +255,7 @@ static void a_row_without_any_key(void) {
             shape.start = late ? shape.length - 2 : 0;
             cpa_attend_fixture_init(&f, &shape, 1);
             cpa_attend_result_init(&result, &f);
-            cpa_test_score score = score_of(&f, WHOLE_MASK | SINKS | SOFTCAP);
+            cpa_test_score score = cpa_test_score_of(&f, CPA_TEST_WHOLE_MASK | CPA_TEST_SINKS | CPA_TEST_SOFTCAP);
             memset(score.bits, 0, (size_t)score.n_words * sizeof *score.bits);
             f.score = &score;
             CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(&f, 0, &result), CPA_OK);
@@ -345,7 +280,7 @@ static void sinks_of_a_resumed_row(void) {
             shape.start = late ? shape.length - 2 : 128;
             cpa_attend_fixture_init(&f, &shape, 1);
             cpa_attend_result_init(&result, &f);
-            cpa_test_score score = score_of(&f, SINKS);
+            cpa_test_score score = cpa_test_score_of(&f, CPA_TEST_SINKS);
             f.score = &score;
             f.resumed_out = 1;
             cpa_attend_item first = cpa_attend_fixture_item(&f, 0, 0, f.q_count[0], 0, 0, 128);

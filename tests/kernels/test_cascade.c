@@ -178,8 +178,10 @@ typedef struct cascade_case {
     int32_t sequences, rows; /* rows: most of a sequence */
     int64_t prefix;          /* tokens that each level of the tree shares, in steps of ranks * 1024 */
     cpa_mask mask;
-    int32_t ruled; /* scores have a softcap and ALiBi */
+    int32_t ruled; /* scores have a softcap and ALiBi, or rows a mask of bits */
 } cascade_case;
+
+enum { NO_RULES, SCORE_RULES, MASK_OF_BITS };
 
 /* Decode of sequences that begin alike, over the shard of one rank. */
 typedef struct cascade_fixture {
@@ -283,10 +285,11 @@ static void fixture_init(cascade_fixture *f, const cascade_case *shape, int32_t 
         }
     }
     f->score = (cpa_test_score){.q_heads = shape->q_heads, .rows = f->rows};
-    if (shape->ruled) {
+    if (shape->ruled == SCORE_RULES) {
         f->score.softcap = 2;
         cpa_test_score_add_slopes(&f->score);
     }
+    if (shape->ruled == MASK_OF_BITS) cpa_test_score_add_bits(&f->score, 0, (int32_t)most);
     cpa_test_device_open(shape->threads, &f->device, &f->stream);
     if (cpa_attend_plan_create(f->device, &f->plan, NULL) != CPA_OK) abort();
 }
@@ -344,7 +347,8 @@ static float *attend(cascade_fixture *f, cpa_cascade_attention cascade, int fuse
                                   .kv = kv,
                                   .mask = c->mask,
                                   .state = {.o = state, .lse = state + o_floats},
-                                  .rules = c->ruled ? &score.rules : NULL};
+                                  .rules = c->ruled == SCORE_RULES ? &score.rules : NULL,
+                                  .custom = c->ruled == MASK_OF_BITS ? &score.custom : NULL};
     if (fused) {
         const cpa_operator_table *operators = f->device->operators;
         CU_ASSERT_EQUAL(operators->plan_set(f->plan, &batch, fusion, NULL), CPA_OK);
@@ -387,7 +391,7 @@ static int64_t wrong_rows(const cascade_fixture *f, const float *got) {
             for (int64_t k = 0; k < item->k_count; k++) {
                 const int64_t key = cpa_token_position(f->map, item->k_set, k);
                 const int64_t from = (key * c->kv_heads + kv_head) * c->dim;
-                if (cpa_reference_sees(c->mask, position, key))
+                if (cpa_test_score_sees(&f->score, c->mask, item->q_row + row, position, key))
                     cpa_test_keys_add(&keys, s->k + from, s->v + from, key, 0);
             }
             cpa_test_keys_end(&keys);
@@ -428,24 +432,28 @@ static void attend_along(const cascade_case *shape, int64_t *read, int64_t *atte
 
 static const cpa_mask CAUSAL = {.causal = 1}, WINDOW = {.causal = 1, .sinks = 4, .window = 1500};
 
-enum { N_CASES = 14, FLOAT_CASES = 3 };
+enum { N_CASES = 18, FLOAT_CASES = 3 };
 
 static void sequences_that_begin_alike(void) {
     const cascade_case cases[N_CASES] = {
-        {CPA_F32, CPA_F32, CPA_TOKEN_MAJOR, 4, 2, 32, 16, 1, 16, 1, 6, 1, 1024, CAUSAL, 0},
-        {CPA_BF16, CPA_BF16, CPA_TOKEN_MAJOR, 8, 2, 64, 64, 1, 64, 2, 12, 1, 1024, CAUSAL, 0},
-        {CPA_BF16, CPA_BF16, CPA_TOKEN_MAJOR, 4, 1, 128, 16, 1, 16, 3, 8, 3, 2048, CAUSAL, 0},
-        {CPA_F16, CPA_F16, CPA_TOKEN_MAJOR, 6, 3, 80, 32, 2, 32, 1, 8, 1, 2048, CAUSAL, 0},
-        {CPA_BF16, CPA_BF16, CPA_TOKEN_MAJOR, 4, 2, 128, 256, 1, 256, 1, 8, 2, 1024, WINDOW, 0},
-        {CPA_F32, CPA_F32, CPA_TOKEN_MAJOR, 2, 2, 16, 16, 3, 48, 1, 9, 1, 3072, WINDOW, 0},
-        {CPA_F16, CPA_F16, CPA_TOKEN_MAJOR, 8, 2, 64, 16, 1, 16, 1, 8, 2, 1024, {.causal = 0}, 0},
-        {CPA_BF16, CPA_FP8_E4M3, CPA_TOKEN_MAJOR, 4, 2, 128, 16, 1, 16, 1, 6, 1, 1024, CAUSAL, 0},
-        {CPA_F16, CPA_INT8, CPA_TOKEN_MAJOR, 4, 2, 64, 8, 2, 8, 2, 5, 2, 2048, WINDOW, 0},
-        {CPA_BF16, CPA_BF16, CPA_VLLM_X, 4, 1, 64, 32, 1, 32, 1, 6, 3, 1024, CAUSAL, 0},
-        {CPA_F16, CPA_FP8_E4M3, CPA_VLLM_X, 2, 1, 128, 16, 1, 16, 1, 6, 1, 1024, CAUSAL, 0},
-        {CPA_F32, CPA_INT8, CPA_VLLM_X, 2, 1, 32, 16, 1, 16, 1, 6, 1, 1024, CAUSAL, 0},
-        {CPA_BF16, CPA_BF16, CPA_TOKEN_MAJOR, 8, 2, 64, 64, 1, 64, 2, 12, 1, 1024, CAUSAL, 1},
-        {CPA_F16, CPA_F16, CPA_TOKEN_MAJOR, 4, 1, 128, 16, 2, 32, 1, 8, 3, 2048, WINDOW, 1},
+        {CPA_F32, CPA_F32, CPA_TOKEN_MAJOR, 4, 2, 32, 16, 1, 16, 1, 6, 1, 1024, CAUSAL, NO_RULES},
+        {CPA_BF16, CPA_BF16, CPA_TOKEN_MAJOR, 8, 2, 64, 64, 1, 64, 2, 12, 1, 1024, CAUSAL, NO_RULES},
+        {CPA_BF16, CPA_BF16, CPA_TOKEN_MAJOR, 4, 1, 128, 16, 1, 16, 3, 8, 3, 2048, CAUSAL, NO_RULES},
+        {CPA_F16, CPA_F16, CPA_TOKEN_MAJOR, 6, 3, 80, 32, 2, 32, 1, 8, 1, 2048, CAUSAL, NO_RULES},
+        {CPA_BF16, CPA_BF16, CPA_TOKEN_MAJOR, 4, 2, 128, 256, 1, 256, 1, 8, 2, 1024, WINDOW, NO_RULES},
+        {CPA_F32, CPA_F32, CPA_TOKEN_MAJOR, 2, 2, 16, 16, 3, 48, 1, 9, 1, 3072, WINDOW, NO_RULES},
+        {CPA_F16, CPA_F16, CPA_TOKEN_MAJOR, 8, 2, 64, 16, 1, 16, 1, 8, 2, 1024, {.causal = 0}, NO_RULES},
+        {CPA_BF16, CPA_FP8_E4M3, CPA_TOKEN_MAJOR, 4, 2, 128, 16, 1, 16, 1, 6, 1, 1024, CAUSAL, NO_RULES},
+        {CPA_F16, CPA_INT8, CPA_TOKEN_MAJOR, 4, 2, 64, 8, 2, 8, 2, 5, 2, 2048, WINDOW, NO_RULES},
+        {CPA_BF16, CPA_BF16, CPA_VLLM_X, 4, 1, 64, 32, 1, 32, 1, 6, 3, 1024, CAUSAL, NO_RULES},
+        {CPA_F16, CPA_FP8_E4M3, CPA_VLLM_X, 2, 1, 128, 16, 1, 16, 1, 6, 1, 1024, CAUSAL, NO_RULES},
+        {CPA_F32, CPA_INT8, CPA_VLLM_X, 2, 1, 32, 16, 1, 16, 1, 6, 1, 1024, CAUSAL, NO_RULES},
+        {CPA_BF16, CPA_BF16, CPA_TOKEN_MAJOR, 8, 2, 64, 64, 1, 64, 2, 12, 1, 1024, CAUSAL, SCORE_RULES},
+        {CPA_F16, CPA_F16, CPA_TOKEN_MAJOR, 4, 1, 128, 16, 2, 32, 1, 8, 3, 2048, WINDOW, SCORE_RULES},
+        {CPA_BF16, CPA_FP8_E4M3, CPA_TOKEN_MAJOR, 8, 2, 128, 16, 1, 16, 1, 6, 2, 1024, CAUSAL, SCORE_RULES},
+        {CPA_F16, CPA_F16, CPA_TOKEN_MAJOR, 4, 2, 64, 4, 1, 4, 1, 6, 1, 1024, CAUSAL, SCORE_RULES},
+        {CPA_BF16, CPA_BF16, CPA_TOKEN_MAJOR, 4, 1, 128, 16, 1, 16, 1, 8, 3, 1024, CAUSAL, MASK_OF_BITS},
+        {CPA_F16, CPA_INT8, CPA_TOKEN_MAJOR, 4, 2, 64, 16, 2, 16, 1, 5, 2, 2048, WINDOW, MASK_OF_BITS},
     };
     int64_t read = 0, attended = 0;
     int shared = 0;

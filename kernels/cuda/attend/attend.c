@@ -1,8 +1,10 @@
 /* attend: picks the kernels for a plan and its arguments, and launches them. */
 #include <math.h>
+#include <stdatomic.h>
 
 #include "base/check.h"
 #include "kernels/cuda/attend/attend.h"
+#include "kernels/cuda/attend/attend_choice.h"
 
 /* Copies the plan to the device the first time that a stream uses it, and has its tables taken from the caller's if
  * these lie there. Another stream copies the same bytes again rather than wait for the first one. What was copied in a
@@ -116,7 +118,8 @@ static void fill_score(const cpa_attend_args *args, cpa_cuda_attend_args *a) {
     score->pre_scale = a->scale;
     if (score->softcap > 0) {
         score->tanh = cpa_cuda_tanh_of((double)a->scale / (double)score->softcap);
-        score->capped = cpa_cuda_capped_of((double)score->softcap, score->tanh);
+        score->tanh_line = cpa_cuda_tanh_line_of(1, 0);
+        score->capped = cpa_cuda_capped_of((double)score->softcap);
     }
 }
 
@@ -127,44 +130,45 @@ static void scale_what_rules_give(cpa_cuda_attend_args *a) {
     a->scale_log2 = (float)M_LOG2E;
 }
 
-static int aligned(const void *pointer, uintptr_t bytes) {
-    return (uintptr_t)pointer % bytes == 0;
-}
-
-/* The same over rows that lie in runs, if the plan has been told of them: it has work for the decode kernel alone, or
- * room for other rows in one piece. Those of codes have scales of their keys apart, which one kernel knows. */
-static int runs_fit(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a) {
-    const int knows_scales = ((const cpa_cuda_device *)plan->base.device)->path == CPA_CUDA_HOPPER;
-    const int rows_fit = plan->n_widened > 0 && (knows_scales || !cpa_dtype_is_quantised(a->kv_dtype));
-    const int64_t strides = (a->k_block_stride | a->v_block_stride) * cpa_dtype_bytes(a->kv_dtype);
-    return plan->base.shape.layout == CPA_VLLM_X && (plan->n_prefill == 0 || rows_fit) &&
-           (a->q_dtype == CPA_BF16 || a->q_dtype == CPA_F16) &&
-           (a->kv_dtype == a->q_dtype || a->kv_dtype == CPA_FP8_E4M3) && a->k_dim % 8 == 0 && a->v_dim % 8 == 0 &&
-           a->q_row_stride % 8 == 0 && strides % 16 == 0 && aligned(a->q, 16) && aligned(a->ready_q, 16) &&
-           aligned(a->k, 16) && aligned(a->v, 16) && aligned(a->out, 16) && aligned(a->o, 16) &&
-           a->o_row_stride % 4 == 0 && 1 << a->block_shift >= CPA_CUDA_DECODE_RUN && a->scale > 0;
-}
-
-/* The tensor-core kernels move 8 elements of the inputs (16 codes) and 4 of the state at a time, multiply in the
- * inputs' dtype, and take the largest raw score for the largest scaled one. */
-static int tensor_cores_fit(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a) {
-    if (a->k_run_shift < 30) return !a->score.any && runs_fit(plan, a);
-    const int64_t inputs = a->q_row_stride | a->k_block_stride | a->k_token_stride | a->k_head_stride |
-                           a->v_block_stride | a->v_token_stride | a->v_head_stride | a->k_dim | a->v_dim;
-    const int quantised = cpa_dtype_is_quantised(a->kv_dtype), wide = a->k_dim > 192 || a->v_dim > 128;
-    const int small = 1 << a->block_shift < CPA_CUDA_DECODE_RUN,
-              has_slopes = a->score.alibi_slopes || a->score.bias.values;
-    return (a->q_dtype == a->kv_dtype || quantised) && (a->q_dtype == CPA_BF16 || a->q_dtype == CPA_F16) &&
-           inputs % (quantised ? 16 : 8) == 0 && aligned(a->q, 16) && aligned(a->ready_q, 16) && aligned(a->k, 16) &&
-           aligned(a->v, 16) && aligned(a->out, 16) && aligned(a->o, 16) && a->o_row_stride % 4 == 0 && a->scale > 0 &&
-           !((quantised || small) && a->score.any) && !(wide && has_slopes);
-}
-
 /* For wide heads the kernels take more shared memory than some devices have for a CTA. */
 static int shared_memory_suffices(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, cpa_stream *stream) {
+    const int32_t wide = plan->decode_wide, row_tiles = plan->decode_row_tiles;
     if (stream->device->caps.shared_bytes >= CPA_CUDA_WIDE_BYTES) return 1;
-    return cpa_cuda_attend_decode(a, 0, plan->decode_wide, plan->decode_row_tiles, stream) == CPA_OK &&
+    return (a->score.any ? cpa_cuda_attend_decode_ruled(a, 0, wide, row_tiles, stream)
+                         : cpa_cuda_attend_decode(a, 0, wide, row_tiles, stream)) == CPA_OK &&
            cpa_cuda_attend_portable(a, 0, plan->tile_rows, stream) == CPA_OK;
+}
+
+static cpa_cuda_attend_choice choose(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, const cpa_kv_view *kv,
+                                     cpa_stream *stream) {
+    const cpa_cuda_attend_spec spec = {
+        .path = cpa_cuda_device_of(stream)->path,
+        .wide_fits = shared_memory_suffices(plan, a, stream),
+        .has_decode = plan->decode_ctas > 0,
+        .has_prefill = plan->n_prefill > 0,
+        .has_shared = plan->n_shared > 0,
+        .has_widened = plan->n_widened > 0,
+        .has_blocks = kv->num_blocks > 0,
+        .knows_runs = plan->base.shape.layout == CPA_VLLM_X,
+        .tile_rows = plan->tile_rows,
+        .rows = plan->base.rows,
+    };
+    return cpa_cuda_choose_attend(&spec, a);
+}
+
+/* Says once for each reason that no tensor cores are used. Tests and the self-test lower the path on purpose. */
+static void tell_plain(const cpa_cuda_attend_choice *choice, const cpa_stream *stream) {
+    enum { MOST_REASONS = 64 };
+    static _Atomic(const char *) told[MOST_REASONS]; /* reasons are literals */
+    const cpa_cuda_device *device = (const cpa_cuda_device *)stream->device;
+    if (!choice->why || device->path != device->best) return;
+    for (int i = 0; i < MOST_REASONS; i++) {
+        const char *other = NULL;
+        if (atomic_compare_exchange_strong(&told[i], &other, choice->why)) break;
+        if (other == choice->why) return;
+    }
+    cpa_log(CPA_LOG_WARN, "attend runs without tensor cores, often 100 to 1,000 times slower: they do not take %s",
+            choice->why);
 }
 
 /* A tensor of elements with up to four dimensions, the innermost first; those but that one have strides in bytes. */
@@ -222,15 +226,8 @@ static cpa_status run_hopper(const cpa_cuda_attend_args *a, const cpa_kv_view *v
     return cpa_cuda_attend_hopper(a, &maps, n_pieces, stream);
 }
 
-/* Whether the kernel of tensors without pages takes these. Rows are counted in 32 bits by maps, and strides below 2^40
- * bytes. */
-static int tensors_fit(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a) {
-    return cpa_cuda_tensors_fit(a) && plan->base.rows <= INT32_MAX && a->q_row_stride <= INT32_MAX;
-}
-
-/* Tensors without pages. */
-static cpa_status run_tensors(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, const cpa_kv_view *view,
-                              cpa_stream *stream) {
+static cpa_status run_persistent(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, const cpa_kv_view *view,
+                                 cpa_stream *stream) {
     enum { ROWS = 64 }; /* of a box of queries */
     const cpa_kv_view kv = cpa_kv_view_resolve(*view);
     const int32_t box = cpa_cuda_hopper_box(a->k_dim, a->v_dim, kv.block_size, 0),
@@ -241,12 +238,12 @@ static cpa_status run_tensors(const cpa_cuda_plan *plan, const cpa_cuda_attend_a
                              .dtype = a->q_dtype,
                              .dims = {(cuuint64_t)a->k_dim, (cuuint64_t)a->q_heads, (cuuint64_t)plan->base.rows, 1},
                              .strides = {head_bytes, row_bytes, row_bytes}};
-    cpa_cuda_tensor_maps maps = {0};
+    cpa_cuda_persistent_maps maps = {0};
     CPA_TRY(encode_map(&q, 64, a->group, ROWS / a->group, &maps.q, stream));
     if (tail) CPA_TRY(encode_map(&q, tail, a->group, ROWS / a->group, &maps.q_tail, stream));
     CPA_TRY(encode_pools(&kv, box, tail, &maps.pools, stream));
     uint32_t *tickets = (uint32_t *)(plan->memory->image + plan->tickets_at);
-    return cpa_cuda_attend_tensors(a, &maps, plan->n_prefill, tickets, stream);
+    return cpa_cuda_attend_persistent(a, &maps, plan->n_prefill, tickets, stream);
 }
 
 /* Where the blocks of a quantised cache, or of rows that lie in runs, are as rows of elements. Those of few tokens then
@@ -303,26 +300,37 @@ static cpa_cuda_attend_args over_widened(const cpa_cuda_plan *plan, const cpa_cu
 }
 
 /* Where keys are shared, their blocks have been widened together with those of the prefill. */
-static cpa_status run_widened(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, cpa_stream *stream) {
+static cpa_status run_widened(const cpa_cuda_plan *plan, cpa_cuda_attend_kernel kernel, const cpa_cuda_attend_args *a,
+                              cpa_stream *stream) {
     const cpa_kv_view wide = widened_view(plan, a);
     const cpa_cuda_attend_args over = over_widened(plan, a, &wide);
     if (plan->n_shared == 0) CPA_TRY(widen_blocks(plan, a, stream));
-    if (cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER) return run_hopper(&over, &wide, plan->n_prefill, stream);
+    if (kernel == CPA_CUDA_WIDENED_BOXES) return run_hopper(&over, &wide, plan->n_prefill, stream);
     return cpa_cuda_attend_portable(&over, plan->n_prefill, plan->tile_rows, stream);
 }
 
-static cpa_status run_prefill(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, const cpa_kv_view *kv,
-                              cpa_stream *stream) {
-    /* A bias is read element by element, in more code than the Hopper kernel has registers for; and with rules it takes
-     * smaller pieces of some heads than the plan has of tensors without pages. */
-    const int fits = plan->tile_rows <= cpa_cuda_hopper_rows(a->k_dim, a->v_dim, kv->block_size, a->score.any);
-    const int hopper =
-        cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER && kv->num_blocks > 0 && !a->score.bias.values && fits;
-    if (a->k_run_shift < 30) return run_widened(plan, a, stream);
-    if (hopper && a->kv_dtype == a->q_dtype && tensors_fit(plan, a)) return run_tensors(plan, a, kv, stream);
-    if (hopper && a->kv_dtype == a->q_dtype) return run_hopper(a, kv, plan->n_prefill, stream);
-    if (hopper && plan->n_widened > 0) return run_widened(plan, a, stream);
-    return cpa_cuda_attend_portable(a, plan->n_prefill, plan->tile_rows, stream);
+static cpa_status run_decode(const cpa_cuda_plan *plan, cpa_cuda_attend_kernel kernel, const cpa_cuda_attend_args *a,
+                             cpa_stream *stream) {
+    const int32_t ctas = plan->decode_ctas, wide = plan->decode_wide, row_tiles = plan->decode_row_tiles;
+    switch (kernel) {
+        case CPA_CUDA_DECODE_BLOCKS: return cpa_cuda_attend_decode_blocks(a, ctas, stream);
+        case CPA_CUDA_DECODE_RULED: return cpa_cuda_attend_decode_ruled(a, ctas, wide, row_tiles, stream);
+        case CPA_CUDA_DECODE_RULED_CACHES: return cpa_cuda_attend_decode_ruled_caches(a, ctas, stream);
+        default: return cpa_cuda_attend_decode(a, ctas, wide, row_tiles, stream);
+    }
+}
+
+static cpa_status run_prefill(const cpa_cuda_plan *plan, cpa_cuda_attend_kernel kernel, const cpa_cuda_attend_args *a,
+                              const cpa_kv_view *kv, cpa_stream *stream) {
+    const int32_t n = plan->n_prefill, tile_rows = plan->tile_rows;
+    switch (kernel) {
+        case CPA_CUDA_PERSISTENT: return run_persistent(plan, a, kv, stream);
+        case CPA_CUDA_BOXES: return run_hopper(a, kv, n, stream);
+        case CPA_CUDA_WIDENED_BOXES:
+        case CPA_CUDA_WIDENED_MMA: return run_widened(plan, kernel, a, stream);
+        case CPA_CUDA_MMA_RULED_CODES: return cpa_cuda_attend_portable_ruled_codes(a, n, tile_rows, stream);
+        default: return cpa_cuda_attend_portable(a, n, tile_rows, stream);
+    }
 }
 
 /* Rows of several items over the keys that they share; the states are left to the decode kernel, which comes next and
@@ -398,7 +406,6 @@ cpa_status cpa_cuda_attend_supported(const cpa_device *device, const char *where
 cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *args, const void *ready_q,
                            cpa_stream *stream) {
     const cpa_cuda_plan *plan = (const cpa_cuda_plan *)base;
-    cpa_cuda_path path = cpa_cuda_device_of(stream)->path;
     cpa_cuda_attend_args a;
     int takes_tables;
     if (is_empty(plan)) return CPA_OK;
@@ -407,33 +414,23 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     CPA_TRY(upload(plan, stream, &takes_tables));
     fill_args(plan, args, ready_q, &a);
     fill_score(args, &a);
-    const int fits = tensor_cores_fit(plan, &a);
+    const cpa_cuda_attend_choice choice = choose(plan, &a, &args->kv, stream);
     scale_what_rules_give(&a);
-    /* Of rows that are listed the kernel of shared keys knows indices, but no bits and no biases. */
-    const int of_rows = a.score.custom.bits || a.score.bias.values;
-    const int rows_fit = plan->n_widened > 0 || (a.kv_dtype == a.q_dtype && a.k_run_shift == 30);
-    const int shares = plan->n_shared == 0 || (path == CPA_CUDA_HOPPER && rows_fit && !of_rows);
-    const int codes_fit = !a.out_scale || path == CPA_CUDA_HOPPER; /* others have no instruction for them */
-    const int simple =
-        path == CPA_CUDA_SIMPLE || !fits || !shared_memory_suffices(plan, &a, stream) || !shares || !codes_fit;
-    if (simple || plan->n_prefill > 0) CPA_TRY(place_ready_queries(plan, &a, ready_q, stream));
-    if (simple) return cpa_cuda_attend_simple(&a, plan->rows, stream);
+    tell_plain(&choice, stream);
+    if (choice.why || plan->n_prefill > 0) CPA_TRY(place_ready_queries(plan, &a, ready_q, stream));
+    if (choice.why) return cpa_cuda_attend_simple(&a, plan->rows, stream);
     if (plan->decode_ctas > 0) {
         /* It would read tables, or the bits of a custom mask, before they are there. */
         if (!takes_tables && !a.score.custom.bits) allow_early(plan, &a, stream);
         if (plan->n_shared > 0) CPA_TRY(run_shared(plan, &a, &args->kv, stream));
         a.beside_shared = plan->n_shared > 0;
         a.pieces = (const cpa_cuda_piece *)(plan->memory->image + plan->decode_at);
-        if (path == CPA_CUDA_HOPPER && cpa_cuda_decode_takes_blocks(&a)) {
-            CPA_TRY(cpa_cuda_attend_decode_blocks(&a, plan->decode_ctas, stream));
-        } else {
-            CPA_TRY(cpa_cuda_attend_decode(&a, plan->decode_ctas, plan->decode_wide, plan->decode_row_tiles, stream));
-        }
+        CPA_TRY(run_decode(plan, choice.decode, &a, stream));
     }
     if (plan->n_prefill > 0) {
         a.early = 0;
         a.pieces = (const cpa_cuda_piece *)(plan->memory->image + plan->prefill_at);
-        CPA_TRY(run_prefill(plan, &a, &args->kv, stream));
+        CPA_TRY(run_prefill(plan, choice.prefill, &a, &args->kv, stream));
     }
     return plan->n_splits > 0 ? cpa_cuda_attend_combine(&a, plan->n_splits, stream) : CPA_OK;
 }

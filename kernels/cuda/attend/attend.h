@@ -152,39 +152,51 @@ typedef struct cpa_cuda_update_args {
     cpa_cuda_piece *pieces;
 } cpa_cuda_update_args;
 
-/* tanh(x) of x = scale * raw: exp(2 x) is exp2(exp_scale * raw); and for |raw| < near_end, x times a polynomial in x^2,
- * of raw alone. That is the minimax of the relative error for |x| < CPA_CUDA_TANH_NEAR, 7.8e-7. */
+/* tanh(x) of x = scale * raw: exp(2 x) is exp2(exp_scale * raw); and near 0, where that loses the digits of a small
+ * result, x times a polynomial in x^2, the minimax of the relative error: with three coefficients 7.8e-7 for |x| <
+ * CPA_CUDA_TANH_NEAR, with five 5.7e-07 for |x| < CPA_CUDA_TANH_MIDDLE. */
+#define CPA_CUDA_TANH_NEAR 0.28f
+#define CPA_CUDA_TANH_MIDDLE 0.75f
+enum { CPA_CUDA_TANH_NEAR_TERMS = 3, CPA_CUDA_TANH_MIDDLE_TERMS = 5 };
 typedef struct cpa_cuda_tanh {
-    float exp_scale, near_end, near[3];
+    float scale, exp_scale;
 } cpa_cuda_tanh;
-#define CPA_CUDA_TANH_NEAR 0.28
 static inline cpa_cuda_tanh cpa_cuda_tanh_of(double scale) {
     const double log2_e = 1.4426950408889634;
-    return (cpa_cuda_tanh){
-        .exp_scale = (float)(2 * log2_e * scale),
-        .near_end = (float)(CPA_CUDA_TANH_NEAR / scale),
-        .near = {(float)(0x1.ffffe6p-1 * scale), (float)(-0x1.5526a6p-2 * scale * scale * scale),
-                 (float)(0x1.04863ep-3 * scale * scale * scale * scale * scale)},
-    };
+    return (cpa_cuda_tanh){.scale = (float)scale, .exp_scale = (float)(2 * log2_e * scale)};
+}
+
+/* A line over tanh(x): far_scale / (exp(2 x) + 1) + shift + unit; or x times a polynomial, whose coefficients have the
+ * unit as a factor, + shift. */
+typedef struct cpa_cuda_tanh_line {
+    float far_scale, far_shift, near_shift;
+    float near[CPA_CUDA_TANH_NEAR_TERMS], middle[CPA_CUDA_TANH_MIDDLE_TERMS];
+} cpa_cuda_tanh_line;
+static inline cpa_cuda_tanh_line cpa_cuda_tanh_line_of(double unit, double shift) {
+    const double near[] = {0x1.ffffe6p-1, -0x1.5526a6p-2, 0x1.04863ep-3};
+    const double middle[] = {0x1.ffffeep-1, -0x1.554802p-2, 0x1.0f8b42p-3, -0x1.9a0facp-5, 0x1.a7ad9ep-7};
+    cpa_cuda_tanh_line line = {
+        .far_scale = (float)(-2 * unit), .far_shift = (float)(unit + shift), .near_shift = (float)shift};
+    for (int i = 0; i < CPA_CUDA_TANH_NEAR_TERMS; i++) line.near[i] = (float)(unit * near[i]);
+    for (int i = 0; i < CPA_CUDA_TANH_MIDDLE_TERMS; i++) line.middle[i] = (float)(unit * middle[i]);
+    return line;
 }
 
 /* Capped scores lie within [-softcap, softcap]: where that leaves room in the exponents of fp32, and of the bf16 of
- * probabilities, no maximum is needed to keep them finite. exp2 of far_scale / (e + 1) + far_shift, and of raw times
- * the polynomial + near_shift, is exp(score - reference): from exp(-85) on, and for a softcap of 60 at most exp(35). */
+ * probabilities, no maximum is needed to keep them finite. exp2 of the line is exp(score - reference): from exp(-85) on,
+ * and for a softcap of 60 at most exp(35). */
 typedef struct cpa_cuda_capped {
     int32_t fits;
-    float reference, far_scale, far_shift, near[3], near_shift;
+    float reference;
+    cpa_cuda_tanh_line line;
 } cpa_cuda_capped;
-static inline cpa_cuda_capped cpa_cuda_capped_of(double softcap, cpa_cuda_tanh tanh) {
-    const double log2_e = 1.4426950408889634, least = 85, most = 60, unit = log2_e * softcap;
+static inline cpa_cuda_capped cpa_cuda_capped_of(double softcap) {
+    const double log2_e = 1.4426950408889634, least = 85, most = 60;
     const double reference = softcap < least - softcap ? softcap : least - softcap;
     return (cpa_cuda_capped){
         .fits = softcap <= most,
         .reference = (float)reference,
-        .far_scale = (float)(-2 * unit),
-        .far_shift = (float)(unit - log2_e * reference),
-        .near = {(float)(unit * tanh.near[0]), (float)(unit * tanh.near[1]), (float)(unit * tanh.near[2])},
-        .near_shift = (float)(-log2_e * reference),
+        .line = cpa_cuda_tanh_line_of(log2_e * softcap, -log2_e * reference),
     };
 }
 
@@ -195,7 +207,8 @@ typedef struct cpa_cuda_score {
     int32_t indexed;    /* and the indices of keys count */
     float pre_scale;    /* that of what goes in */
     float softcap;
-    cpa_cuda_tanh tanh; /* of the scale pre_scale / softcap */
+    cpa_cuda_tanh tanh;           /* of the scale pre_scale / softcap, */
+    cpa_cuda_tanh_line tanh_line; /* itself */
     cpa_cuda_capped capped;
     float temperature_len, temperature_inverse; /* 1 / log2(temperature_len) */
     const float *alibi_slopes, *sink_logits;
@@ -308,12 +321,20 @@ cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_args *args, int64_t rows
  * that the device has not the shared memory that the kernel takes for heads of these widths. */
 cpa_status cpa_cuda_attend_decode(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide, int32_t row_tiles,
                                   cpa_stream *stream);
+/* The same where scores have rules; and over quantised caches, blocks shorter than a run and rows in runs, on compute
+ * capability 9.0. */
+cpa_status cpa_cuda_attend_decode_ruled(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide, int32_t row_tiles,
+                                        cpa_stream *stream);
+cpa_status cpa_cuda_attend_decode_ruled_caches(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream);
 /* The same of the caches that it takes, on compute capability 9.0. */
 int cpa_cuda_decode_takes_blocks(const cpa_cuda_attend_args *args);
 cpa_status cpa_cuda_attend_decode_blocks(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream);
 /* `tile_rows`: the most rows of a piece. */
 cpa_status cpa_cuda_attend_portable(const cpa_cuda_attend_args *args, int32_t n_pieces, int32_t tile_rows,
                                     cpa_stream *stream);
+/* The same over quantised caches where scores have rules, on compute capability 9.0. */
+cpa_status cpa_cuda_attend_portable_ruled_codes(const cpa_cuda_attend_args *args, int32_t n_pieces, int32_t tile_rows,
+                                                cpa_stream *stream);
 /* The pools of keys and of values as (dim, token, head, block), without pages of one block, for boxes of 64 columns and
  * of those of the tail, if there is one. */
 typedef struct cpa_cuda_hopper_maps {
@@ -321,16 +342,16 @@ typedef struct cpa_cuda_hopper_maps {
 } cpa_cuda_hopper_maps;
 cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, const cpa_cuda_hopper_maps *maps, int32_t n_pieces,
                                   cpa_stream *stream);
-/* The same for tensors without pages, and the queries as a tensor of (dim, head, row, 1), for boxes of 64 rows of the
- * packed ones of a group. `tickets`: a word that is 0, and is again when the kernel is done. */
-typedef struct cpa_cuda_tensor_maps {
+/* The same by CTAs that stay, and the queries as a tensor of (dim, head, row, 1), for boxes of 64 rows of the packed ones
+ * of a group. `tickets`: a word that is 0, and is again when the kernel is done. */
+typedef struct cpa_cuda_persistent_maps {
     CUtensorMap q, q_tail;
     cpa_cuda_hopper_maps pools;
-} cpa_cuda_tensor_maps;
+} cpa_cuda_persistent_maps;
 /* Whether it takes heads of such widths and groups, and gives what is asked for. */
-int cpa_cuda_tensors_fit(const cpa_cuda_attend_args *args);
-cpa_status cpa_cuda_attend_tensors(const cpa_cuda_attend_args *args, const cpa_cuda_tensor_maps *maps, int32_t n_pieces,
-                                   uint32_t *tickets, cpa_stream *stream);
+int cpa_cuda_persistent_fits(const cpa_cuda_attend_args *args);
+cpa_status cpa_cuda_attend_persistent(const cpa_cuda_attend_args *args, const cpa_cuda_persistent_maps *maps,
+                                      int32_t n_pieces, uint32_t *tickets, cpa_stream *stream);
 /* Widens `blocks` (on the device) of a quantised cache to the dtype of the queries: place i of the work space becomes
  * block blocks[i], [block_size, kv_heads, dim], or is left as it is if that is negative. Values are what they stand
  * for, rounded; keys are codes less their zero, exact, and their scales go to k_scales, [kv_heads, wide_block] for

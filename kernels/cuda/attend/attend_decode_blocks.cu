@@ -23,7 +23,7 @@ template <typename Element, typename Codes, int Block>
 struct config {
     using element = Element;
     using codes = Codes;
-    static constexpr bool QUANTISED = !std::is_void<Codes>::value, RUNS = true;
+    static constexpr bool QUANTISED = !std::is_void<Codes>::value, Q_SHARED = QUANTISED, RUNS = true;
     static constexpr int BYTES = QUANTISED ? 1 : 2;
     static constexpr int K_DIM = 128, V_DIM = 128, BLOCK = Block, BLOCKS = KEYS / Block;
     /* Codes are half the bytes for the same work, which one more warp of a scheduler hides. */
@@ -439,7 +439,7 @@ cpa_status launch_codes(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stre
 extern "C" int cpa_cuda_decode_takes_blocks(const cpa_cuda_attend_args *args) {
     const int64_t strides = args->k_block_stride | args->k_head_stride | args->v_block_stride | args->v_head_stride;
     const int64_t element_bytes = cpa_dtype_bytes(args->kv_dtype);
-    return args->k_run_shift < 30 && args->block_shift >= 4 && args->k_dim <= 128 && args->k_dim % 16 == 0 &&
+    return args->k_run_shift < 30 && !args->score.any && args->block_shift >= 4 && args->k_dim <= 128 && args->k_dim % 16 == 0 &&
            args->v_dim <= 128 && args->v_dim % 16 == 0 &&
            strides * element_bytes % 16 == 0 &&
            args->k_block_stride * element_bytes <= UINT32_MAX && args->v_block_stride * element_bytes <= UINT32_MAX &&

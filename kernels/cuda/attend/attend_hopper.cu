@@ -65,14 +65,10 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     };
     auto rule = [&](int n) {
         if constexpr (RULES == SLOPES) slope_scores<C>(s, state.rules);
-        if constexpr (RULES == SOFTCAP)
-            for_eights(s, [&](float *const(&some)[8]) {
-                const cpa_cuda_capped &line = a.score.capped;
-                cap_scores_of(a.score.tanh, line.far_scale, line.far_shift, line.near, line.near_shift, some);
-            });
+        if constexpr (RULES == SOFTCAP) cap_tile<(C::K_DIM < 256)>(s, a.score.tanh, a.score.capped.line);
         if constexpr (RULES == ANY_RULES) {
             if (!a.score.transforms) return;
-            if (a.score.softcap > 0) for_eights(s, [&](float *const(&some)[8]) { cap_scores_of(a.score.tanh, some); });
+            if (a.score.softcap > 0) cap_tile<false>(s, a.score.tanh, a.score.tanh_line);
             if (!a.score.alibi_slopes) return;
             if (is_apart) return slope_apart<C>(s, state.rules, scores, n, thread);
             slope_alike<C>(state.rules, scores, key_of(n), thread);
@@ -137,27 +133,30 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     if constexpr (RULES == SOFTCAP) end_bounded<C>(state, a.score.capped.reference);
 }
 
+/* Loops of their own, where the commonest rules and caches meet; one for any rules elsewhere. */
 template <typename C>
 __device__ void attend_by_rules(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const hopper_walk<C> &walk,
                                 thread_state<C> &state, group_scores<C> &scores, uint32_t shared,
                                 stage_barriers<C> &barriers, int consumer, int thread) {
+    if constexpr (!C::RULED)
+        return attend_tiles<C, NO_RULES>(a, piece, walk, state, scores, shared, barriers, consumer, thread);
     if constexpr (C::RULED) {
         begin_rules<C>(a, state, scores, thread);
-        const bool capped = a.score.softcap > 0, linear = scores.piece.linear;
-        if constexpr (std::is_same<typename C::element, __nv_bfloat16>::value) { /* those of fp16 overflow */
-            if (capped && a.score.capped.fits && !a.score.custom.bits && !a.score.alibi_slopes &&
-                a.score.temperature_len == 0)
-                return attend_tiles<C, SOFTCAP>(a, piece, walk, state, scores, shared, barriers, consumer, thread);
+        if constexpr (!C::ROWS) {
+            const bool capped = a.score.softcap > 0, linear = scores.piece.linear, has_bits = a.score.custom.bits;
+            if constexpr (std::is_same<typename C::element, __nv_bfloat16>::value) { /* those of fp16 overflow */
+                if (capped && a.score.capped.fits && !has_bits && !a.score.alibi_slopes &&
+                    a.score.temperature_len == 0)
+                    return attend_tiles<C, SOFTCAP>(a, piece, walk, state, scores, shared, barriers, consumer, thread);
+            }
+            if constexpr (!C::SCALED) {
+                if (has_bits && !a.score.transforms && linear)
+                    return attend_tiles<C, BITS>(a, piece, walk, state, scores, shared, barriers, consumer, thread);
+            }
+            if (!has_bits && !capped && (!a.score.alibi_slopes || linear))
+                return attend_tiles<C, SLOPES>(a, piece, walk, state, scores, shared, barriers, consumer, thread);
         }
-        if (a.score.custom.bits && !a.score.transforms && linear) {
-            attend_tiles<C, BITS>(a, piece, walk, state, scores, shared, barriers, consumer, thread);
-        } else if (a.score.custom.bits || capped || (a.score.alibi_slopes && !linear)) {
-            attend_tiles<C, ANY_RULES>(a, piece, walk, state, scores, shared, barriers, consumer, thread);
-        } else {
-            attend_tiles<C, SLOPES>(a, piece, walk, state, scores, shared, barriers, consumer, thread);
-        }
-    } else {
-        attend_tiles<C, NO_RULES>(a, piece, walk, state, scores, shared, barriers, consumer, thread);
+        attend_tiles<C, ANY_RULES>(a, piece, walk, state, scores, shared, barriers, consumer, thread);
     }
 }
 
@@ -344,13 +343,18 @@ cpa_status launch_widths(const hopper_args &args, int32_t n_pieces, cpa_stream *
     }
 }
 
-template <typename Element>
+template <typename Element, bool Ruled>
 cpa_status launch_loads(const hopper_args &args, int32_t n_pieces, cpa_stream *stream) {
-    if (args.a.k_scales) return launch_widths<Element, BOXES_AND_SCALES, false>(args, n_pieces, stream);
+    if (args.a.k_scales) return launch_widths<Element, BOXES_AND_SCALES, Ruled>(args, n_pieces, stream);
     if (cpa_cuda_hopper_takes_rows(1 << args.a.block_shift))
-        return launch_widths<Element, EACH_ROW, false>(args, n_pieces, stream);
-    return args.a.score.any ? launch_widths<Element, BOXES, true>(args, n_pieces, stream)
-                            : launch_widths<Element, BOXES, false>(args, n_pieces, stream);
+        return launch_widths<Element, EACH_ROW, Ruled>(args, n_pieces, stream);
+    return launch_widths<Element, BOXES, Ruled>(args, n_pieces, stream);
+}
+
+template <typename Element>
+cpa_status launch_rules(const hopper_args &args, int32_t n_pieces, cpa_stream *stream) {
+    return args.a.score.any ? launch_loads<Element, true>(args, n_pieces, stream)
+                            : launch_loads<Element, false>(args, n_pieces, stream);
 }
 
 } // namespace
@@ -373,6 +377,6 @@ extern "C" cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, c
                                              int32_t n_pieces, cpa_stream *stream) {
     const int32_t box = cpa_cuda_hopper_box(args->k_dim, args->v_dim, 1 << args->block_shift, args->score.any);
     const hopper_args all = {*maps, *args, box, 1 << args->block_shift == CPA_TENSOR_BLOCK};
-    return args->q_dtype == CPA_BF16 ? launch_loads<__nv_bfloat16>(all, n_pieces, stream)
-                                     : launch_loads<__half>(all, n_pieces, stream);
+    return args->q_dtype == CPA_BF16 ? launch_rules<__nv_bfloat16>(all, n_pieces, stream)
+                                     : launch_rules<__half>(all, n_pieces, stream);
 }

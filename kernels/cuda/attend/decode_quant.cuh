@@ -44,6 +44,11 @@ __device__ inline void load_shared(uint32_t (&to)[WORDS], uint32_t address) {
 __device__ inline void store_shared(uint32_t address, uint32_t word) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
 }
+__device__ inline void store_shared(uint32_t address, const uint32_t (&words)[4]) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+                 "r"(words[3])
+                 : "memory");
+}
 
 /* Rows of codes in a stage, and the byte offset of a 16-byte chunk, such that the lanes that read together meet
  * different banks. */

@@ -65,8 +65,8 @@ struct warp_state {
     }
 };
 
-/* The queries where mma takes them from: registers, or shared memory where codes need the registers. */
-template <typename C, bool SHARED = C::QUANTISED>
+/* The queries where mma takes them from: registers, or shared memory where these are needed. */
+template <typename C, bool SHARED = C::Q_SHARED>
 struct query_operands {
     uint32_t part[C::K_DIM / 16][4];
 };
@@ -75,7 +75,7 @@ struct query_operands<C, true> {
     uint32_t shared; /* this lane's part of the first step */
 };
 
-/* Takes the queries of a head's rows; shared: room for those over codes, which all gangs of the CTA write together.
+/* Takes the queries of a head's rows; shared: room for those that lie there, which all gangs of the CTA write together.
  * By_chunk: as of store_query_codes. any_keys: the warp has some. */
 template <typename C, bool By_chunk>
 __device__ void take_queries(query_operands<C> &q, warp_state<C> &state, const cpa_cuda_attend_args &a,
@@ -84,6 +84,14 @@ __device__ void take_queries(query_operands<C> &q, warp_state<C> &state, const c
     if constexpr (C::QUANTISED) {
         q.shared = shared + lane * 16;
         store_query_codes<C, By_chunk>(q.shared, state.q_scale, a, piece, kv_head, gang, lane);
+        __syncthreads();
+    } else if constexpr (C::Q_SHARED) {
+        uint32_t part[C::K_DIM / 16][4];
+        load_queries<C, false>(part, rows, a.k_dim, lane);
+        q.shared = shared + lane * 16;
+#pragma unroll
+        for (int k = 0; k < C::K_DIM / 16; k++)
+            if (k % C::GANGS == gang) store_shared(q.shared + k * 512, part[k]);
         __syncthreads();
     } else if (any_keys) {
         if (a.k_dim == C::K_DIM) {

@@ -40,11 +40,11 @@ struct box_place {
     int block, token;
 };
 
-/* The box from a row of a tile on. Boxes past the last key lie nowhere. */
+/* The box from a row of a tile on. Boxes past the last key, before `end`, lie nowhere. */
 template <typename C>
-__device__ box_place place_of(const hopper_args &args, const cpa_cuda_piece &piece, int tile, int row) {
+__device__ box_place place_of(const hopper_args &args, const cpa_cuda_piece &piece, int end, int tile, int row) {
     const int key = tile * C::KEYS + row;
-    const bool inside = row < C::KEYS && key < piece.k_end;
+    const bool inside = row < C::KEYS && key < end;
     const int block = inside ? __ldg(args.a.tables + piece.table + (key >> args.a.block_shift)) : NO_BLOCK;
     if (args.flat) return {min(block, 0), block + key};
     return {block, key & ((1 << args.a.block_shift) - 1)};
@@ -60,12 +60,13 @@ __device__ void load_tiles(const hopper_args &args, const CUtensorMap *map, cons
     constexpr int BYTES = C::KEYS * DIM * 2;
     const int count = walk.count;
     if (count == 0) return;
-    box_place next = place_of<C>(args, piece, walk.tile(count - 1), row);
+    box_place next = place_of<C>(args, piece, piece.k_end, walk.tile(count - 1), row);
     for (int n = 0; n < count; n++) {
         const int stage = n % STAGES;
         const uint32_t barrier = shared_address(&full[stage]), shared = tiles + stage * BYTES;
         const box_place place = next;
-        if (n + 1 < count) next = place_of<C>(args, piece, walk.tile(count - 2 - n), row); /* before the waiting */
+        if (n + 1 < count) /* before the waiting */
+            next = place_of<C>(args, piece, piece.k_end, walk.tile(count - 2 - n), row);
         barrier_wait(shared_address(&empty[stage]), phase_of<STAGES>(n) ^ 1);
         if (row == 0) barrier_expect(barrier, BYTES + (SCALES ? C::SCALE_BYTES : 0));
         __syncwarp();

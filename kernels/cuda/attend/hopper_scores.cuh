@@ -30,17 +30,21 @@ struct thread_state {
     typename std::conditional<C::RULED, thread_rules, no_rules>::type rules;
 };
 
-/* That of rows that have seen nothing. */
 template <typename C>
-__device__ void clear_state(thread_state<C> &state, float scale_log2) {
-#pragma unroll
-    for (int half = 0; half < 2; half++) state.max[half] = lowest_max(scale_log2), state.sum[half] = 0;
+__device__ void clear_values(thread_state<C> &state) {
 #pragma unroll
     for (int part = 0; part < C::PARTS; part++)
 #pragma unroll
         for (int i = 0; i < C::PART / 2; i++) state.o[part][i] = 0;
 #pragma unroll
     for (int i = 0; i < C::V_TAIL / 2; i++) state.tail[i] = 0;
+}
+/* That of rows that have seen nothing. */
+template <typename C>
+__device__ void clear_state(thread_state<C> &state, float scale_log2) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) state.max[half] = lowest_max(scale_log2), state.sum[half] = 0;
+    clear_values(state);
     if constexpr (C::RULED) state.rules = {};
 }
 
@@ -206,14 +210,29 @@ __device__ void mask_bits(float (&s)[C::KEYS / 2], const uint32_t (&shown)[2], i
         mask_row_bits<C::KEYS>([&](int n, int e) -> float & { return s[4 * n + 2 * half + e]; }, shown[half], lane);
 }
 
-/* cap(s): of eight scores of a tile, one eight after the other. */
+/* cap(s): of four scores of a tile, one four after the other: more at once would need registers. */
 template <int N, typename Cap>
-__device__ void for_eights(float (&s)[N], Cap cap) {
+__device__ void for_fours(float (&s)[N], Cap cap) {
 #pragma unroll
-    for (int i = 0; i < N; i += 8) {
-        float *const eight[] = {&s[i], &s[i + 1], &s[i + 2], &s[i + 3], &s[i + 4], &s[i + 5], &s[i + 6], &s[i + 7]};
-        cap(eight);
+    for (int i = 0; i < N; i += 4) {
+        float *four[] = {&s[i], &s[i + 1], &s[i + 2], &s[i + 3]};
+        cap(four);
     }
+}
+
+/* Raw scores of a tile become a line over tanh. BY_MIDDLE: there are registers for another way, where all scores of a
+ * warp are far from the cap, as most are: it leaves the unit of exponentials, which is the narrowest, to the softmax. */
+template <bool BY_MIDDLE, int N>
+__device__ void cap_tile(float (&s)[N], const cpa_cuda_tanh &tanh, const cpa_cuda_tanh_line &line) {
+    if constexpr (BY_MIDDLE) {
+        float largest[4] = {}; /* of those that are not NaN, which both ways leave as they are */
+#pragma unroll
+        for (int i = 0; i < N; i++) largest[i % 4] = fmaxf(largest[i % 4], fabsf(s[i]));
+        const float all = fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
+        if (__all_sync(0xffffffff, all * tanh.scale < CPA_CUDA_TANH_MIDDLE))
+            return for_fours(s, [&](float *(&some)[4]) { cap_middle_scores_of(tanh, line, some); });
+    }
+    for_fours(s, [&](float *(&some)[4]) { cap_scores_of(tanh, line, some); });
 }
 
 /* ALiBi, but for what all scores of a row have alike. */

@@ -70,12 +70,15 @@ struct config {
     static constexpr bool SCALED = Loads == BOXES_AND_SCALES, ROWS = Loads == EACH_ROW, RULED = Ruled;
     static constexpr int K_DIM = TILES[Shape].k_dim, V_DIM = TILES[Shape].v_dim, KEYS = keys_of(Shape, Ruled);
     static constexpr int CONSUMERS = TILES[Shape].consumers, THREADS = (1 + CONSUMERS) * WARPGROUP;
-    static constexpr int LOADER_REGISTERS = CONSUMERS == 3 ? 32 : Loads != BOXES ? 40 : 24,
-                         CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : Loads != BOXES ? 232 : 240;
+    /* Together no more than a CTA is launched with. Rows that are copied one by one take more, along a walk through what
+     * bits show yet more. */
+    static constexpr bool THREE = CONSUMERS == 3, MORE = ROWS && RULED;
+    static constexpr int LOADER_REGISTERS = THREE ? (MORE ? 56 : 32) : Loads != BOXES ? 40 : 24,
+                         CONSUMER_REGISTERS = THREE ? (MORE ? 152 : 160) : Loads != BOXES ? 232 : 240;
     static constexpr int LOADERS = ROWS ? LOADING_PAIR : 1; /* warps that say when a stage is full */
     static constexpr int REGISTER_STEPS = SCALED ? TILES[Shape].scaled_steps : TILES[Shape].steps;
-    static constexpr int RULED_STEPS[] = {0, TILES[Shape].ruled_steps, 0, TILES[Shape].ruled_steps,
-                                          TILES[Shape].ruled_steps / 2};
+    static constexpr int MOST_RULED_STEPS = SCALED ? TILES[Shape].scaled_steps : TILES[Shape].ruled_steps;
+    static constexpr int RULED_STEPS[] = {0, MOST_RULED_STEPS, MOST_RULED_STEPS / 2, MOST_RULED_STEPS, ROWS ? 0 : MOST_RULED_STEPS / 2};
     static constexpr bool TURNS = CONSUMERS == 2 && K_DIM < 256; /* three, and long products, overlap without */
     /* Values whose columns no tail holds have a second tile for them, most of it zeros: one product makes them all. */
     static constexpr int TAIL = tail_of(Shape), K_WHOLE = K_DIM - TAIL;
@@ -91,7 +94,8 @@ struct config {
     static constexpr int K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES;
     /* A stage of values is given back late, behind the softmax that runs under their product: what is left until they
      * are due again is enough for boxes, but not for rows. */
-    static constexpr int V_STAGES = ROWS && V_AT + 2 * STAGES * V_BYTES <= MOST_TILE_BYTES ? 2 * STAGES : STAGES;
+    static constexpr int V_STAGES =
+        ROWS && !RULED && V_AT + 2 * STAGES * V_BYTES <= MOST_TILE_BYTES ? 2 * STAGES : STAGES;
     static constexpr int SCALES_AT = V_AT + V_STAGES * V_BYTES, SCALE_BYTES = SCALED ? KEYS * 4 : 0;
     static constexpr int SHARED_BYTES = SCALES_AT + STAGES * SCALE_BYTES + TILE_ALIGNMENT;
 };

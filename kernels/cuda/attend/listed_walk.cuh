@@ -43,7 +43,7 @@ struct listed_walk : ruled_walk<TILE> {
         __syncthreads();
     }
     static __device__ void fill(token &t, const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t number) {
-        fill_row_bits(t.score, a, piece.q_row + number, query_index(a, piece, number),
+        fill_row_bits(t.score, a, query_row(a, piece, number), query_index(a, piece, number),
                       ruled_piece::origin_of(a, piece));
         t.end = keys_of_token(a, piece, number).keys.end;
     }

@@ -33,6 +33,10 @@ __device__ inline int64_t query_index(const cpa_cuda_attend_args &a, const cpa_c
     const int64_t local = piece.q_first + token;
     return a.map.cp_size == 1 ? local : cpa_token_position(a.map, piece.q_set, local);
 }
+/* Its row among those of the queries, by which bits and biases are found. */
+__device__ inline int64_t query_row(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t token) {
+    return a.rows ? a.rows[piece.q_row + token].row : piece.q_row + token;
+}
 __device__ inline int64_t key_index(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t key) {
     const int64_t local = piece.k_first + key;
     return a.map.cp_size == 1 || piece.k_set.kind == CPA_TOKENS_ALL ? local
@@ -47,17 +51,17 @@ __device__ inline bool runs_of(const cpa_cuda_attend_args &a, const cpa_cuda_pie
     return keys_are_linear(a, piece) || (a.map.interleave % keys == 0 && piece.k_first % keys == 0);
 }
 
-/* The bits of a row of the state, whose query has the index `index`. */
-__device__ inline void fill_row_bits(row_score &score, const cpa_cuda_attend_args &a, int64_t state_row, int64_t index,
+/* The bits of a row of the queries, which has the index `index`. */
+__device__ inline void fill_row_bits(row_score &score, const cpa_cuda_attend_args &a, int64_t query_row, int64_t index,
                                      int64_t origin) {
     const cpa_custom_mask &custom = a.score.custom;
     score.index = relative(index, origin);
     score.bits = NULL;
     score.bits_first = score.words = 0;
     if (!custom.bits) return;
-    const int64_t entry = custom.row_map ? custom.row_map[state_row] : state_row, word = custom.row_word[entry];
+    const int64_t entry = custom.row_map ? custom.row_map[query_row] : query_row, word = custom.row_word[entry];
     score.bits_first = relative(custom.first[entry], origin);
-    score.words = (custom.width[entry] + 31) / 32;
+    score.words = custom.width[entry] / 32 + (custom.width[entry] % 32 > 0);
     if (word >= 0) score.bits = custom.bits + word;
 }
 
@@ -66,54 +70,65 @@ __device__ inline void fill_row_score(row_score &score, const cpa_cuda_attend_ar
                                       int32_t packed, int32_t kv_group, int64_t origin) {
     const int32_t row = max(min(packed, piece.row_end - 1), 0);
     const row_place place(a, piece.q_row, row, kv_group);
-    const int64_t index = query_index(a, piece, token_of_row(a, row));
+    const int32_t token = token_of_row(a, row);
+    const int64_t index = query_index(a, piece, token), of_queries = query_row(a, piece, token);
     const cpa_cuda_score &rules = a.score;
     score.factor = rules.softcap > 0 ? rules.softcap : rules.pre_scale;
     if (rules.temperature_len > 0 && (float)index > rules.temperature_len)
         score.factor *= log2f((float)index) * rules.temperature_inverse;
     score.slope = rules.alibi_slopes ? rules.alibi_slopes[place.head] : 0;
     score.origin = origin;
-    fill_row_bits(score, a, place.state_row, index, origin);
+    fill_row_bits(score, a, of_queries, index, origin);
     score.bias = NULL;
     score.bias_first = relative(rules.bias.first, origin);
     if (rules.bias.values) {
-        const int64_t entry = rules.bias.row_map ? rules.bias.row_map[place.state_row] : place.state_row;
+        const int64_t entry = rules.bias.row_map ? rules.bias.row_map[of_queries] : of_queries;
         const int64_t at = entry * rules.bias.row_stride + place.head * rules.bias.head_stride;
         score.bias = (const char *)rules.bias.values + at * element_bytes(rules.bias.dtype);
     }
 }
 
-/* N raw scores become a line over tanh(capped), which is 1 - 2 / (exp(2 x) + 1), or where that loses the digits of a
- * small result x times a polynomial in x^2; off by at most 9e-7 of its value with the approximate units (attend.h has
- * the constants). The line is far_scale / (exp(2 x) + 1) + far_shift and near_shift + raw times near's polynomial. Step
- * by step, as each of them waits for the one before. */
+/* N raw scores become a line over tanh, which is 1 - 2 / (exp(2 x) + 1), or near 0 x times a polynomial in x^2; off by at
+ * most 9e-7 of its value with the approximate units (attend.h has the constants). Step by step, as each of them waits
+ * for the one before. */
 template <int N>
-__device__ inline void cap_scores_of(const cpa_cuda_tanh &tanh, float far_scale, float far_shift, const float (&near)[3],
-                                     float near_shift, float *const (&s)[N]) {
+__device__ inline void cap_scores_of(const cpa_cuda_tanh &tanh, const cpa_cuda_tanh_line &line, float *(&s)[N]) {
     float e[N], p[N];
 #pragma unroll
-    for (int i = 0; i < N; i++) e[i] = exp2_fast(*s[i] * tanh.exp_scale);
+    for (int i = 0; i < N; i++) e[i] = exp2_fast(*s[i] * tanh.exp_scale), *s[i] *= tanh.scale;
 #pragma unroll
     for (int i = 0; i < N; i++) p[i] = *s[i] * *s[i];
 #pragma unroll
-    for (int i = 0; i < N; i++) p[i] = fmaf(p[i], fmaf(p[i], near[2], near[1]), near[0]);
+    for (int i = 0; i < N; i++) p[i] = fmaf(p[i], fmaf(p[i], line.near[2], line.near[1]), line.near[0]);
 #pragma unroll
     for (int i = 0; i < N; i++) e[i] += 1;
 #pragma unroll
     for (int i = 0; i < N; i++) asm("rcp.approx.ftz.f32 %0, %0;" : "+f"(e[i]));
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        float result = fmaf(far_scale, e[i], far_shift);
+        float result = fmaf(line.far_scale, e[i], line.far_shift);
         asm("{ .reg .pred is_near; setp.lt.f32 is_near, %1, %2; @is_near fma.rn.f32 %0, %3, %4, %5; }"
             : "+f"(result)
-            : "f"(fabsf(*s[i])), "f"(tanh.near_end), "f"(*s[i]), "f"(p[i]), "f"(near_shift));
+            : "f"(fabsf(*s[i])), "f"(CPA_CUDA_TANH_NEAR), "f"(*s[i]), "f"(p[i]), "f"(line.near_shift));
         *s[i] = result;
     }
 }
-/* tanh itself. */
+/* The same where all of them are within the middle of tanh: its units of exponentials and inverses stay free, of which
+ * softmax needs those of exponentials. */
 template <int N>
-__device__ inline void cap_scores_of(const cpa_cuda_tanh &tanh, float *const (&s)[N]) {
-    cap_scores_of(tanh, -2.0f, 1.0f, tanh.near, 0.0f, s);
+__device__ inline void cap_middle_scores_of(const cpa_cuda_tanh &tanh, const cpa_cuda_tanh_line &line,
+                                            float *(&s)[N]) {
+    float u[N], p[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) *s[i] *= tanh.scale;
+#pragma unroll
+    for (int i = 0; i < N; i++) u[i] = *s[i] * *s[i], p[i] = line.middle[CPA_CUDA_TANH_MIDDLE_TERMS - 1];
+#pragma unroll
+    for (int term = CPA_CUDA_TANH_MIDDLE_TERMS - 2; term >= 0; term--)
+#pragma unroll
+        for (int i = 0; i < N; i++) p[i] = fmaf(p[i], u[i], line.middle[term]);
+#pragma unroll
+    for (int i = 0; i < N; i++) *s[i] = fmaf(*s[i], p[i], line.near_shift);
 }
 
 /* The value that is added to the score of a key. */
@@ -149,11 +164,11 @@ struct token_keys {
     int32_t whole;
 };
 __device__ inline token_keys keys_of_token(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t token) {
-    const row_keys keys = keys_of_row(a, piece, token * a.group);
+    const row_keys keys = keys_of_row(a, piece, token * a.group, a.rows);
     token_keys result = {keys, keys.end};
     const cpa_custom_mask &custom = a.score.custom;
     if (!custom.bits) return result;
-    const int64_t row = piece.q_row + token, entry = custom.row_map ? custom.row_map[row] : row;
+    const int64_t row = query_row(a, piece, token), entry = custom.row_map ? custom.row_map[row] : row;
     if (custom.row_word[entry] < 0) return result;
     const int64_t first = custom.first[entry];
     const int32_t width = custom.width[entry];
@@ -162,7 +177,7 @@ __device__ inline token_keys keys_of_token(const cpa_cuda_attend_args &a, const 
     return result;
 }
 
-/* key_walk of a piece whose rows may have bits; those that are listed have none. */
+/* key_walk of a piece whose rows may have bits. */
 template <int TILE>
 struct ruled_walk : key_walk<TILE> {
     int32_t whole, end; /* the least and the largest of the rows' */
@@ -239,11 +254,11 @@ __device__ inline void index_tile(int32_t (&indices)[KEYS], const cpa_cuda_atten
 
 /* Raw scores of keys 8 n + (0, 1) of a tile, for a row, are capped. s(n, e): those scores. */
 template <int KEYS, typename Scores>
-__device__ inline void cap_row(Scores s, const cpa_cuda_tanh &tanh) {
+__device__ inline void cap_row(Scores s, const cpa_cuda_score &rules) {
 #pragma unroll
     for (int n = 0; n < KEYS / 8; n += 2) {
-        float *const four[] = {&s(n, 0), &s(n, 1), &s(n + 1, 0), &s(n + 1, 1)};
-        cap_scores_of(tanh, four);
+        float *four[] = {&s(n, 0), &s(n, 1), &s(n + 1, 0), &s(n + 1, 1)};
+        cap_scores_of(rules.tanh, rules.tanh_line, four);
     }
 }
 

@@ -1,0 +1,51 @@
+/* attend of few rows whose scores have rules (score.cuh), over quantised caches, blocks shorter than a run, and rows that
+ * lie in runs: which kernels of decode_kernel.cuh there are. Narrower heads have those of wider ones, which leave loads
+ * out. They take long to compile, and are for compute capability 9.0 alone. */
+#include "kernels/cuda/attend/decode_kernel.cuh"
+
+namespace {
+
+/* Heads of up to 128 columns, HEADS of them a CTA, or of up to 256. Rules of codes are a long way from score to
+ * probability, which more warps hide; the widest have as many stages as fit beside the queries. */
+template <typename Element, typename Codes, int Heads, run_rows Rows, bool Runs>
+cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
+    constexpr bool Q = !std::is_void<Codes>::value;
+    if (args->k_dim <= 128 && args->v_dim <= 128)
+        return launch<config<Element, Codes, 128, 128, 3, Q ? 6 : 4, Heads, true, Rows, Runs>>(args, ctas, stream);
+    return launch<config<Element, Codes, 256, 256, Q ? 4 : 2, 4, 1, true, Rows, Runs>>(args, ctas, stream);
+}
+
+/* Blocks of fewer tokens. Pairs of narrow heads are for two CTAs there. */
+template <typename Element>
+cpa_status launch_apart(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
+    if (cpa_cuda_decode_heads(args->kv_heads, args->k_dim, args->v_dim, 2) == 2)
+        return launch<config<Element, void, 64, 64, 6, 4, 2, true, ROWS_APART>>(args, ctas, stream);
+    return launch_widths<Element, void, 1, ROWS_APART, false>(args, ctas, stream);
+}
+
+template <typename Element, typename Codes>
+cpa_status launch_codes(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
+    if (cpa_cuda_decode_heads(args->kv_heads, args->k_dim, args->v_dim, 1) == 2)
+        return launch_widths<Element, Codes, 2, ROWS_EITHER, false>(args, ctas, stream);
+    return launch_widths<Element, Codes, 1, ROWS_EITHER, false>(args, ctas, stream);
+}
+
+template <typename Element>
+cpa_status launch_caches(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
+    const bool quantised = cpa_dtype_is_quantised(args->kv_dtype);
+    if (args->k_run_shift < 30)
+        return quantised ? launch_widths<Element, e4m3_codes, 1, ROWS_TOGETHER, true>(args, ctas, stream)
+                         : launch_widths<Element, void, 1, ROWS_TOGETHER, true>(args, ctas, stream);
+    if (!quantised) return launch_apart<Element>(args, ctas, stream);
+    return launch_for_codes(args->kv_dtype, [&](auto tag) {
+        return launch_codes<Element, typename decltype(tag)::codes>(args, ctas, stream);
+    });
+}
+
+} // namespace
+
+extern "C" cpa_status cpa_cuda_attend_decode_ruled_caches(const cpa_cuda_attend_args *args, int32_t ctas,
+                                                          cpa_stream *stream) {
+    return args->q_dtype == CPA_BF16 ? launch_caches<__nv_bfloat16>(args, ctas, stream)
+                                     : launch_caches<__half>(args, ctas, stream);
+}
