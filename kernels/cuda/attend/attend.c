@@ -152,6 +152,7 @@ static cpa_cuda_attend_choice choose(const cpa_cuda_plan *plan, const cpa_cuda_a
         .knows_runs = plan->base.shape.layout == CPA_VLLM_X,
         .tile_rows = plan->tile_rows,
         .rows = plan->base.rows,
+        .most_keys = plan->most_keys,
     };
     return cpa_cuda_choose_attend(&spec, a);
 }

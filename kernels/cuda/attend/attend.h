@@ -130,6 +130,7 @@ typedef struct cpa_cuda_plan {
     int32_t decode_wide;                          /* its CTAs have a multiprocessor each */
     int32_t decode_row_tiles;                     /* 2 where an item has more than CPA_CUDA_DECODE_ROWS */
     int32_t n_prefill;                            /* pieces */
+    int64_t most_keys;                            /* of an item with such pieces */
     int32_t by_head;  /* the first so many of them run for one KV head after the other, the rest for all at once */
     int32_t n_splits; /* of prefill tiles */
     int64_t shared_at, rows_at;

@@ -29,6 +29,7 @@ typedef struct cpa_cuda_attend_spec {
     int knows_runs;                          /* the plan was made for rows in runs */
     int32_t tile_rows;                       /* of prefill pieces */
     int64_t rows;                            /* of queries */
+    int64_t most_keys;                       /* of a sequence with prefill pieces */
 } cpa_cuda_attend_spec;
 
 typedef struct cpa_cuda_attend_choice {

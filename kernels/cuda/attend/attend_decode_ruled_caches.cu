@@ -6,12 +6,14 @@
 namespace {
 
 /* Heads of up to 128 columns, HEADS of them a CTA, or of up to 256. Rules of codes are a long way from score to
- * probability, which more warps hide; the widest have as many stages as fit beside the queries. */
+ * probability, which more warps hide where they have the registers; the widest have as many stages as fit beside the
+ * queries. */
 template <typename Element, typename Codes, int Heads, run_rows Rows, bool Runs>
 cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
-    constexpr bool Q = !std::is_void<Codes>::value;
+    constexpr bool Q = !std::is_void<Codes>::value, MANY = std::is_same<Codes, e4m3_codes>::value;
+    constexpr int WARPS = MANY ? 6 : 4, STAGES = Q && !MANY ? 5 : 3;
     if (args->k_dim <= 128 && args->v_dim <= 128)
-        return launch<config<Element, Codes, 128, 128, 3, Q ? 6 : 4, Heads, true, Rows, Runs>>(args, ctas, stream);
+        return launch<config<Element, Codes, 128, 128, STAGES, WARPS, Heads, true, Rows, Runs>>(args, ctas, stream);
     return launch<config<Element, Codes, 256, 256, Q ? 4 : 2, 4, 1, true, Rows, Runs>>(args, ctas, stream);
 }
 

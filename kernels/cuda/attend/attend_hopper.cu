@@ -221,6 +221,7 @@ __device__ void consume(const cpa_cuda_attend_args &a, const cpa_cuda_piece &pie
                 fill_row_score(scores.rows[thread], a, piece, first_row + thread, kv_group,
                                ruled_piece::origin_of(a, piece));
         }
+        copy_async_wait<0>();
         async_proxy_fence();
         named_sync(1 + consumer, WARPGROUP);
         attend_by_rules<C>(a, piece, walk, state, scores, shared, barriers, consumer, thread);

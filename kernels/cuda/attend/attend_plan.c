@@ -229,6 +229,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
     plan->decode_wide = b.shares.wide;
     plan->decode_row_tiles = b.shares.row_tiles;
     plan->n_prefill = (int32_t)b.n_pieces;
+    plan->most_keys = b.most_keys * CPA_CUDA_PREFILL_KEYS;
     plan->by_head = (int32_t)b.by_head;
     plan->n_splits = (int32_t)b.n_splits;
     plan->n_widened = (int32_t)b.n_widened;

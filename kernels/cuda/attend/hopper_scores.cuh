@@ -58,7 +58,7 @@ __device__ uint32_t chunk_at(int row, int chunk) {
     return chunk / 8 * (GROUP_ROWS * COLUMNS * 2) + swizzled<COLUMNS>(row, chunk % 8);
 }
 
-/* The warpgroup's 64 rows of queries, swizzled as the bulk copies write tiles; zeros past the last. */
+/* The warpgroup's 64 rows of queries, swizzled as the bulk copies write tiles; zeros past the last. A group of copies. */
 template <typename C>
 __device__ void load_queries(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_group, int first_row,
                              uint32_t shared, int thread) {
@@ -78,7 +78,6 @@ __device__ void load_queries(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         copy_async_16(shared + chunk_at<C>(row, chunk), from, valid);
     }
     copy_async_commit();
-    copy_async_wait<0>();
 }
 
 /* Values past the last key of KEYS become zeros: whatever lies in the rest of a page, 0 * NaN must not appear. */

@@ -57,7 +57,9 @@ struct ring_barriers {
     __device__ uint32_t full_at(uint32_t n) { return shared_address(&full[stage(n)]); }
     __device__ void wait_full(uint32_t n) { barrier_wait(full_at(n), phase(n)); }
     __device__ void wait_empty(uint32_t n) { barrier_wait(shared_address(&empty[stage(n)]), phase(n) ^ 1); }
-    /* By each warp that reads. */
+    /* By each warp that reads, behind a __syncwarp: that orders what all lanes have read before the arrival of one, which
+     * the next to write waits for. racecheck follows the barrier by the lane that arrives alone, and reports the others'
+     * reads of `pieces` as hazards with the writes behind them. */
     __device__ void release(uint32_t n, int lane) {
         if (lane == 0) barrier_arrive(shared_address(&empty[stage(n)]));
     }
