@@ -25,11 +25,12 @@ typedef struct head_reference {
     double *k, *v, *q, *scores, *out, *lse;
     float *k32, *v32, *q32, *scores32, *out32;
     float *abs32, *mass32; /* |v|, and sum(p |v|) of a row */
+    float *score_size;     /* of a row, as in src/check/reference.h */
 } head_reference;
 
 static void free_head(head_reference *r) {
-    void *const all[] = {r->k,   r->v,   r->q,        r->scores, r->out,   r->lse,   r->k32,
-                         r->v32, r->q32, r->scores32, r->out32,  r->abs32, r->mass32};
+    void *const all[] = {r->k,   r->v,   r->q,        r->scores, r->out,   r->lse,    r->k32,
+                         r->v32, r->q32, r->scores32, r->out32,  r->abs32, r->mass32, r->score_size};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
@@ -55,13 +56,22 @@ static cpa_status alloc_head(head_reference *r, int64_t context, int64_t rows, c
         .out32 = malloc(out * sizeof(float)),
         .abs32 = malloc(v * sizeof(float)),
         .mass32 = malloc(out * sizeof(float)),
+        .score_size = malloc((size_t)rows * sizeof(float)),
     };
     if (r->k && r->v && r->q && r->scores && r->out && r->lse && r->k32 && r->v32 && r->q32 && r->scores32 &&
-        r->out32 && r->abs32 && r->mass32) {
+        r->out32 && r->abs32 && r->mass32 && r->score_size) {
         return CPA_OK;
     }
     return cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory for the reference of %lld x %lld scores",
                     (long long)rows, (long long)context);
+}
+
+/* scale * sum |q k| of the key with the highest score. */
+static float score_size(const head_reference *r, int64_t row, int64_t key) {
+    const float *q = r->q32 + row * r->k_dim, *k = r->k32 + key * r->k_dim;
+    float size = 0;
+    for (int64_t d = 0; d < r->k_dim; d++) size += fabsf(q[d] * k[d]);
+    return size / sqrtf((float)r->k_dim);
 }
 
 /* Softmax of the row over its first `visible` keys, zero beyond; the probabilities in fp32 are rounded to the dtype. */
@@ -69,13 +79,16 @@ static void softmax_row(head_reference *r, const cpa_bench_options *o, int64_t r
                         int64_t position) {
     const cpa_dtype dtype = (cpa_dtype)o->dtype;
     double *s = r->scores + row * r->context, max = -INFINITY, sum = 0;
-    float *s32 = r->scores32 + row * r->context, max32 = -INFINITY, sum32 = 0;
+    float *s32 = r->scores32 + row * r->context, max32, sum32 = 0;
+    int64_t top = 0;
     for (int64_t k = 0; k < visible; k++) {
         s[k] = cpa_bench_ruled(o, head, position, k, s[k]);
         s32[k] = (float)cpa_bench_ruled(o, head, position, k, (double)s32[k]);
         max = fmax(max, s[k]);
-        max32 = fmaxf(max32, s32[k]);
+        if (s32[k] > s32[top]) top = k;
     }
+    max32 = s32[top];
+    r->score_size[row] = score_size(r, row, top);
     for (int64_t k = 0; k < r->context; k++) {
         sum += s[k] = k < visible ? exp(s[k] - max) : 0;
         sum32 += s32[k] = k < visible ? expf(s32[k] - max32) : 0;
@@ -114,8 +127,10 @@ static bool row_is_wrong(const head_reference *r, int64_t row, const float *got,
         plain_error = fmax(plain_error, fabs(plain - want[d]));
         mass = fmax(mass, (double)r->mass32[row * r->v_dim + d]);
     }
-    bool close = error <= 2 * fmax(plain_error, cpa_reference_unit_roundoff(dtype) * mass) + 1e-5;
-    return !close || !(fabs(got_lse - r->lse[row]) <= cpa_reference_lse_tolerance(dtype));
+    const double tolerance =
+        cpa_reference_tolerance(dtype, (int32_t)r->k_dim, plain_error, mass, (double)r->score_size[row]);
+    const double lse_error = fabs((double)got_lse - r->lse[row]);
+    return !(error <= tolerance) || !(lse_error <= cpa_reference_lse_tolerance(dtype, r->lse[row]));
 }
 
 /* Token i of n sampled ones among `tokens`, evenly spaced, the last one included. */

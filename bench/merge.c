@@ -147,7 +147,8 @@ static bool row_is_wrong(const merge_state *s, int64_t i, const void *out, float
         sum += weights[j] = isfinite(lse) ? exp(lse - max) : 0;
     }
     double want_lse = sum > 0 ? max + log(sum) : -INFINITY;
-    if (isinf(want_lse) ? out_lse != want_lse : !(fabs(out_lse - want_lse) <= cpa_reference_lse_tolerance(CPA_F32))) {
+    if (isinf(want_lse) ? out_lse != want_lse
+                        : !(fabs(out_lse - want_lse) <= cpa_reference_lse_tolerance(CPA_F32, want_lse))) {
         return true;
     }
     float got[CPA_MAX_HEAD_DIM];

@@ -351,6 +351,11 @@ double cpa_reference_unit_roundoff(cpa_dtype dtype) {
     return dtype == CPA_BF16 ? 0x1p-8 : dtype == CPA_F16 ? 0x1p-11 : 0x1p-24;
 }
 
+double cpa_reference_tolerance(cpa_dtype dtype, int32_t k_dim, double plain_error, double mass, double score_size) {
+    const double score_error = dtype == CPA_F32 ? 0.5 * sqrt(k_dim) * 0x1p-24 * score_size : 0;
+    return 2 * fmax(plain_error, (cpa_reference_unit_roundoff(dtype) + score_error) * mass) + 1e-5;
+}
+
 /* What a sink leaves of the results. */
 static double sink_factor(const cpa_reference_row *row) {
     if (!row->rules.has_sink || !(row->sum > 0)) return 1;
@@ -375,8 +380,7 @@ void cpa_reference_end(cpa_reference_row *row, double *out, double *lse, double 
         if (row->sum > 0) mass = fmax(mass, (double)row->mass[d] / (double)row->plain_sum);
     }
     *lse = row->sum > 0 ? row->max + log(row->sum) : -INFINITY;
-    const double score_error = 0.5 * sqrt(row->k_dim) * 0x1p-24 * (double)row->score_size;
-    *tolerance = 2 * fmax(plain_error, (cpa_reference_unit_roundoff(row->dtype) + score_error) * mass) + 1e-5;
+    *tolerance = cpa_reference_tolerance(row->dtype, row->k_dim, plain_error, mass, (double)row->score_size);
 }
 
 double cpa_reference_error(const float *got, const double *want, int32_t n) {
@@ -389,6 +393,6 @@ double cpa_reference_error(const float *got, const double *want, int32_t n) {
     return error;
 }
 
-double cpa_reference_lse_tolerance(cpa_dtype dtype) {
-    return dtype == CPA_F32 ? 1e-5 : 2e-3;
+double cpa_reference_lse_tolerance(cpa_dtype dtype, double lse) {
+    return isfinite(lse) ? (dtype == CPA_F32 ? 1e-5 : 2e-3) + 1e-5 * fabs(lse) : 0;
 }

@@ -62,8 +62,14 @@ double cpa_reference_error(const float *got, const double *want, int32_t n);
 /* The largest relative error of rounding to the dtype. */
 double cpa_reference_unit_roundoff(cpa_dtype dtype);
 
-/* The tolerance of an LSE, absolute: 1e-5 for fp32, 2e-3 for bf16 and fp16. */
-double cpa_reference_lse_tolerance(cpa_dtype dtype);
+/* The tolerance of a result in the dtype: see above. `plain_error` and `mass` are the largest of the row's elements,
+ * mass being sum(p |v|) / sum(p); score_size: scale * sum |q k| of a key with the highest score. */
+double cpa_reference_tolerance(cpa_dtype dtype, int32_t k_dim, double plain_error, double mass, double score_size);
+
+/* The tolerance of a result whose LSE is `lse`: 1e-5 (1 + |LSE|) for fp32, since its scores and the LSE itself are
+ * numbers of 24 bits of that size; 2e-3 + 1e-5 |LSE| for bf16 and fp16. 0 for an LSE that is not finite: it has to be
+ * met. */
+double cpa_reference_lse_tolerance(cpa_dtype dtype, double lse);
 
 /* Whether a query at position q sees the key at position k. */
 int cpa_reference_sees(cpa_mask mask, int64_t q, int64_t k);

@@ -74,9 +74,6 @@ static cpa_status make_blas(cpa_kernel_test *t, cpa_error *err) {
 /* Keys that a row is given: those of shard 1 up to its limit, behind all of shard 0 where `both`. */
 static cpa_status expect_on_device(cpa_kernel_test *t, cpa_mask mask, int both) {
     const cpa_attention_shape *shape = &t->options->model.attention;
-    /* Both results are rounded; in fp32 their scores may differ as much as their LSEs. */
-    const double unit =
-        cpa_reference_unit_roundoff(t->coarser) + (t->coarser == CPA_F32 ? cpa_reference_lse_tolerance(CPA_F32) : 0);
     const int64_t heads = t->rows * shape->q_heads, from = both ? 0 : t->keys[0], element = (int64_t)sizeof(float);
     cpa_reference_attend_args args = {.rows = t->rows,
                                       .keys = both ? cpa_self_test_total_keys(t) : t->keys[1],
@@ -100,9 +97,12 @@ static cpa_status expect_on_device(cpa_kernel_test *t, cpa_mask mask, int both) 
     CPA_TRY(t->device->table->copy(mass, t->ref_mass, heads * shape->v_dim * element, t->stream));
     CPA_TRY(t->device->table->stream_sync(t->stream));
     for (int64_t i = 0; i < heads; i++) {
+        /* Both results are rounded; in fp32 their scores may differ as much as their LSEs. */
+        const double of_scores =
+            t->coarser == CPA_F32 ? cpa_reference_lse_tolerance(CPA_F32, (double)t->want.lse[i]) : 0;
         float most = 0;
         for (int32_t d = 0; d < shape->v_dim; d++) most = fmaxf(most, mass[i * shape->v_dim + d]);
-        t->want.tolerance[i] = (float)(2 * unit * (double)most + 1e-5);
+        t->want.tolerance[i] = (float)(2 * (cpa_reference_unit_roundoff(t->coarser) + of_scores) * (double)most + 1e-5);
     }
     return CPA_OK;
 }

@@ -29,6 +29,23 @@ static void a_row_without_keys_is_zero_and_minus_infinity(void) {
     CU_ASSERT(isinf(lse) && lse < 0);
 }
 
+static void tolerances_grow_with_the_lse_and_the_size_of_scores(void) {
+    CU_ASSERT_DOUBLE_EQUAL(cpa_reference_lse_tolerance(CPA_F32, 0), 1e-5, 1e-12);
+    CU_ASSERT_DOUBLE_EQUAL(cpa_reference_lse_tolerance(CPA_F32, -99), 1e-3, 1e-9);
+    CU_ASSERT_DOUBLE_EQUAL(cpa_reference_lse_tolerance(CPA_BF16, 100), 3e-3, 1e-9);
+    CU_ASSERT_EQUAL(cpa_reference_lse_tolerance(CPA_F32, -INFINITY), 0);
+    CU_ASSERT_EQUAL(cpa_reference_lse_tolerance(CPA_F32, NAN), 0);
+    /* An LSE of 17.6 may be off by a rounding of its own. */
+    CU_ASSERT((double)(nextafterf(17.6f, 18) - 17.6f) < cpa_reference_lse_tolerance(CPA_F32, 17.6) / 50);
+
+    const double quiet = cpa_reference_tolerance(CPA_F32, 256, 0, 1, 0);
+    CU_ASSERT_DOUBLE_EQUAL(quiet, 2 * 0x1p-24 + 1e-5, 1e-12);
+    /* Scores of 16 terms' random walk: 8 * 2^-24 of their size. */
+    CU_ASSERT_DOUBLE_EQUAL(cpa_reference_tolerance(CPA_F32, 256, 0, 1, 100) - quiet, 2 * 800 * 0x1p-24, 1e-12);
+    CU_ASSERT_EQUAL(cpa_reference_tolerance(CPA_BF16, 256, 0, 1, 100), 2 * 0x1p-8 + 1e-5);
+    CU_ASSERT_EQUAL(cpa_reference_tolerance(CPA_F32, 256, 0.5, 1, 100), 1 + 1e-5);
+}
+
 /* The row over one key after the other, alone and joined from a row each: all the same. */
 static cpa_reference_row row_over(const float *q, int keys, const float *k, const float *v) {
     cpa_reference_row at_once, joined;
@@ -151,6 +168,7 @@ static void masks_see_what_their_definition_says(void) {
 static const cpa_test tests[] = {
     {"keys in blocks and joined rows give the same row", keys_in_blocks_and_joined_rows_give_the_same_row},
     {"two keys give the softmax by hand", two_keys_give_the_softmax_by_hand},
+    {"tolerances grow with the LSE and the size of scores", tolerances_grow_with_the_lse_and_the_size_of_scores},
     {"a row without keys is zero and minus infinity", a_row_without_keys_is_zero_and_minus_infinity},
     {"scores that are not finite make the row NaN or weigh nothing",
      scores_that_are_not_finite_make_the_row_nan_or_weigh_nothing},

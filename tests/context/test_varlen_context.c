@@ -157,7 +157,7 @@ static int is_right(const varlen_case *c, const whole *w, int32_t segment, int64
     cpa_widen(out, got, c->dtype, c->dim);
     const double error = cpa_reference_error(out, want, c->dim);
     if (isinf(lse)) return got_lse == -INFINITY && error == 0;
-    return error <= tolerance && fabs((double)got_lse - lse) <= cpa_reference_lse_tolerance(c->dtype);
+    return error <= tolerance && fabs((double)got_lse - lse) <= cpa_reference_lse_tolerance(c->dtype, lse);
 }
 
 /* The rows of this rank beside those that one rank gives, and some beside the reference. */
