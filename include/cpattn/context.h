@@ -111,10 +111,11 @@ typedef struct cpa_context_stats {
     int64_t keys_attended, keys_read;
 } cpa_context_stats;
 
-/* Collective over `comm`, which must outlive the context, as must `device`; a context is used by one thread at a time,
- * the one that uses its communicator. staging_bytes must hold, on the host, four segments of cpa_attend_split_tokens
- * tokens, with N ranks on devices 2 N of 1024 tokens, rounded up to the interleave, or four where the interleave is
- * less than a block: cpa_context_least_staging. *out is set only on success. */
+/* Collective over `comm`, which must outlive the context, as must `device`. Options that are not the same on every rank
+ * are CPA_INVALID on all. A context is used by one thread at a time, the one that uses its communicator. staging_bytes
+ * must hold, on the host, four segments of cpa_attend_split_tokens tokens, with N ranks on devices 2 N of 1024 tokens,
+ * rounded up to the interleave, or four where the interleave is less than a block: cpa_context_least_staging. *out is
+ * set only on success. */
 CPA_API cpa_status cpa_context_create(cpa_comm *comm, cpa_device *device, const cpa_context_options *options,
                                       cpa_context **out, cpa_error *err);
 /* Collective. NULL does nothing. */

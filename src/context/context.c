@@ -128,8 +128,10 @@ static cpa_status agree_on_options(cpa_context *c) {
         {"kv_heads", s->kv_heads},
         {"k_dim", s->k_dim},
         {"v_dim", s->v_dim},
+        {"v_in_k", s->v_in_k},
         {"dtype", s->dtype},
         {"kv_dtype", s->kv_dtype},
+        {"layout", s->layout},
         {"k_scale", s->k_scale},
         {"v_scale", s->v_scale},
         {"n_scales", s->n_scales},
@@ -138,6 +140,7 @@ static cpa_status agree_on_options(cpa_context *c) {
         {"max_rows", o->max_rows},
         {"staging_bytes", (double)o->staging_bytes},
         {"rows", o->rows},
+        {"cascade_attention", o->cascade_attention},
     };
     return cpa_control_same(&c->control, "context", values, sizeof values / sizeof values[0], &c->ops.error);
 }

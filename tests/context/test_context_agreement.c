@@ -47,10 +47,13 @@ static void options_that_differ_are_refused_on_all_ranks(void) {
     EXPECT_REFUSED(shape.v_dim, 16);
     EXPECT_REFUSED(shape.dtype, CPA_BF16);
     EXPECT_REFUSED(shape.kv_dtype, CPA_BF16);
+    EXPECT_REFUSED(shape.layout, CPA_HEAD_MAJOR);
     EXPECT_REFUSED(block_size, 8);
     EXPECT_REFUSED(interleave, 32);
     EXPECT_REFUSED(max_rows, 17);
     EXPECT_REFUSED(staging_bytes, (int64_t)128 << 20);
+    EXPECT_REFUSED(rows, CPA_ROWS_REPLICATED);
+    EXPECT_REFUSED(cascade_attention, CPA_CASCADE_OFF);
 #undef EXPECT_REFUSED
     cpa_test_device_close(device, stream);
 }
