@@ -54,6 +54,9 @@ cpa_status cpa_comm_check(cpa_comm *comm, int32_t peer, cpa_error *err);
  * that have returned count too while what they have enqueued may be under way. */
 void cpa_comm_begin_wait(cpa_comm *comm, cpa_calls calls);
 void cpa_comm_end_wait(cpa_comm *comm);
+/* What this rank does in a call of a channel. The waits of ranks that do not do the same end after a time-out, since
+ * they wait for each other, with a line that says `difference` (cpa_watch_note_work). Costs no message. */
+void cpa_comm_note_work(cpa_comm *comm, cpa_work work, const char *difference);
 /* Tells the others that this rank takes no part in a call of the channel, or in it and all later ones. */
 void cpa_comm_refuse(cpa_comm *comm, int32_t channel, int64_t call, int and_later, const cpa_error *why);
 /* Gives a request up unless it is NULL, and sets it to NULL. */

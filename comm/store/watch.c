@@ -37,7 +37,8 @@ typedef enum notice_kind { HEARTBEAT = 0, LEFT, ENDED, SILENT, REFUSED } notice_
 typedef struct notice {
     int32_t kind, rank;
     int32_t waits_for; /* of a heartbeat: -1: nobody, */
-    float waited_s;    /* and for how long */
+    float waited_s;    /* for how long, */
+    cpa_works works;   /* and what it does */
     cpa_refusal refusal;
     cpa_status status;
     char message[400];
@@ -80,6 +81,8 @@ struct cpa_watch {
     loss losses[CPA_COMM_MAX_RANKS];
     notice queued[8]; /* what this rank has to say, until the thread has taken it */
     int n_queued;
+    cpa_works works;
+    const char *difference; /* of works: what to say of it, up to the other rank's name */
 };
 
 /* ---- what is known ---- */
@@ -247,6 +250,9 @@ static void send_queued(cpa_watch *w) {
 static void send_heartbeat(cpa_watch *w, double now) {
     const double since = atomic_load(&w->waits_since);
     notice own = {.kind = HEARTBEAT, .rank = w->rank, .waits_for = -1};
+    pthread_mutex_lock(&w->lock);
+    own.works = w->works;
+    pthread_mutex_unlock(&w->lock);
     if (since > 0) {
         own.waits_for = atomic_load(&w->waits_for);
         own.waited_s = (float)(now - since);
@@ -265,6 +271,33 @@ static void find_silent(cpa_watch *w, double now) {
                  now - l->received_s);
         cpa_socket_close(&l->fd);
         report(w, &silent);
+    }
+}
+
+/* Rank 0: two ranks wait, and have not done the same. */
+static void end_difference(cpa_watch *w, int32_t rank, int32_t other) {
+    pthread_mutex_lock(&w->lock);
+    const char *difference = w->difference ? w->difference : "does something else than";
+    pthread_mutex_unlock(&w->lock);
+    notice to_all = {.kind = SILENT, .rank = other}, to_other = {.kind = SILENT, .rank = rank};
+    snprintf(to_all.message, sizeof to_all.message, "%s rank %d, and both wait", difference, rank);
+    snprintf(to_other.message, sizeof to_other.message, "%s rank %d, and both wait", difference, other);
+    report(w, &to_all);
+    send_notice(&w->connections[other], &to_other);
+    w->heartbeats[rank].waited_s = 0;
+}
+
+/* Rank 0: whether ranks wait for each other since they do not do the same. */
+static void find_difference(cpa_watch *w) {
+    const double limit = atomic_load(&w->timeout_s);
+    for (int32_t other = 1; other < w->size; other++) {
+        for (int32_t rank = 0; rank < other; rank++) {
+            const notice *a = &w->heartbeats[rank], *b = &w->heartbeats[other];
+            const int wait = a->waits_for >= 0 && b->waits_for >= 0 && a->waited_s >= limit && b->waited_s >= limit;
+            if (!wait || w->connections[other].fd < 0 || !cpa_works_differ(&a->works, &b->works)) continue;
+            end_difference(w, rank, other);
+            return;
+        }
     }
 }
 
@@ -321,6 +354,7 @@ static void *run(void *watch) {
         if (now - last_heartbeat < HEARTBEAT_S) continue;
         last_heartbeat = now;
         send_heartbeat(w, now);
+        if (w->rank == 0) find_difference(w);
         if (w->rank == 0) find_deadlock(w);
     }
     send_queued(w);
@@ -354,6 +388,13 @@ void cpa_watch_refuse(cpa_watch *w, const cpa_refusal *refusal, cpa_status statu
 void cpa_watch_note_wait(cpa_watch *w, int32_t peer) {
     atomic_store(&w->waits_for, peer);
     atomic_store(&w->waits_since, peer < 0 ? 0 : cpa_clock_now());
+}
+
+void cpa_watch_note_work(cpa_watch *w, cpa_work work, const char *difference) {
+    pthread_mutex_lock(&w->lock);
+    w->difference = difference;
+    cpa_works_add(&w->works, work);
+    pthread_mutex_unlock(&w->lock);
 }
 
 void cpa_watch_set_timeout(cpa_watch *w, double seconds) {
@@ -421,6 +462,7 @@ cpa_watch *cpa_watch_create(int32_t rank, int32_t size, double timeout_s) {
     atomic_init(&w->timeout_s, fmax(timeout_s, LEAST_SILENCE_S));
     pthread_mutex_init(&w->lock, NULL);
     for (int32_t r = 0; r < w->size; r++) w->connections[r].fd = w->heartbeats[r].waits_for = -1;
+    cpa_works_forget(&w->works);
     if (w->wake >= 0) return w;
     release(w);
     return NULL;

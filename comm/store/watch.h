@@ -10,6 +10,7 @@
 #include <cpattn/comm.h>
 
 #include "comm/store/handshake.h"
+#include "comm/store/works.h"
 
 typedef struct cpa_watch cpa_watch;
 
@@ -55,5 +56,8 @@ int cpa_watch_has_notice(const cpa_watch *watch);
 cpa_status cpa_watch_check(cpa_watch *watch, int32_t peer, cpa_calls calls, cpa_error *err);
 /* This rank waits for `peer`, or for nobody, -1. When all ranks wait for far longer than the time-out, all are lost. */
 void cpa_watch_note_wait(cpa_watch *watch, int32_t peer);
+/* What this rank does. Where two ranks have waited for the time-out, and have done different things in the same call of
+ * late, each is lost to the others: it `difference` the other, such as "reads another file than"; a literal. */
+void cpa_watch_note_work(cpa_watch *watch, cpa_work work, const char *difference);
 
 #endif

@@ -136,10 +136,14 @@ CPA_API int64_t cpa_context_rows(const cpa_context *context, const cpa_context_c
 CPA_API cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks);
 
 /* Attends one layer of the planned step. Collective: every rank calls it for the same layers in the same order, with
- * the same mask and scale, and for all layers of a step with one stream. Where masks or scales differed, the first
- * layer of the next plan is CPA_INVALID on all ranks, and says so; masks that differ may also make ranks wait for each
- * other, which ends as any wait does. On a stream in capture only a reserved step (cpa_context_reserve) is attended: a
- * graph would hold what the plan of another says, which is CPA_UNSUPPORTED before anything is enqueued.
+ * the same mask, scale and score rules, and for all layers of a step with one stream. Where these differed, the first
+ * layer of the next plan is CPA_INVALID on all ranks, and says so. On the host what rules, custom masks and biases
+ * point to is compared too, of a bias of more than 4096 values and of a custom mask of more than 4096 words as many,
+ * evenly spaced; on devices, where it would have to be waited for, only which of them there are, and the keys and the
+ * dtype of a bias. Masks that differ may also make ranks wait for each other: on the host that is CPA_COMM after
+ * timeout_s of the communicator, and says so, on devices it ends as any wait does. On a stream in capture only a
+ * reserved step (cpa_context_reserve) is attended: a graph would hold what the plan of another says, which is
+ * CPA_UNSUPPORTED before anything is enqueued.
  *
  * A rank that refuses its arguments in a step with exchanges (several ranks, a chunk that is sharded) refuses the rest
  * of the step too. Those that wait for it return its status, with its line, and can only destroy the context, as the

@@ -165,7 +165,7 @@ static cpa_status attend_exchanging(cpa_context *c, const cpa_context_args *laye
     c->layers_exchanged++;
     c->exchanging = (cpa_calls){c->control.channel, c->exchanging.channel < 0 ? call : c->exchanging.first, call};
     cpa_comm_begin_wait(c->control.comm, c->exchanging);
-    if (c->turn >= 0 && !c->attends_reserved) cpa_plan_agreement_attend(&c->agreement, layer);
+    if (c->turn >= 0 && !c->attends_reserved) cpa_plan_agreement_attend(&c->agreement, &c->ops, &c->step, layer, call);
     if (c->turn >= 0 || c->attends_reserved) cpa_stream_attach(&c->awaiting, stream);
     cpa_context_poll_begin(&c->ops, stream, &poll);
     cpa_status status = c->attends_reserved  ? attend_reserved(c, layer, stream)

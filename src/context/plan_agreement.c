@@ -29,14 +29,11 @@ static uint64_t hash_chunks(const cpa_context_chunk *chunks, int64_t n_chunks) {
     return hash;
 }
 
-void cpa_plan_agreement_attend(cpa_plan_agreement *a, const cpa_context_args *args) {
-    const cpa_score_rules none = {.softcap = 0}, *rules = args->rules ? args->rules : &none;
-    const int64_t same[] = {args->mask.causal,           args->mask.sinks,           args->mask.window,
-                            rules->alibi_slopes != NULL, rules->sink_logits != NULL, args->custom != NULL,
-                            args->bias != NULL};
-    const float numbers[] = {args->scale, rules->softcap, rules->temperature_len};
-    a->rules = cpa_hash_bytes(a->rules, same, sizeof same);
-    a->rules = cpa_hash_bytes(a->rules, numbers, sizeof numbers);
+void cpa_plan_agreement_attend(cpa_plan_agreement *a, const cpa_context_ops *ops, const cpa_planned_step *step,
+                               const cpa_context_args *args, int64_t call) {
+    a->rules = cpa_layer_digest(a->rules, ops, step, args);
+    cpa_comm_note_work(a->control->comm, (cpa_work){a->control->channel, call, a->rules},
+                       "attends by another mask, scale or score rule than");
 }
 
 static int32_t tag_of(const cpa_plan_agreement *a) {
@@ -110,8 +107,8 @@ cpa_status cpa_plan_agreement_compare(cpa_plan_agreement *a, cpa_error *err) {
             verdict = cpa_fail(err, CPA_INVALID, "plan: the chunks of rank %d are not those of rank 0", rank);
         } else if (note.rules != first.rules) {
             verdict = cpa_fail(err, CPA_INVALID,
-                               "plan: the masks or scales by which rank %d attended the step before are not those of "
-                               "rank 0: its results are wrong",
+                               "plan: the masks, scales or score rules by which rank %d attended the step before are "
+                               "not those of rank 0: its results are wrong",
                                rank);
         }
     }

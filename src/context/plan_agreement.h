@@ -7,6 +7,7 @@
 #include <cpattn/context.h>
 
 #include "comm/comm.h"
+#include "src/context/layer_digest.h"
 
 /* What a rank says of a plan. */
 typedef struct cpa_plan_note {
@@ -32,10 +33,12 @@ void cpa_plan_agreement_close(cpa_plan_agreement *agreement);
  * until they have taken the one before. */
 cpa_status cpa_plan_agreement_tell(cpa_plan_agreement *agreement, const cpa_context_chunk *chunks, int64_t n_chunks,
                                    int64_t layers, cpa_status status, const cpa_error *refusal, cpa_error *err);
-/* A layer with exchanges is attended. */
-void cpa_plan_agreement_attend(cpa_plan_agreement *agreement, const cpa_context_args *args);
+/* A layer of the step with exchanges is attended, in that call of the context. Ranks that wait for each other as they
+ * do so differently hear of it once they have waited for a time-out. */
+void cpa_plan_agreement_attend(cpa_plan_agreement *agreement, const cpa_context_ops *ops, const cpa_planned_step *step,
+                               const cpa_context_args *args, int64_t call);
 /* On every rank alike, CPA_INVALID if ranks have planned different chunks, or one has refused them, or the layers
- * before were attended under different masks or scales, and CPA_COMM if one has attended other layers than the others.
+ * before were attended under different masks, scales or score rules, and CPA_COMM if one has attended other layers than the others.
  * Does nothing the second time. Waits for the others to plan; if that fails `open` is not 0 afterwards. */
 cpa_status cpa_plan_agreement_compare(cpa_plan_agreement *agreement, cpa_error *err);
 

@@ -1,11 +1,13 @@
 /* Ranks that are not given the same options or chunks: all hear of it, and none waits for ever. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include <cpattn/mpi.h>
 
+#include "base/clock.h"
 #include "tests/fixtures/context_fixture.h"
 #include "tests/fixtures/device_fixture.h"
 #include "tests/fixtures/mpi_unit.h"
@@ -125,7 +127,8 @@ static void layers_that_are_attended_differently_are_found_out(void) {
         CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, &decode, 1), CPA_OK);
         CU_ASSERT_EQUAL(cpa_context_attend(s.context, &s.layer.args, stream), CPA_INVALID);
         char expected[64];
-        snprintf(expected, sizeof expected, "masks or scales by which rank %d attended", cpa_test_ranks() - 1);
+        snprintf(expected, sizeof expected, "masks, scales or score rules by which rank %d attended",
+                 cpa_test_ranks() - 1);
         CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(s.context), expected));
     }
     /* The default scale in words is the default scale. */
@@ -136,6 +139,88 @@ static void layers_that_are_attended_differently_are_found_out(void) {
         CU_ASSERT_EQUAL(cpa_context_attend(s.context, &args, stream), CPA_OK);
     }
     close_site(&s);
+}
+
+/* The last rank has another value in what the rules point to, and the first in what follows nothing from: a word's bits
+ * behind the last key. */
+static void change_score(cpa_test_score *score, int way) {
+    const uint32_t one = 1;
+    if (!cpa_test_is_last_rank()) {
+        if (way == 3) score->bits[1] ^= one << 31;
+        return;
+    }
+    if (way == 0) score->slopes[2] *= 2;
+    if (way == 1) score->sinks[1] += 0.5f;
+    if (way == 2) ((float *)score->bias)[17] += 1;
+    if (way == 3) score->bits[1] ^= one << 26;
+    if (way == 4) score->first[0]--;
+}
+
+/* On the host, where ranks read what they are given: whatever the rules point to has to be the same. */
+static void scores_that_differ_are_found_out(void) {
+    const cpa_test_chunk decode = {1, 90, 1, CPA_PASS_Q};
+    site s;
+    open_site(&s);
+    for (int way = 0; way < 6; way++) {
+        cpa_test_score score = {.q_heads = SHAPE.q_heads, .rows = 1};
+        cpa_test_score_add_slopes(&score);
+        cpa_test_score_add_sinks(&score);
+        cpa_test_score_add_bias(&score, CPA_F32, 0, 30, 61);
+        cpa_test_score_add_bits(&score, 30, 61);
+        free(score.row_map); /* a context maps rows itself */
+        score.row_map = NULL;
+        change_score(&score, way);
+        cpa_test_layer layer;
+        s.cache.score = &score;
+        cpa_test_layer_upload(&s.cache, SHAPE.mask, &decode, 1, 1, stream, &layer);
+        CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, &decode, 1), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_context_attend(s.context, &layer.args, stream), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, &decode, 1), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_context_attend(s.context, &layer.args, stream), way < 5 ? CPA_INVALID : CPA_OK);
+        char expected[96];
+        snprintf(expected, sizeof expected, "score rules by which rank %d attended", cpa_test_ranks() - 1);
+        if (way < 5) CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(s.context), expected));
+        cpa_test_layer_download(&layer, stream);
+        cpa_test_result_destroy(&layer.result);
+        s.cache.score = NULL;
+        cpa_test_score_destroy(&score);
+    }
+    close_site(&s);
+}
+
+/* By pass-KV the last rank's window asks for fewer segments than the others send, and all wait. */
+static void waits_of_masks_that_differ_end_after_a_time_out(void) {
+    const int64_t length = 4 * 1024 * cpa_test_ranks(); /* whole segments, so that messages are of one size */
+    const cpa_comm_options options = {.size = sizeof options, .timeout_s = 2};
+    const cpa_test_chunk chunk = {0, length - 60, 60, CPA_PASS_KV};
+    cpa_test_cache cache;
+    cpa_test_layer layer;
+    cpa_comm *comm = NULL;
+    cpa_context *context = NULL;
+    cpa_test_device_open(1, &device, &stream);
+    cpa_test_cache_init(&cache, SHAPE, 7, &length, NULL, 1);
+    cpa_test_layer_upload(&cache, SHAPE.mask, &chunk, 1, 0, stream, &layer);
+    CU_ASSERT_EQUAL(cpa_comm_from_mpi(MPI_COMM_WORLD, &options, &comm, NULL), CPA_OK);
+    cpa_context_options small = cpa_test_context_options(&SHAPE, 0);
+    small.staging_bytes = cpa_context_least_staging(device, &small, cpa_test_ranks());
+    CU_ASSERT_EQUAL(cpa_context_create(comm, device, &small, &context, NULL), CPA_OK);
+    if (cpa_test_is_last_rank()) layer.args.mask.window = 64;
+    const double begin = cpa_clock_now();
+    cpa_status status = CPA_OK;
+    for (int step = 0; step < 3 && status == CPA_OK; step++) {
+        CU_ASSERT_EQUAL(cpa_test_plan(context, &cache, &chunk, 1), CPA_OK);
+        status = cpa_context_attend(context, &layer.args, stream);
+    }
+    CU_ASSERT_EQUAL(status, CPA_COMM);
+    CU_ASSERT(cpa_clock_now() - begin < 6);
+    CU_ASSERT_PTR_NOT_NULL(
+        strstr(cpa_context_error(context), "attends by another mask, scale or score rule than rank"));
+    cpa_context_destroy(context);
+    cpa_comm_destroy(comm);
+    cpa_test_layer_download(&layer, stream);
+    cpa_test_result_destroy(&layer.result);
+    cpa_test_cache_destroy(&cache);
+    cpa_test_device_close(device, stream);
 }
 
 /* The last rank gives bad options, or no place for the communicator; the others would wait for it. */
@@ -167,6 +252,8 @@ static const cpa_test tests[] = {
     {"time-outs below the heartbeat lose nobody", time_outs_below_the_heartbeat_lose_nobody},
     {"options that differ are refused on all ranks", options_that_differ_are_refused_on_all_ranks},
     {"layers that are attended differently are found out", layers_that_are_attended_differently_are_found_out},
+    {"scores that differ are found out", scores_that_differ_are_found_out},
+    {"waits of masks that differ end after a time-out", waits_of_masks_that_differ_end_after_a_time_out},
     {"chunks that differ are refused and harm nothing", chunks_that_differ_are_refused_and_harm_nothing},
 };
 
