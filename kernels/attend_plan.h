@@ -125,6 +125,7 @@ struct cpa_attend_plan {
     int is_set;
     int64_t rows;
     int64_t max_block;
+    int64_t end; /* of the tokens of its queries and keys in their sequences; 0 of a reserved plan */
     /* Of the setting: keys of all items, and of these how many are read, as what items share is read once. */
     int64_t keys_attended, keys_read;
     int64_t k_rows; /* block_size CPA_TENSOR_BLOCK: of the tensors of keys and of values */

@@ -228,7 +228,12 @@ typedef struct cpa_attend_update_args {
 CPA_API cpa_status cpa_attend_plan_update(cpa_attend_plan *plan, const cpa_attend_update_args *args,
                                           cpa_stream *stream);
 
-/* The range in which attend takes scores for what they are, as score * log2(e): scores of -1.16e7 and 9.3e7. */
+/* The range in which attend takes scores for what they are, as score * log2(e): scores of -1.16e7 and 9.3e7. So a key
+ * weighs beside others of its piece. Keys lie in several pieces where an attend has more than cpa_attend_split_tokens
+ * of them on the host, where the plan of a device cuts, and where states are resumed or merged. Pieces are joined by
+ * their LSEs, which are fp32: each join may cost O up to |LSE| 2^-24 of its largest value. Over 4,097 equal keys with
+ * values of -1 and 1, five pieces of the host, that was up to 4.5e-4 at scores of 1.6e4, 0.035 at 1e6 and 0.6 at 1.7e7;
+ * on an H200 1e-3 at 1e6 and 0.025 at 1.7e7. */
 enum { CPA_LOWEST_EXPONENT = -(1 << 24), CPA_HIGHEST_EXPONENT = 1 << 27 };
 
 /* attend: softmax(scale * Q K^T + mask) V for every row of every item of the plan, with its LSE; cpattn/score.h says
@@ -236,18 +241,19 @@ enum { CPA_LOWEST_EXPONENT = -(1 << 24), CPA_HIGHEST_EXPONENT = 1 << 27 };
  * 1 continues from the state that is there, as if the earlier keys had been attended in the same call. Rows of no item
  * are left alone. A row that sees no key becomes (or stays) O = 0, LSE = -inf.
  *
- * Not finite: scores count as they are computed and rounded in fp32. A row that sees a key whose score is NaN or +inf,
- * be it by overflow, becomes NaN in O and LSE, and stays NaN when it is resumed or merged. A score of -inf weighs
- * nothing, as a key does that the row does not see; and one far below CPA_LOWEST_EXPONENT (by 150 and more) weighs 0,
- * so that a bias like -FLT_MAX may hide keys whose values are finite. Tensor cores make NaN of a row with a score from
- * CPA_HIGHEST_EXPONENT on, where exponents are off by several powers of two; over caches of 8 bits O may overflow from
- * a quarter of that on. A value of NaN or infinity makes the columns of O that it reaches what arithmetic makes of it;
- * the LSE follows from the scores alone. Keys and values that a row does not see weigh exactly nothing, whatever they
- * hold, on the host and in the plain kernels of a device. Tensor cores multiply values by weights of 0, and 0 * NaN is
- * NaN: there all values of an item's k_count keys have to be finite that lie within 256 keys of one that some row of
- * the item, or of one that begins with the same blocks, sees, or rows of that item may become NaN. Tokens past k_count,
- * blocks that the item does not name and the sequences of other items are exactly out. cpa_kv_write tells what is not
- * finite as it is written.
+ * Not finite: scores count as they are computed and rounded in fp32, and as the rules of cpattn/score.h leave them: a
+ * softcap makes one of +inf finite. A row that sees a key whose score is NaN or +inf, be it by overflow, becomes NaN in
+ * O and LSE, and stays NaN when it is resumed or merged. A score of -inf weighs nothing, as a key does that the row
+ * does not see; and one far below CPA_LOWEST_EXPONENT (by 150 and more) weighs 0, so that a bias like -FLT_MAX may hide
+ * keys whose values are finite. Tensor cores make NaN of a row with a score from CPA_HIGHEST_EXPONENT on, where
+ * exponents are off by several powers of two; over caches of 8 bits O may overflow from a quarter of that on. A value
+ * of NaN or infinity makes the columns of O that it reaches what arithmetic makes of it; the LSE follows from the
+ * scores alone. Keys and values that a row does not see weigh exactly nothing, whatever they hold, on the host and in
+ * the plain kernels of a device. Tensor cores multiply values by weights of 0, and 0 * NaN is NaN: there all values of
+ * an item's k_count keys have to be finite that lie within 256 keys of one that some row of the item, or of one that
+ * begins with the same blocks, sees, or rows of that item may become NaN. Tokens past k_count, blocks that the item
+ * does not name and the sequences of other items are exactly out. cpa_kv_write tells what is not finite as it is
+ * written.
  *
  * With `out`, the result is also rounded to q_dtype and stored there; or with out_scale to fp8, code = e4m3(x * (1 /
  * *out_scale)), both in fp32, saturating, NaN as 0, as of a merge. `state.o` and `state.lse` may then be NULL if resume

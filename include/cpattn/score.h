@@ -13,12 +13,16 @@
  *     LSE = ln sum exp(s),  O = sum exp(s - LSE) v
  *     out = O / (1 + exp(sink_logits[h] - LSE))                the result alone, see below
  *
+ * A softcap bounds what it is given: of -inf and +inf it makes -softcap and softcap, scores like others; NaN stays NaN.
  * tanh is off by at most 1e-6 of its value. ALiBi counts from the query's own index, whatever shard holds the key, so
  * that states over disjoint keys merge; others count from the sequence's end, which gives the same O and another LSE.
  *
  * A sink logit is one more term of the denominator that has no value (gpt-oss; Xiao et al., arXiv:2309.17453, name the
  * effect): once a row, however its keys are split. So it is part of no state and of no LSE; it is applied to what
  * finishes a row: `out` of attend and of the merges. A row that sees no key has O = 0 with or without.
+ *
+ * ALiBi, biases and bits go by index: on the host for all tokens that there can be, on CUDA devices for sequences of up
+ * to 2^30 tokens; attend refuses longer ones there.
  *
  * Structs here are on the host, what they point to is on the device of the call; all zero is no rule. */
 #ifndef CPATTN_SCORE_H
@@ -43,7 +47,8 @@ typedef struct cpa_score_rules {
  *
  *     values[row * row_stride + head * head_stride + t - first]
  *
- * and 0 for other keys. -inf hides a key, and so do the lowest numbers of fp32 and bf16 (CPA_LOWEST_EXPONENT). */
+ * and 0 for other keys. -inf hides a key, and so do the lowest numbers of fp32 and bf16 (CPA_LOWEST_EXPONENT), if its
+ * score is a number before: a bias is added, and -inf and a score of NaN or +inf give NaN. Bits hide any key. */
 typedef struct cpa_score_bias {
     const void *values;
     cpa_dtype dtype;        /* fp32, bf16 or fp16 */
@@ -57,8 +62,8 @@ typedef struct cpa_score_bias {
 /* Single keys by bits, for rows of drafted trees and for masks that others give whole. Bit b of a row is bit b mod 32
  * of its word row_word + b / 32, and stands for the key of index first + b: 1, it is seen. Of a row with row_word >= 0
  *
- *     t < first                    the mask of the layer decides
- *     first <= t < first + width   the bit decides in the place of `causal`; a window stays
+ *     t < first                    the mask of the layer decides, less its `right`
+ *     first <= t < first + width   the bit decides in the place of `causal` and `right`; a window stays
  *     first + width <= t           not seen
  *
  * and a row with row_word = -1 has the mask of the layer alone. `first` is 0 for masks of whole sequences, the length

@@ -13,7 +13,9 @@
 #include "src/ops/check_shape.h"
 
 static cpa_status check_score(cpa_context *c, const cpa_context_args *args) {
+    const int64_t end = c->attends_reserved ? 0 : cpa_planned_end(&c->step);
     CPA_TRY(cpa_check_score("attend", args->rules, args->custom, args->bias, &c->ops.error));
+    CPA_TRY(cpa_check_score_reach("attend", c->ops.device, end, args->rules, args->custom, args->bias, &c->ops.error));
     if ((args->custom && args->custom->row_map) || (args->bias && args->bias->row_map))
         return cpa_fail(&c->ops.error, CPA_INVALID,
                         "attend: the row_map of the custom mask or of the bias is set, expected NULL in a context");

@@ -27,11 +27,8 @@ typedef struct step_size {
 } step_size;
 
 static step_size size_of(const cpa_planned_step *step) {
-    step_size size = {0, 0};
-    for (int64_t i = 0; i < step->n_chunks; i++) {
-        size.rows += step->chunks[i].end - step->chunks[i].start;
-        size.keys = cpa_max64(size.keys, step->chunks[i].end);
-    }
+    step_size size = {0, cpa_planned_end(step)};
+    for (int64_t i = 0; i < step->n_chunks; i++) size.rows += step->chunks[i].end - step->chunks[i].start;
     return size;
 }
 

@@ -2,9 +2,17 @@
 
 #include <stdlib.h>
 
+#include "base/min_max.h"
+
 void cpa_planned_step_destroy(cpa_planned_step *step) {
     free(step->block_tables);
     free(step->chunks);
+}
+
+int64_t cpa_planned_end(const cpa_planned_step *step) {
+    int64_t end = 0;
+    for (int64_t i = 0; i < step->n_chunks; i++) end = cpa_max64(end, step->chunks[i].end);
+    return end;
 }
 
 cpa_chunk_share cpa_planned_share(const cpa_planned_step *step, const cpa_planned_chunk *chunk, int32_t rank) {

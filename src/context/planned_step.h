@@ -37,6 +37,9 @@ typedef struct cpa_planned_step {
 
 void cpa_planned_step_destroy(cpa_planned_step *step);
 
+/* The end of the longest sequence. */
+int64_t cpa_planned_end(const cpa_planned_step *step);
+
 /* Pure; `rank` is any rank of the map. */
 cpa_chunk_share cpa_planned_share(const cpa_planned_step *step, const cpa_planned_chunk *chunk, int32_t rank);
 /* map[i]: the row of the whole step, all tokens of chunk after chunk, that a rank's i-th row of the chunk is;

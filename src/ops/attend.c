@@ -1,6 +1,7 @@
 /* The attend plan, attend and merge: every argument is checked here, then the table of the back end runs. */
 #include <stdlib.h>
 
+#include "base/min_max.h"
 #include "base/struct_size.h"
 #include "kernels/operators.h"
 #include "src/ops/check_args.h"
@@ -33,6 +34,7 @@ typedef struct batch_reach {
     int64_t max_block; /* -1: none */
     int on_device;     /* the tables are where they cannot be read */
     int64_t rows;      /* the end of the last item's */
+    int64_t end;       /* of the tokens in their sequences */
 } batch_reach;
 
 static cpa_status check_keys(const cpa_attend_batch *batch, int64_t index, batch_reach *reach, cpa_error *err) {
@@ -55,6 +57,11 @@ static cpa_status check_keys(const cpa_attend_batch *batch, int64_t index, batch
         if (batch->block_tables[e] > reach->max_block) reach->max_block = batch->block_tables[e];
     }
     return CPA_OK;
+}
+
+/* The end in its sequence of a set's first `tokens` tokens. */
+static int64_t end_of(cpa_owner_map map, cpa_token_set set, int64_t tokens) {
+    return tokens == 0 || map.cp_size == 1 ? tokens : cpa_token_index(map, set, tokens - 1) + 1;
 }
 
 /* Queries and keys are of one shard or all, keys also of all shards but one. */
@@ -84,8 +91,12 @@ static cpa_status check_item(const cpa_attend_batch *batch, int64_t index, batch
     REQUIRE(err, item->q_set.kind != CPA_TOKENS_ALL || item->k_set.kind == CPA_TOKENS_ALL,
             "attend plan: items[%lld] has the queries of all tokens and k_set.kind %d; expected all keys too, %d", i,
             (int)item->k_set.kind, CPA_TOKENS_ALL);
-    if (item->q_count > 0 && item->q_row + item->q_count > reach->rows) reach->rows = item->q_row + item->q_count;
-    return check_keys(batch, index, reach, err);
+    CPA_TRY(check_keys(batch, index, reach, err));
+    if (item->q_count == 0) return CPA_OK;
+    reach->rows = cpa_max64(reach->rows, item->q_row + item->q_count);
+    reach->end = cpa_max64(reach->end, end_of(batch->map, item->q_set, item->q_first + item->q_count));
+    reach->end = cpa_max64(reach->end, end_of(batch->map, item->k_set, item->k_first + item->k_count));
+    return CPA_OK;
 }
 
 /* No row belongs to two items. */
@@ -150,6 +161,7 @@ cpa_status cpa_attend_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *gi
     plan->device->table->release(plan->device);
     plan->max_block = reach.max_block;
     plan->rows = reach.rows;
+    plan->end = reach.end;
     plan->is_set = 1;
     return CPA_OK;
 }
@@ -186,6 +198,7 @@ static cpa_status check_attend(const cpa_attend_plan *plan, const cpa_attend_arg
     CPA_TRY(cpa_check_state("attend", &args->state, plan->rows, plan->shape.q_heads, plan->shape.v_dim, err));
     CPA_TRY(cpa_check_mask("attend", &args->mask, err));
     CPA_TRY(cpa_check_score("attend", args->rules, args->custom, args->bias, err));
+    CPA_TRY(cpa_check_score_reach("attend", stream->device, plan->end, args->rules, args->custom, args->bias, err));
     REQUIRE(err, args->scale - args->scale == 0, "attend: scale is %g, expected a finite number", (double)args->scale);
     REQUIRE(err, args->resume == 0 || args->resume == 1, "attend: resume is %d, expected 0 or 1", args->resume);
     REQUIRE(err, (args->out && !args->resume) || (args->state.o && args->state.lse),

@@ -53,3 +53,15 @@ cpa_status cpa_check_score(const char *where, const cpa_score_rules *rules, cons
     if (custom) CPA_TRY(check_custom(where, custom, err));
     return bias ? check_bias(where, bias, err) : CPA_OK;
 }
+
+cpa_status cpa_check_score_reach(const char *where, const cpa_device *device, int64_t end, const cpa_score_rules *rules,
+                                 const cpa_custom_mask *custom, const cpa_score_bias *bias, cpa_error *err) {
+    const int64_t most = (int64_t)1 << 30;
+    const int has_slopes = rules && rules->alibi_slopes;
+    if (!device->caps.own_memory || end <= most || (!has_slopes && !custom && !bias)) return CPA_OK;
+    return cpa_fail(err, CPA_UNSUPPORTED, "%s: %s over %lld tokens, expected at most 2^30 on this device", where,
+                    has_slopes ? "alibi_slopes"
+                    : custom   ? "a custom mask"
+                               : "a bias",
+                    (long long)end);
+}

@@ -3,6 +3,7 @@
 
 #include <cpattn/cpattn.h>
 
+#include "src/ops/check_score.h"
 #include "tests/fixtures/attend_fixture.h"
 #include "tests/fixtures/unit.h"
 
@@ -133,6 +134,42 @@ static void bad_attends(void) {
     end(&g);
 }
 
+/* Rules go by indices, which devices with memory of their own count in 32 bits from a query's: here the query of the
+ * last row, and then a key, is at one past 2^30. */
+static void rules_over_more_tokens_than_a_device_counts(void) {
+    const float slopes[4] = {0};
+    const uint32_t bits = 0;
+    const int64_t row = 0;
+    const int32_t width = 0;
+    const cpa_score_rules alibi = {.alibi_slopes = slopes}, none = {.softcap = 2};
+    const cpa_custom_mask custom = {.bits = &bits, .row_word = &row, .first = &row, .width = &width};
+    const cpa_score_bias bias = {.width = 0};
+    const int64_t half = (int64_t)1 << 29; /* of two shards: at 2^30 */
+    good g;
+    begin(&g);
+    const int own_memory = g.fixture.device->caps.own_memory;
+    for (int way = 0; way < 4; way++) {
+        g.item.q_first = half + 1 - g.item.q_count;
+        if (way == 3) g.item.q_first = 0, g.item.k_first = half / 16 * 16;
+        g.args.rules = way == 0 || way == 3 ? &alibi : &none;
+        g.args.custom = way == 1 ? &custom : NULL;
+        g.args.bias = way == 2 ? &bias : NULL;
+        CU_ASSERT_EQUAL(cpa_attend_plan_set(g.fixture.plan, &g.batch, NULL), CPA_OK);
+        g.fixture.device->caps.own_memory = 1; /* the host has no such bound */
+        CU_ASSERT_EQUAL(cpa_attend(g.fixture.plan, &g.args, g.fixture.stream), CPA_UNSUPPORTED);
+        g.fixture.device->caps.own_memory = own_memory;
+        CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(g.fixture.stream), "expected at most 2^30 on this device"));
+        if (way < 3) CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(g.fixture.stream), "over 1073741825 tokens"));
+        end(&g);
+        begin(&g);
+    }
+    cpa_device device = {.caps.own_memory = 1};
+    cpa_error err;
+    CU_ASSERT_EQUAL(cpa_check_score_reach("attend", &device, 2 * half, &alibi, &custom, &bias, &err), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_check_score_reach("attend", &device, 2 * half + 1, &none, NULL, NULL, &err), CPA_OK);
+    end(&g);
+}
+
 static void plan_and_stream_of_different_devices(void) {
     good a, b;
     begin(&a);
@@ -182,6 +219,7 @@ static void bad_devices(void) {
 static const cpa_test tests[] = {
     {"a bad batch is refused with its numbers", bad_plans},
     {"bad arguments of attend are refused with their numbers, and nothing is written", bad_attends},
+    {"rules over more tokens than a device counts are refused", rules_over_more_tokens_than_a_device_counts},
     {"a plan and a stream of different devices are refused", plan_and_stream_of_different_devices},
     {"a plan that could not be set can be set again", plan_recovers_from_a_bad_batch},
     {"bad options of a device are refused, and nothing is left open", bad_devices},

@@ -76,8 +76,8 @@ typedef struct cpa_attend_tile_score {
     float softcap, softcap_inverse;
     cpa_dtype bias_dtype;
     int64_t bias_first, bias_width;
-    const int32_t *key_index; /* [CPA_ATTEND_TILE] indices of keys in the sequence, less `base` */
-    int64_t base;
+    const int64_t *key_index; /* [CPA_ATTEND_TILE] indices of keys in the sequence, which ascend, */
+    const int32_t *key_after; /* [CPA_ATTEND_TILE] and by how much they are behind the first, at most INT32_MAX / 2 */
     const cpa_attend_row_score *rows; /* [heads][rows] of the group */
 } cpa_attend_tile_score;
 

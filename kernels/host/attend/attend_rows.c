@@ -18,7 +18,7 @@ cpa_status cpa_attend_workspace_create(cpa_attend_workspace **out, cpa_error *er
     if (posix_memalign((void **)&memory, head,
                        head + floats * sizeof(float) +
                            rows * (sizeof(cpa_attend_visible) + sizeof(cpa_attend_row_score)) +
-                           CPA_ATTEND_TILE * (sizeof(int32_t) + 1)))
+                           CPA_ATTEND_TILE * (sizeof(int64_t) + sizeof(int32_t) + 1)))
         return cpa_fail(err, CPA_NO_MEMORY, "device: no memory for a thread's work space");
     cpa_attend_workspace *work = (cpa_attend_workspace *)(void *)memory;
     float *next = (float *)(void *)(memory + head);
@@ -34,8 +34,9 @@ cpa_status cpa_attend_workspace_create(cpa_attend_workspace **out, cpa_error *er
     work->state_lse = next, next += rows;
     work->visible = (cpa_attend_visible *)(void *)next;
     work->score = (cpa_attend_row_score *)(void *)(work->visible + rows);
-    work->key_index = (int32_t *)(void *)(work->score + rows);
-    work->weighs = (uint8_t *)(work->key_index + CPA_ATTEND_TILE);
+    work->key_index = (int64_t *)(void *)(work->score + rows);
+    work->key_after = (int32_t *)(work->key_index + CPA_ATTEND_TILE);
+    work->weighs = (uint8_t *)(work->key_after + CPA_ATTEND_TILE);
     *out = work;
     return CPA_OK;
 }
@@ -174,7 +175,7 @@ static cpa_attend_tile_score score_of_tile(const cpa_attend_job *job, const cpa_
                                    .bias_first = score->bias.first,
                                    .bias_width = score->bias.width,
                                    .key_index = work->key_index,
-                                   .base = work->key_base,
+                                   .key_after = work->key_after,
                                    .rows = rows};
 }
 
@@ -270,7 +271,7 @@ static int find_tile(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_a
     tile->end = (int32_t)(end - key);
     tile->scale = job->score_scale;
     if (job->score.indices)
-        cpa_attend_index_keys(job->plan->batch.map, item->k_set, key, work->key_index, &work->key_base);
+        cpa_attend_index_keys(job->plan->batch.map, item->k_set, key, work->key_index, work->key_after);
     return 1;
 }
 

@@ -36,8 +36,8 @@ struct cpa_attend_workspace {
     uint8_t *weighs;             /* [CPA_ATTEND_TILE], for rows that go through a split again */
     cpa_attend_visible *visible; /* [rows] */
     cpa_attend_row_score *score; /* [rows] of all heads, and */
-    int32_t *key_index;          /* [CPA_ATTEND_TILE] of the tile at hand, where the call has rules */
-    int64_t key_base;
+    int64_t *key_index;          /* [CPA_ATTEND_TILE] of the tile at hand, where the call has rules, and */
+    int32_t *key_after;          /* [CPA_ATTEND_TILE] by how much each is behind the first */
 };
 
 cpa_status cpa_attend_workspace_create(cpa_attend_workspace **out, cpa_error *err);

@@ -42,10 +42,11 @@ cpa_attend_row_score cpa_attend_row_score_of(const cpa_attend_score_job *job, in
     return score;
 }
 
-void cpa_attend_index_keys(cpa_owner_map map, cpa_token_set set, int64_t key, int32_t *key_index, int64_t *base) {
-    *base = cpa_token_index(map, set, key);
-    for (int64_t i = 0; i < CPA_ATTEND_TILE; i++)
-        key_index[i] = (int32_t)cpa_min64(cpa_token_index(map, set, key + i) - *base, INT32_MAX / 2);
+void cpa_attend_index_keys(cpa_owner_map map, cpa_token_set set, int64_t key, int64_t *key_index, int32_t *key_after) {
+    for (int64_t i = 0; i < CPA_ATTEND_TILE; i++) {
+        key_index[i] = cpa_token_index(map, set, key + i);
+        key_after[i] = (int32_t)cpa_min64(key_index[i] - key_index[0], INT32_MAX / 2);
+    }
 }
 
 float cpa_attend_sink_factor(float lse, float sink) {

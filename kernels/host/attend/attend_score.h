@@ -21,8 +21,8 @@ cpa_attend_score_job cpa_attend_score_of(const cpa_attend_args *args);
 /* The rules of a row of q whose query has index `index`, for a query head. */
 cpa_attend_row_score cpa_attend_row_score_of(const cpa_attend_score_job *job, int64_t row, int32_t head, int64_t index);
 
-/* The indices of the keys of a tile's lanes, local index `key` first: key_index relative to *base. */
-void cpa_attend_index_keys(cpa_owner_map map, cpa_token_set set, int64_t key, int32_t *key_index, int64_t *base);
+/* The indices of the keys of a tile's lanes, local index `key` first, as cpa_attend_tile_score has them. */
+void cpa_attend_index_keys(cpa_owner_map map, cpa_token_set set, int64_t key, int64_t *key_index, int32_t *key_after);
 
 /* 1 / (1 + exp(sink - lse)): what a sink leaves of a row's result. 1 where the row is empty, as its O is 0. */
 float cpa_attend_sink_factor(float lse, float sink);

@@ -28,25 +28,33 @@ static float bias_of(const cpa_attend_tile_score *score, const cpa_attend_row_sc
 }
 
 static void add_bias(const cpa_attend_tile *tile, const cpa_attend_row_score *row, float *s) {
-    for (int32_t j = tile->begin; j < tile->end; j++)
-        s[j] += bias_of(tile->score, row, tile->score->base + tile->score->key_index[j]);
+    for (int32_t j = tile->begin; j < tile->end; j++) s[j] += bias_of(tile->score, row, tile->score->key_index[j]);
+}
+
+/* How far the keys of lanes from j on are behind the query, where one is too far for 32 bits. */
+static __attribute__((noinline)) vec far_distances(const cpa_attend_tile_score *score, int64_t query, int32_t j) {
+    vec distances;
+    for (int i = 0; i < ISA_LANES; i++) distances[i] = (float)(score->key_index[j + i] - query);
+    return distances;
 }
 
 /* Scores in their natural scale become those of the rules, times log2(e). */
 static void transform_row(const cpa_attend_tile *tile, const cpa_attend_row_score *row, float *s, int32_t begin,
                           int32_t end) {
     const cpa_attend_tile_score *score = tile->score;
-    const int64_t most = 1 << 30, apart = score->base - row->index;
-    const int32_t offset = (int32_t)(apart < -most ? -most : apart > most ? most : apart);
+    const int64_t most = 1 << 30, apart = score->key_index[0] - row->index;
+    const int near = apart >= -most && apart <= most && score->key_after[TILE - 1] < INT32_MAX / 2;
+    const int32_t offset = near ? (int32_t)apart : 0;
     const vec log2_e = broadcast(0x1.715476p0f);
     for (int32_t j = begin; j < end; j += ISA_LANES) {
         vec x = load(s + j);
         if (score->softcap > 0) x = tanh_vec(x * score->softcap_inverse);
         x = x * row->factor;
         if (score->alibi) {
-            ivec index;
-            memcpy(&index, score->key_index + j, sizeof index);
-            x += row->slope * __builtin_convertvector(index + offset, vec);
+            ivec after;
+            memcpy(&after, score->key_after + j, sizeof after);
+            x += row->slope *
+                 (near ? __builtin_convertvector(after + offset, vec) : far_distances(score, row->index, j));
         }
         store(s + j, x);
     }
@@ -57,7 +65,7 @@ static void transform_row(const cpa_attend_tile *tile, const cpa_attend_row_scor
 /* Hides the keys that a row's bits hide; those before the first bit are left to the mask, which is causal or not. */
 static void mask_bits(const cpa_attend_tile *tile, const cpa_attend_row_score *row, float *s) {
     for (int32_t j = tile->begin; j < tile->end; j++) {
-        const int64_t index = tile->score->base + tile->score->key_index[j], bit = index - row->bits_first;
+        const int64_t index = tile->score->key_index[j], bit = index - row->bits_first;
         const int seen = bit < 0                  ? !tile->score->causal || index <= row->index
                          : index >= row->bits_end ? 0
                                                   : row->bits[bit / 32] >> (bit % 32) & 1;
