@@ -106,6 +106,9 @@ void cpa_report_cache(const cpa_outcome *outcome, FILE *out) {
     if (stats->keys_read < stats->keys_attended)
         cpa_report_line(out, "", "%.1f %% of the keys read that were attended, as requests shared them",
                         100.0 * (double)stats->keys_read / (double)stats->keys_attended);
+    if (stats->cut_chunks > 0 || stats->held_back > 0)
+        cpa_report_line(out, "", "%" PRId64 " prefill chunks cut to what was free, %" PRId64 " requests held back",
+                        stats->cut_chunks, stats->held_back);
     if (stats->rank_local > 0)
         cpa_report_line(out, "", "%" PRId64 " times a sequence was placed on one rank", stats->rank_local);
     if (stats->swapped_out > 0)

@@ -81,6 +81,8 @@ static int fill_kv(json_t *object, const cpa_outcome *outcome) {
     const cpa_engine_stats *stats = &outcome->stats;
     return cpa_json_put_int(object, "blocks", stats->kv_blocks) | cpa_json_put_int(object, "peak", stats->kv_peak) |
            cpa_json_put_int(object, "preemptions", stats->preemptions) |
+           cpa_json_put_int(object, "cut_chunks", stats->cut_chunks) |
+           cpa_json_put_int(object, "held_back", stats->held_back) |
            cpa_json_put_int(object, "prefix_queries", stats->prefix_queries) |
            cpa_json_put_int(object, "prefix_hits", stats->prefix_hits) |
            cpa_json_put_int(object, "keys_attended", stats->keys_attended) |

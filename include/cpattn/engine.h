@@ -223,6 +223,9 @@ typedef struct cpa_engine_stats {
     int64_t drafted_chunks, draft_tokens, accepted_tokens;
     int64_t keys_attended, keys_read; /* as of a context; sum over ranks */
     int64_t tenants_active;           /* that have requests which have arrived and wait, or run, now */
+    /* With adaptive_chunks: prefill chunks that were cut to the blocks that were free, and requests that were not begun
+     * yet, once or more often, since the rest of their tokens did not fit. */
+    int64_t cut_chunks, held_back;
 } cpa_engine_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */

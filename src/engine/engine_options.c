@@ -346,6 +346,8 @@ void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stat
     s->requests_waiting = scheduled->waiting;
     s->requests_running = scheduled->running;
     s->tenants_active = scheduled->tenants;
+    s->cut_chunks = scheduled->cut_chunks;
+    s->held_back = scheduled->held_back;
     s->kv_used = scheduled->used_blocks;
     int64_t *const planned[] = {[CPA_PASS_KV] = &s->planned_pass_kv, [CPA_PASS_Q] = &s->planned_pass_q};
     s->planned_local = 0;

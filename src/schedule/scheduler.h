@@ -131,7 +131,8 @@ typedef struct cpa_scheduler_stats {
     int64_t cow_copies;
     int64_t rank_local; /* admissions of sequences to one of several ranks */
     int64_t swap_failures;
-    int64_t cut_chunks; /* prefill chunks that are shorter for want of blocks (adaptive_chunks) */
+    /* With adaptive_chunks: prefill chunks that are shorter for want of blocks, and requests that were not begun yet. */
+    int64_t cut_chunks, held_back;
 } cpa_scheduler_stats;
 
 typedef struct cpa_scheduler cpa_scheduler;

@@ -310,6 +310,8 @@ static cpa_status try_fresh(cpa_scheduler *s, cpa_sequence *sequence, verdict *o
     int within = cpa_scheduler_within_quota(s, sequence);
     if (!room || !within) {
         *out = within ? STOP : FULL;
+        s->stats.held_back += tokens == 0 && !sequence->held_back;
+        sequence->held_back |= tokens == 0;
         cpa_scheduler_charge(sequence, ranks, -1);
         CPA_TRY(release_sources(s, err));
         sequence->computed = sequence->linked = 0;

@@ -31,6 +31,7 @@ struct cpa_sequence {
     int32_t index;           /* while it runs: in the tables of running sequences, here and on the ranks */
     int introduced;          /* the ranks know it by its index */
     int restart;             /* what was swapped in is damaged */
+    int held_back;           /* it has been for want of blocks for all of its tokens (scheduler_chunk.h) */
     int64_t computed;        /* tokens in the cache, once every planned step has run */
     int64_t emitted;         /* output tokens, likewise */
     int64_t served;          /* tokens of the prompt that have counted as service of the tenant */

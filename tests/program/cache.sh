@@ -63,11 +63,18 @@ preemption() {
     expect_value blocks 10 r.json
     [ "$(value preemptions r.json)" -gt 0 ] || fail "no preemption"
     # Fewer give way where chunks follow what is free.
-    local chunks=(--dry-run --model model.yaml --trace prefill_heavy.jsonl --num-blocks 60 --max-num-batched-tokens 256)
+    local chunks=(--dry-run --model model.yaml --trace prefill_heavy.jsonl --num-blocks 50 --max-num-batched-tokens 256)
     for i in 1 2 3 4 5 6 7 8 9 10 11 12; do trace_line 0 $((100 + 30 * i)) 60 "$i"; done >prefill_heavy.jsonl
     run 1 "${chunks[@]}" --result-json fixed.json
     run 1 "${chunks[@]}" --adaptive-chunks --log-level debug --result-json adaptive.json
     expect_code 0 "adaptive chunks"
+    expect_value cut_chunks 0 fixed.json
+    expect_value held_back 0 fixed.json
+    [ "$(value cut_chunks adaptive.json)" -gt 0 ] || fail "no chunk that was cut is counted"
+    [ "$(value held_back adaptive.json)" -gt 0 ] || fail "no request that was held back is counted"
+    local cut held
+    cut=$(value cut_chunks adaptive.json) held=$(value held_back adaptive.json)
+    grep -q "^ *$cut prefill chunks cut to what was free, $held requests held back" out || fail "the report does not say so"
     [ "$(value preemptions adaptive.json)" -lt "$(value preemptions fixed.json)" ] || fail "as many give way"
     grep -q 'request [0-9]* is not begun: its [0-9]* tokens do not fit' err || fail "no word of why: $(head -3 err)"
 }

@@ -60,7 +60,11 @@ static void a_waiting_request_leaves_blocks_for_the_prompts_that_run(void) {
         step(&f, 0);
         CU_ASSERT_EQUAL(given(&f, 0), 16);
         CU_ASSERT_EQUAL(given(&f, 1), adaptive ? 0 : 16);
+        CU_ASSERT_EQUAL(f.stats.held_back, adaptive);
+        step(&f, 0);
+        CU_ASSERT_EQUAL(given(&f, 1), adaptive ? 0 : 16);
         finish(&f);
+        CU_ASSERT_EQUAL(f.stats.held_back, adaptive); /* once, however often it was looked at */
         CU_ASSERT_EQUAL(f.stats.finished, 2);
         CU_ASSERT_EQUAL(f.stats.preemptions == 0, adaptive);
         teardown(&f);
