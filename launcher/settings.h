@@ -144,8 +144,8 @@ void cpa_settings_receive(cpa_settings *settings);
 /* Takes out what the other ranks do not need to know: API keys and the like. */
 void cpa_settings_hide_secrets(cpa_settings *settings);
 
-/* Text for --help, of a subcommand what goes with it, and for --print-config. The latter may be read again as a settings file: defaults are comments in it, and
- * `auto_dtype` says there what the dtype "auto" stands for. */
+/* Text for --help, of a subcommand what goes with it, and for --print-config. The latter may be read again as a
+ * settings file: defaults are comments in it, and `auto_dtype` says there what the dtype "auto" stands for. */
 void cpa_settings_print_help(const cpa_settings *settings, FILE *out);
 void cpa_settings_print(const cpa_settings *settings, const char *auto_dtype, FILE *out);
 

@@ -18,8 +18,8 @@ int cpa_bind_answers(const cpa_server *server, const cpa_fields *fields, const c
 /* Binds the answers to what is noted, which takes up to half a second; 0, with the refusal filled, where that fails. */
 int cpa_bind_generation(const cpa_server *server, cpa_generation *generation, cpa_refusal *refusal);
 
-/* Notes what is asked for by response_format, guided_json, guided_regex, guided_choice, and structured_outputs, of which there may be one. The
- * sampling has been read. */
+/* Notes what is asked for by response_format, guided_json, guided_regex, guided_choice, and structured_outputs, of
+ * which there may be one. The sampling has been read. */
 int cpa_bound_answers_read(const cpa_server *server, const cpa_fields *fields, cpa_generation *generation);
 
 #endif

@@ -65,9 +65,9 @@ int cpa_server_port(const cpa_server *server);
 /* From now on /health answers 200 and requests are taken; once. */
 cpa_status cpa_server_attach(cpa_server *server, const cpa_server_engine *engine, cpa_error *err);
 
-/* For the engine's callbacks: on_ranks, on_token, on_finish, and on_progress after each step, when its tokens go to the clients.
- * They wait for nothing but a lock that is held for moments. Requests that are not the server's are passed over, and so
- * is a token whose index has come. After cpa_server_stop they must not be called. */
+/* For the engine's callbacks: on_ranks, on_token, on_finish, and on_progress after each step, when its tokens go to the
+ * clients. They wait for nothing but a lock that is held for moments. Requests that are not the server's are passed
+ * over, and so is a token whose index has come. After cpa_server_stop they must not be called. */
 void cpa_server_on_ranks(cpa_server *server, uint64_t request, int64_t position, const cpa_token_ranks *ranks);
 void cpa_server_on_token(cpa_server *server, uint64_t request, int64_t index, uint32_t token, float logprob);
 void cpa_server_on_finish(cpa_server *server, const cpa_request_result *result);

@@ -50,8 +50,8 @@ typedef struct cpa_logit_bias {
 enum { CPA_MOST_LOGIT_BIASES = 300 };
 
 /* How the output tokens of a request are drawn. Zeros stand for the most probable token every time, without penalties.
- * The order: logit_bias, penalties, min_tokens and the request's constraint, temperature, top_k, top_p, min_p. What is drawn depends on the logits, the seed and the
- * position alone: samples of one prompt need seeds of their own. */
+ * The order: logit_bias, penalties, min_tokens and the request's constraint, temperature, top_k, top_p, min_p. What is
+ * drawn depends on the logits, the seed and the position alone: samples of one prompt need seeds of their own. */
 typedef struct cpa_sampling {
     size_t size;
     float temperature;        /* logits are divided by it; 0: the most probable token is taken */

@@ -43,8 +43,8 @@ CPA_API cpa_status cpa_ngram_add(cpa_ngram *ngram, const uint32_t *tokens, int64
 CPA_API int64_t cpa_ngram_count(const cpa_ngram *ngram);
 
 /* Writes the `most` tokens that are expected next, and returns how many there are: `most`, or 0 where no n-gram that
- * the history ends with was there before, or an argument is NULL. Of several places the last one counts; where its continuation is shorter than
- * `most`, as in a text that repeats itself, it goes on with itself. */
+ * the history ends with was there before, or an argument is NULL. Of several places the last one counts; where its
+ * continuation is shorter than `most`, as in a text that repeats itself, it goes on with itself. */
 CPA_API int64_t cpa_ngram_draft(const cpa_ngram *ngram, int64_t most, uint32_t *drafts);
 
 /* The same for a tree of at most `branches` such chains, of `most` / branches tokens each, at least one: what followed

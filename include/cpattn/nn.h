@@ -250,8 +250,8 @@ typedef struct cpa_rank_tokens_args {
 CPA_API cpa_status cpa_rank_tokens(const cpa_rank_tokens_args *args, cpa_stream *stream);
 
 /* mark_tokens: keeps the bitmaps and counts that sample reads. First those of the sequences in `restarts` are cleared;
- * then each token of the list gets its bit, and one of the output counts one more. Sequences outside of 0..sequences-1, such as -1, and tokens outside of the
- * vocabulary are passed over. */
+ * then each token of the list gets its bit, and one of the output counts one more. Sequences outside of 0..sequences-1,
+ * such as -1, and tokens outside of the vocabulary are passed over. */
 typedef struct cpa_mark_tokens_args {
     size_t size;
     int64_t vocabulary, sequences;

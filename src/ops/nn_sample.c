@@ -1,5 +1,5 @@
-/* sample, rank_tokens and mark_tokens: every argument is checked here and strides are filled in, then the table of the back end
- * runs. */
+/* sample, rank_tokens and mark_tokens: every argument is checked here and strides are filled in, then the table of the
+ * back end runs. */
 #include "base/struct_size.h"
 #include "kernels/draw.h"
 #include "kernels/nn.h"

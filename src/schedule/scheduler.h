@@ -131,7 +131,7 @@ typedef struct cpa_scheduler_stats {
     int64_t cow_copies;
     int64_t rank_local; /* admissions of sequences to one of several ranks */
     int64_t swap_failures;
-    /* With adaptive_chunks: prefill chunks that are shorter for want of blocks, and requests that were not begun yet. */
+    /* With adaptive_chunks, for want of blocks: prefill chunks that are shorter, and requests that were not begun. */
     int64_t cut_chunks, held_back;
 } cpa_scheduler_stats;
 
