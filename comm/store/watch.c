@@ -75,6 +75,7 @@ struct cpa_watch {
     _Atomic double timeout_s;
     _Atomic double waits_since; /* 0: does not wait */
     atomic_int waits_for;
+    _Atomic(const char *) difference;           /* of works: what to say of it, up to the other rank's name */
     connection connections[CPA_COMM_MAX_RANKS]; /* of the thread; fd -1: none */
     notice heartbeats[CPA_COMM_MAX_RANKS];      /* rank 0: the last of each */
     pthread_mutex_t lock;                       /* of what follows */
@@ -82,7 +83,6 @@ struct cpa_watch {
     notice queued[8]; /* what this rank has to say, until the thread has taken it */
     int n_queued;
     cpa_works works;
-    const char *difference; /* of works: what to say of it, up to the other rank's name */
 };
 
 /* ---- what is known ---- */
@@ -93,15 +93,20 @@ static int goes_on(const loss *l, const notice *n) {
            (l->refusal.and_later || n->refusal.call == l->last_call + 1);
 }
 
+/* What a rank has said about itself, and what it is lost for to all, explain what comes behind. */
+static int explains(const loss *l, const notice *n) {
+    if (l->kind == REFUSED) return l->refusal.channel < 0 && n->kind != REFUSED;
+    return l->kind == SILENT && (n->kind != REFUSED || n->refusal.channel >= 0);
+}
+
 static void note_loss(cpa_watch *w, const notice *n) {
     if (n->rank < 0 || n->rank >= w->size || n->rank == w->rank) return;
     pthread_mutex_lock(&w->lock);
     loss *l = &w->losses[n->rank];
-    /* What a rank has said about itself explains its end. */
     if (goes_on(l, n)) {
         l->last_call = n->refusal.call;
         l->refusal.and_later |= n->refusal.and_later;
-    } else if (l->kind != REFUSED || l->refusal.channel >= 0 || n->kind == REFUSED) {
+    } else if (!explains(l, n)) {
         *l = (loss){.kind = (notice_kind)n->kind, .since = cpa_clock_now(), .refusal = n->refusal, .status = n->status};
         l->last_call = n->refusal.call;
         memcpy(l->message, n->message, sizeof l->message);
@@ -142,8 +147,9 @@ static cpa_status check_loss(const cpa_watch *w, int32_t rank, int32_t peer, cpa
 cpa_status cpa_watch_check(cpa_watch *w, int32_t peer, cpa_calls calls, cpa_error *err) {
     cpa_status status = CPA_OK;
     pthread_mutex_lock(&w->lock);
-    for (int32_t rank = 0; rank < w->size && status == CPA_OK; rank++) {
-        status = check_loss(w, rank, peer, calls, err);
+    for (int32_t i = 0; i < 2 * w->size && status == CPA_OK; i++) { /* who only left, or ended, after all others */
+        const notice_kind kind = w->losses[i % w->size].kind;
+        if ((kind == LEFT || kind == ENDED) == (i >= w->size)) status = check_loss(w, i % w->size, peer, calls, err);
     }
     pthread_mutex_unlock(&w->lock);
     return status;
@@ -276,9 +282,7 @@ static void find_silent(cpa_watch *w, double now) {
 
 /* Rank 0: two ranks wait, and have not done the same. */
 static void end_difference(cpa_watch *w, int32_t rank, int32_t other) {
-    pthread_mutex_lock(&w->lock);
-    const char *difference = w->difference ? w->difference : "does something else than";
-    pthread_mutex_unlock(&w->lock);
+    const char *difference = atomic_load(&w->difference);
     notice to_all = {.kind = SILENT, .rank = other}, to_other = {.kind = SILENT, .rank = rank};
     snprintf(to_all.message, sizeof to_all.message, "%s rank %d, and both wait", difference, rank);
     snprintf(to_other.message, sizeof to_other.message, "%s rank %d, and both wait", difference, other);
@@ -354,8 +358,9 @@ static void *run(void *watch) {
         if (now - last_heartbeat < HEARTBEAT_S) continue;
         last_heartbeat = now;
         send_heartbeat(w, now);
-        if (w->rank == 0) find_difference(w);
-        if (w->rank == 0) find_deadlock(w);
+        if (w->rank > 0) continue;
+        find_difference(w);
+        find_deadlock(w);
     }
     send_queued(w);
     return NULL;
@@ -391,8 +396,8 @@ void cpa_watch_note_wait(cpa_watch *w, int32_t peer) {
 }
 
 void cpa_watch_note_work(cpa_watch *w, cpa_work work, const char *difference) {
+    atomic_store(&w->difference, difference);
     pthread_mutex_lock(&w->lock);
-    w->difference = difference;
     cpa_works_add(&w->works, work);
     pthread_mutex_unlock(&w->lock);
 }
@@ -460,6 +465,7 @@ cpa_watch *cpa_watch_create(int32_t rank, int32_t size, double timeout_s) {
     w->size = size;
     w->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     atomic_init(&w->timeout_s, fmax(timeout_s, LEAST_SILENCE_S));
+    atomic_init(&w->difference, "does something else than");
     pthread_mutex_init(&w->lock, NULL);
     for (int32_t r = 0; r < w->size; r++) w->connections[r].fd = w->heartbeats[r].waits_for = -1;
     cpa_works_forget(&w->works);

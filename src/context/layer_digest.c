@@ -5,7 +5,7 @@
 #include "base/hash.h"
 #include "base/min_max.h"
 
-/* So many values of a bias, and words of a mask, take 10 us. */
+/* So many values of a bias, or words of a mask, take some 40 us. */
 enum { MOST_SAMPLES = 4096 };
 
 static uint64_t add_word(uint64_t digest, uint64_t word) {
