@@ -15,23 +15,32 @@ void cpa_job_ranks_close(cpa_job_ranks *ranks) {
     cpa_control_close(&ranks->control);
 }
 
-/* A fault of another rank is said once: by that rank, or by the first of those that lost it. They end the others, which
- * takes mpirun a second; the rest speak up only if that does not happen. */
+/* A fault of another rank is said once: by that rank, or by the first of those that lost it. The rest speak up only if
+ * that does not end them. */
 static void let_others_speak(const cpa_job_ranks *ranks, cpa_status status) {
-    enum { TURN_S = 2, MOST_TURNS = 3 };
     if (!cpa_ranks_end_together() || cpa_comm_check(ranks->comm, -1, NULL) == CPA_OK) return;
-    const int turn = ranks->rank + (status != CPA_COMM);
-    struct timespec left = {.tv_sec = TURN_S * (turn < MOST_TURNS ? turn : MOST_TURNS)};
+    struct timespec left = {.tv_sec = (time_t)cpa_ranks_turn(ranks->rank + (status != CPA_COMM))};
     while (nanosleep(&left, &left) != 0) continue; /* a signal of mpirun is no reason to speak */
 }
 
-_Noreturn void cpa_job_ranks_abort(const cpa_job_ranks *ranks, cpa_status status, const char *message) {
+static _Noreturn void abort_with(const cpa_job_ranks *ranks, cpa_status status, const char *message,
+                                 cpa_exit_code code) {
     cpa_comm_abort(ranks->comm, status, message);
     cpa_signals_break_off();
     let_others_speak(ranks, status);
     fprintf(stderr, "cp_attn: rank %d: %s\n", ranks->rank, message);
     fflush(stderr);
-    cpa_ranks_abort(CPA_EXIT_FAULT);
+    cpa_ranks_abort(code);
+}
+
+_Noreturn void cpa_job_ranks_abort(const cpa_job_ranks *ranks, cpa_status status, const char *message) {
+    abort_with(ranks, status, message, CPA_EXIT_FAULT);
+}
+
+void cpa_job_ranks_part(const cpa_job_ranks *ranks, cpa_exit_code code) {
+    cpa_error err;
+    if (cpa_comm_barrier(ranks->comm, &err) != CPA_OK)
+        abort_with(ranks, err.status, err.message, code == CPA_EXIT_DONE ? CPA_EXIT_FAULT : code);
 }
 
 void cpa_job_ranks_broadcast(cpa_job_ranks *ranks, void *data, int64_t bytes) {

@@ -41,7 +41,7 @@ static void send_job(cpa_job_ranks *ranks, cpa_job *job) {
 }
 
 /* The job that rank 0 reads from the command line, the environment and the files, on all ranks. */
-static cpa_exit_code run_job(cpa_comm *comm, int argc, char **argv) {
+static cpa_exit_code run_job(cpa_comm *comm, int argc, char **argv, double *timeout_s) {
     cpa_service service = {.engine = NULL};
     cpa_workload workload = {.count = 0}; /* rank 0 */
     cpa_job_ranks_open(comm, &service.ranks);
@@ -54,6 +54,7 @@ static cpa_exit_code run_job(cpa_comm *comm, int argc, char **argv) {
     if (service.job.run) {
         cpa_log_set(cpa_job_ranks_log, &service.ranks, (cpa_log_level)settings->log_level);
         cpa_comm_set_timeout(comm, settings->rank_timeout);
+        *timeout_s = settings->rank_timeout;
         code = settings->dry_run ? dry_run(&service, &workload)
                : settings->serve ? cpa_serve(&service)
                                  : cpa_run_batch(&service, &workload);
@@ -61,6 +62,7 @@ static cpa_exit_code run_job(cpa_comm *comm, int argc, char **argv) {
     }
     cpa_workload_release(&workload);
     cpa_settings_release(&service.job.settings);
+    cpa_job_ranks_part(&service.ranks, code);
     cpa_job_ranks_close(&service.ranks);
     return code;
 }
@@ -93,7 +95,8 @@ int main(int argc, char **argv) {
         cpa_ranks_abort(cpa_exit_code_of(joined));
     }
     int bench = argc > 1 && strcmp(argv[1], "bench") == 0;
-    int code = bench ? run_bench(comm, argc - 1, argv + 1) : (int)run_job(comm, argc, argv);
-    cpa_ranks_leave(comm);
+    double timeout_s = 10; /* as --rank-timeout, which a job may set */
+    int code = bench ? run_bench(comm, argc - 1, argv + 1) : (int)run_job(comm, argc, argv, &timeout_s);
+    cpa_ranks_leave(comm, timeout_s, (cpa_exit_code)code);
     return code;
 }

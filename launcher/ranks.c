@@ -10,10 +10,17 @@
 #include "base/check.h"
 #include "launcher/join_settings.h"
 #include "launcher/settings_table.h"
+#include "launcher/time_limit.h"
 
-/* Whether a launcher of MPI started this process: Open MPI, or one that speaks PMI or PMIx, as Slurm does. */
-static int is_started_by_mpi(void) {
-    return getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMIX_RANK") || getenv("PMI_RANK");
+/* The rank that a launcher of MPI gave this process: Open MPI, or one that speaks PMI or PMIx, as Slurm does. NULL: none
+ * started it. */
+static const char *rank_of_mpi(void) {
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        const char *rank = getenv(names[i]);
+        if (rank) return rank;
+    }
+    return NULL;
 }
 
 static cpa_status read_number(const char *name, long least, long most, int32_t *out, cpa_error *err) {
@@ -43,16 +50,34 @@ static cpa_status join_store(const cpa_join_settings *settings, cpa_comm **out, 
     return cpa_comm_from_store(getenv("MASTER_ADDR"), port, rank, size, &options, out, err);
 }
 
-cpa_status cpa_ranks_join(int *argc, char ***argv, cpa_comm **out, cpa_error *err) {
+/* MPI may take so long for `call`; `option` says what sets that. Then the process ends with `code`, and one rank says so. */
+static void limit_mpi(double seconds, const char *call, const char *option, cpa_exit_code code) {
+    const char *name = rank_of_mpi();
+    const int rank = name ? atoi(name) : 0;
+    cpa_time_limit_set(seconds + cpa_ranks_turn(rank), code,
+                       "rank %d: %s has taken more than %g s%s: a rank is stopped, cut off, or has failed", rank, call,
+                       seconds, option);
+}
+
+static cpa_status join_mpi(const cpa_join_settings *settings, int *argc, char ***argv, cpa_comm **out, cpa_error *err) {
+    enum { CONNECT_S = 10 }; /* the communicator's own limits come first: they say more */
     int provided;
+    limit_mpi(settings->timeout_s, "MPI_Init", " (--join-timeout)", CPA_EXIT_FAULT);
+    MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
+    limit_mpi(settings->timeout_s + CONNECT_S, "MPI_Comm_dup", " (--join-timeout, and 10)", CPA_EXIT_FAULT);
+    const cpa_comm_options options = {.size = sizeof options, .join_s = settings->timeout_s};
+    const cpa_status status = cpa_comm_from_mpi(MPI_COMM_WORLD, &options, out, err);
+    cpa_time_limit_clear();
+    return status;
+}
+
+cpa_status cpa_ranks_join(int *argc, char ***argv, cpa_comm **out, cpa_error *err) {
     cpa_join_settings settings;
     CPA_TRY(cpa_join_settings_load(*argc, *argv, &settings, err));
-    if (getenv("RANK") && getenv("WORLD_SIZE") && getenv("MASTER_ADDR") && getenv("MASTER_PORT") &&
-        !is_started_by_mpi())
+    if (rank_of_mpi()) return join_mpi(&settings, argc, argv, out, err);
+    if (getenv("RANK") && getenv("WORLD_SIZE") && getenv("MASTER_ADDR") && getenv("MASTER_PORT"))
         return join_store(&settings, out, err);
-    MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
-    const cpa_comm_options options = {.size = sizeof options, .join_s = settings.timeout_s};
-    return cpa_comm_from_mpi(MPI_COMM_WORLD, &options, out, err);
+    return cpa_comm_alone(out, err);
 }
 
 int cpa_ranks_end_together(void) {
@@ -61,9 +86,18 @@ int cpa_ranks_end_together(void) {
     return initialized;
 }
 
-void cpa_ranks_leave(cpa_comm *comm) {
+double cpa_ranks_turn(int rank) {
+    enum { TURN_S = 2, MOST_TURNS = 3 };
+    return TURN_S * (rank < MOST_TURNS ? rank : MOST_TURNS);
+}
+
+void cpa_ranks_leave(cpa_comm *comm, double timeout_s, cpa_exit_code code) {
+    const int has_mpi = cpa_ranks_end_together();
+    if (has_mpi)
+        limit_mpi(timeout_s, "MPI_Finalize", " (--rank-timeout)", code == CPA_EXIT_DONE ? CPA_EXIT_FAULT : code);
     cpa_comm_destroy(comm);
-    if (cpa_ranks_end_together()) MPI_Finalize();
+    if (has_mpi) MPI_Finalize();
+    cpa_time_limit_clear();
 }
 
 pid_t cpa_ranks_launcher(void) {
@@ -82,6 +116,10 @@ pid_t cpa_ranks_launcher(void) {
 }
 
 _Noreturn void cpa_ranks_abort(cpa_exit_code code) {
-    if (cpa_ranks_end_together()) MPI_Abort(MPI_COMM_WORLD, (int)code);
+    enum { MOST_S = 5 };
+    if (cpa_ranks_end_together()) {
+        limit_mpi(MOST_S, "MPI_Abort", "", code);
+        MPI_Abort(MPI_COMM_WORLD, (int)code);
+    }
     exit((int)code);
 }

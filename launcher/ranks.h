@@ -8,17 +8,22 @@
 
 #include "launcher/exit_code.h"
 
-/* Joins the other ranks; once in a process, before anything else. Where RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
- * are set, and mpirun did not start this process, they meet there, without MPI, and need a secret of the job
- * (join_settings.h). *out is set only on success. */
+/* Joins the other ranks; once in a process, before anything else. A process that mpirun did not start goes without MPI:
+ * where RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set, the ranks meet there, and need a secret of the job
+ * (join_settings.h); else it is the only one. *out is set only on success. A rank that MPI waits for longer than
+ * --join-timeout ends the process, with a line. */
 cpa_status cpa_ranks_join(int *argc, char ***argv, cpa_comm **out, cpa_error *err);
-/* The end of a rank that joined: of every one, unless the job is aborted. `comm` may be NULL. */
-void cpa_ranks_leave(cpa_comm *comm);
+/* The end of a rank that joined: of every one, unless the job is aborted. Where MPI waits for one for longer than that,
+ * the process ends, with a line, and with `code` unless that is CPA_EXIT_DONE. */
+void cpa_ranks_leave(cpa_comm *comm, double timeout_s, cpa_exit_code code);
+/* How many seconds a rank lets those before it speak of what all of them see: one that does ends the others, which takes
+ * mpirun a second. */
+double cpa_ranks_turn(int rank);
 /* The process of Open MPI that has started this one; 0 if there is none, as where a script of it has. */
 pid_t cpa_ranks_launcher(void);
 /* Whether the end of one rank by cpa_ranks_abort ends the processes of all, as mpirun does. */
 int cpa_ranks_end_together(void);
-/* Ends this process with that exit code, and so all other ranks. Does not return. */
+/* Ends this process with that exit code, and so all other ranks, if MPI still can. Does not return. */
 _Noreturn void cpa_ranks_abort(cpa_exit_code code);
 
 #endif

@@ -216,9 +216,9 @@ const cpa_field cpa_settings_rows[] = {
     {"Device", "enforce-eager", NULL, FLAG(enforce_eager, "false"),
      .help = "launch every operation by itself; else decode steps are captured in CUDA graphs"},
     {"Device", "rank-timeout", "S", REAL(rank_timeout, "10", 1, 1e6),
-     .help = "the run ends when a rank has not been heard of for S seconds"},
+     .help = "the run ends when a rank has not been heard of for S seconds, or keeps the others from ending"},
     {"Device", "join-timeout", "S", REAL(join_timeout, "60", 1, 1e6), .early = 1,
-     .help = "how long all ranks may take to come, and to end"},
+     .help = "how long all ranks may take to come"},
     {"Device", "job-secret-file", "FILE", TEXT(job_secret_file), .early = 1,
      .help = "of ranks that meet at MASTER_ADDR without mpirun: its first line is what all of them know and nobody "
              "else; or CPATTN_JOB_SECRET in the environment"},

@@ -29,6 +29,8 @@ cpa_fault cpa_fault_by_name(const char *name) {
         "deep-prefix",
         "lost-rules",
         "rows-for-runs",
+        "stopped-last",
+        "stopped-in-mpi",
     };
     int fault = 0;
     while (fault < CPA_FAULT_COUNT && strcmp(name, names[fault]) != 0) fault++;

@@ -26,6 +26,8 @@ typedef enum cpa_fault {
     CPA_FAULT_DEEP_PREFIX,     /* requests are taken to share more keys than they do */
     CPA_FAULT_LOST_RULES,      /* scores stay as they are: no rules, no bits, no sinks */
     CPA_FAULT_ROWS_FOR_RUNS,   /* attend reads rows in one piece where the layout has runs */
+    CPA_FAULT_STOPPED_LAST,    /* the last rank stops when its work is done, before it tells the others */
+    CPA_FAULT_STOPPED_IN_MPI,  /* it stops in MPI_Finalize */
     CPA_FAULT_COUNT
 } cpa_fault;
 

@@ -1,6 +1,8 @@
 /* The twin of the program: CPATTN_FAULT=<name> arms a fault once the engine has started, or for a benchmark;
  * <name>@start before. */
 #include <cpattn/engine.h>
+#include <mpi.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +10,7 @@
 #include "base/check.h"
 #include "bench/bench.h"
 #include "launcher/exit_code.h"
+#include "launcher/job_ranks.h"
 #include "launcher/ranks.h"
 #include "tests/faults/fault.h"
 
@@ -45,4 +48,29 @@ int __wrap_cpa_bench_main(cpa_comm *comm, int argc, char **argv, cpa_rank_placem
 int __wrap_cpa_bench_main(cpa_comm *comm, int argc, char **argv, cpa_rank_placement *placement) {
     arm_fault(1);
     return __real_cpa_bench_main(comm, argc, argv, placement);
+}
+
+/* Stops the last rank, with that fault. */
+static void stop_last(cpa_fault fault) {
+    int rank, size;
+    if (!cpa_fault_is(fault)) return;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    if (rank == size - 1) raise(SIGSTOP);
+}
+
+void __real_cpa_job_ranks_part(const cpa_job_ranks *ranks, cpa_exit_code code);
+void __wrap_cpa_job_ranks_part(const cpa_job_ranks *ranks, cpa_exit_code code);
+
+void __wrap_cpa_job_ranks_part(const cpa_job_ranks *ranks, cpa_exit_code code) {
+    stop_last(CPA_FAULT_STOPPED_LAST);
+    __real_cpa_job_ranks_part(ranks, code);
+}
+
+int __real_MPI_Finalize(void);
+int __wrap_MPI_Finalize(void);
+
+int __wrap_MPI_Finalize(void) {
+    stop_last(CPA_FAULT_STOPPED_IN_MPI);
+    return __real_MPI_Finalize();
 }

@@ -99,6 +99,33 @@ stopped_rank() {
     our_lines
 }
 
+# A rank that is stopped before it is in MPI, or after its work, keeps the others from beginning or from ending: that has
+# a limit, and what is said by then stands.
+stopped_at_an_end() {
+    small_model
+    local fault line
+    export CP_ATTN
+    # shellcheck disable=SC2086,SC2016
+    timeout "$limit" $MPIRUN -np 3 bash -c '[ "$OMPI_COMM_WORLD_RANK" != 0 ] || kill -STOP $$; exec "$CP_ATTN" "$@"' \
+        cp_attn --model model.yaml --requests 1 --input-len 16 --output-len 2 --join-timeout 1 >out 2>err
+    code=$?
+    expect_code 3 "a rank was stopped before MPI_Init"
+    expect_line 'rank 1: MPI_Init has taken more than 1 s (--join-timeout): a rank is stopped'
+    our_lines
+    CP_ATTN=$CP_ATTN_FAULTS
+    for fault in stopped-last stopped-in-mpi; do
+        line='rank 0: rank 1 has not been heard of for 2.'
+        [ $fault = stopped-last ] || line='rank 0: MPI_Finalize has taken more than 1 s (--rank-timeout): a rank is'
+        CPATTN_FAULT=$fault run 2 --model model.yaml --requests 1 --input-len 16 --output-len 2 --skip-self-test \
+            --rank-timeout 1 --result-json $fault.json
+        expect_code 3 "$fault"
+        expect_line "$line"
+        grep -q '^requests *1 of 1 completed' out || fail "no report of a run whose end hung"
+        expect_value completed 1 $fault.json
+        our_lines
+    done
+}
+
 # Over TCP nobody but the ranks themselves knows that one has died.
 dead_rank_of_store() {
     small_model
