@@ -129,6 +129,7 @@ void cpa_report_print(const cpa_outcome *outcome, FILE *out) {
     cpa_metrics_print_latencies(outcome->metrics, out);
     if (outcome->given_up) {
         cpa_report_line(out, "stopped", "in the middle of a step: what the ranks count and check is not known");
+        if (outcome->failure.status != CPA_OK) cpa_report_line(out, "error", "%s", outcome->failure.message);
         return;
     }
     print_algorithm(outcome, out);

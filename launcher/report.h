@@ -24,8 +24,9 @@ typedef struct cpa_outcome {
     cpa_metrics *metrics;
     int checked_logits; /* the next was found out: --check-logits */
     cpa_logits_verdict logits;
-    int stopped_by; /* a signal; 0: none */
-    int given_up;   /* in the middle of a step: what ranks count and check is not known */
+    int stopped_by;    /* a signal; 0: none */
+    int given_up;      /* in the middle of a step: what ranks count and check is not known */
+    cpa_error failure; /* what ended the run; CPA_OK: nothing failed */
 } cpa_outcome;
 
 /* Version, device, model and cache. */

@@ -153,6 +153,8 @@ static json_t *pack(const cpa_outcome *outcome) {
     }
     bad |= outcome->stopped_by ? cpa_json_put_text(root, "stopped_by", cpa_signals_name(outcome->stopped_by))
                                : json_object_set_new(root, "stopped_by", json_null());
+    bad |= outcome->failure.status != CPA_OK ? cpa_json_put_text(root, "error", outcome->failure.message)
+                                             : json_object_set_new(root, "error", json_null());
     bad |= outcome->given_up ? json_object_set_new(root, "output_digest", json_null())
                              : cpa_json_put_text(root, "output_digest", digest);
     bad |= cpa_json_put_text(root, "device", outcome->device) |

@@ -21,6 +21,7 @@ typedef struct batch_run {
     cpa_progress progress;      /* rank 0 */
     cpa_outcome outcome;        /* rank 0: what is known so far */
     double began;               /* the requests, on the monotonic clock; 0: not yet */
+    int is_told;                /* rank 0: the outcome of a run that broke off is written */
     cpa_exposition *exposition; /* rank 0, with --metrics-file; NULL: nobody is told */
     cpa_metrics_file metrics_file;
 } batch_run;
@@ -63,21 +64,46 @@ static void print_outcome(const batch_run *r) {
     if (r->outcome.checked_logits && !r->service->job.settings.json) cpa_report_logits(&r->outcome, stdout);
 }
 
-/* Rank 0, in the thread that watches for signals, while the run is in the middle of something. */
-static void give_up(void *ctx, int signal) {
-    batch_run *r = ctx;
+/* Rank 0, with the lock of the signals held: says what is known of a run that is in the middle of something. */
+static void tell_unfinished(batch_run *r) {
     cpa_error err;
-    r->outcome.stopped_by = signal;
+    r->is_told = 1;
     r->outcome.given_up = 1;
     r->outcome.stats.duration_s = r->began > 0 ? cpa_clock_now() - r->began : 0;
     cpa_progress_finish(&r->progress);
     print_outcome(r);
     cpa_job_ranks_explain(&r->service->ranks, cpa_output_flush(&err), err.message);
-    report_stop(r);
+    if (r->outcome.stopped_by) report_stop(r);
     const char *path = r->service->job.settings.result_json;
     if (path[0]) cpa_job_ranks_explain(&r->service->ranks, cpa_result_json_write(path, &r->outcome, &err), err.message);
     const cpa_status written = cpa_metrics_file_write(&r->metrics_file, &r->outcome.stats, &err);
     cpa_job_ranks_explain(&r->service->ranks, written, err.message);
+}
+
+static void on_lost(void *ctx, int rank) {
+    batch_run *r = ctx;
+    if (r->began == 0 || r->is_told) return;
+    cpa_fail(&r->outcome.failure, CPA_COMM, "rank %d is lost", rank);
+    tell_unfinished(r);
+}
+
+static void give_up(void *ctx, int signal) {
+    batch_run *r = ctx;
+    r->outcome.stopped_by = signal;
+    tell_unfinished(r);
+}
+
+/* Ends the job after a failure that the other ranks may not know of; rank 0 first says what is known of the run. */
+static _Noreturn void break_off(batch_run *r, cpa_status status, const char *message) {
+    if (r->service->ranks.rank == 0) {
+        cpa_signals_lock();
+        if (!r->is_told) {
+            cpa_fail(&r->outcome.failure, status, "%s", message);
+            tell_unfinished(r);
+        }
+        cpa_signals_unlock();
+    }
+    cpa_job_ranks_abort(&r->service->ranks, status, message);
 }
 
 /* Rank 0: begins the file of --metrics-file, if it is asked for. */
@@ -171,14 +197,18 @@ static cpa_exit_code conclude(batch_run *r, cpa_status status) {
     const cpa_metrics *ended = &r->metrics;
     const int64_t lost = r->workload->count - ended->completed - ended->failed - ended->cancelled - ended->expired;
     cpa_service_note_stats(r->service, &r->outcome);
-    if (status == CPA_OK || status == CPA_STOPPED) r->outcome.stopped_by = cpa_signals_received();
+    if (status == CPA_OK || status == CPA_STOPPED) {
+        r->outcome.stopped_by = cpa_signals_received();
+    } else {
+        cpa_fail(&r->outcome.failure, status, "%s", cpa_engine_error(r->service->engine));
+    }
     print_outcome(r);
     cpa_exit_code lost_report = cpa_job_ranks_explain(&r->service->ranks, cpa_output_flush(&err), err.message);
     if (r->outcome.stopped_by) {
         report_stop(r);
         if (ended->completed < r->workload->count) code = (cpa_exit_code)(CPA_EXIT_SIGNAL + r->outcome.stopped_by);
     } else if (status != CPA_OK) {
-        cpa_job_ranks_explain(&r->service->ranks, status, cpa_engine_error(r->service->engine));
+        cpa_job_ranks_explain(&r->service->ranks, status, r->outcome.failure.message);
     } else if (lost > 0) {
         fprintf(stderr, "cp_attn: %" PRId64 " of %" PRId64 " requests were lost\n", lost, r->workload->count);
         code = CPA_EXIT_CHECK_FAILED;
@@ -205,15 +235,14 @@ static void end_network(batch_run *r) {
     if (!r->service->job.has_network) return;
     cpa_status status =
         cpa_network_end(&r->service->job, &r->service->network, &r->service->ranks.control, &r->outcome.logits, &err);
-    if (status != CPA_OK) cpa_job_ranks_abort(&r->service->ranks, status, err.message);
+    if (status != CPA_OK) break_off(r, status, err.message);
     r->outcome.checked_logits = r->service->job.settings.check_logits > 0;
 }
 
 static cpa_exit_code run(batch_run *r) {
     cpa_status status = cpa_engine_run(r->service->engine, on_finish, on_progress, r);
-    if (status != CPA_OK && status != CPA_CHECK_FAILED && status != CPA_STOPPED) {
-        cpa_job_ranks_abort(&r->service->ranks, status, cpa_engine_error(r->service->engine));
-    }
+    if (status != CPA_OK && status != CPA_CHECK_FAILED && status != CPA_STOPPED)
+        break_off(r, status, cpa_engine_error(r->service->engine));
     if (status == CPA_OK) end_network(r);
     cpa_signals_finish();
     cpa_progress_finish(&r->progress);
@@ -231,7 +260,7 @@ static cpa_exit_code run_steps(batch_run *r) {
     if (code == CPA_EXIT_DONE) code = cpa_service_size_cache(service, choose_blocks, r);
     if (code != CPA_EXIT_DONE) return code;
     if (service->ranks.rank == 0) r->outcome = cpa_service_outcome(service, r->workload, &r->metrics);
-    const cpa_signal_actions actions = {.ctx = r, .give_up = give_up};
+    const cpa_signal_actions actions = {.ctx = r, .lost = on_lost, .give_up = give_up};
     if (cpa_signals_install(service->ranks.comm, service->job.settings.shutdown_timeout, &actions, &err) != CPA_OK)
         cpa_job_ranks_abort(&service->ranks, err.status, err.message);
     code = cpa_service_load_network(service, r->workload);

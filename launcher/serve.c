@@ -29,6 +29,7 @@ typedef struct serving {
     cpa_outcome outcome; /* what is known so far */
     double began;        /* on the monotonic clock; 0: not yet */
     double deliver_by;   /* likewise, after a signal; 0: none has come */
+    int is_told;         /* the outcome of a server that broke off is written */
 } serving;
 
 /* ---- signals: in the watching thread, with the lock held ---- */
@@ -41,11 +42,6 @@ static void on_drain(void *ctx, double seconds) {
 
 static int has_incoming(void *ctx) {
     return cpa_server_incoming(((serving *)ctx)->front.server) > 0;
-}
-
-static void on_lost(void *ctx) {
-    serving *s = ctx;
-    cpa_serve_front_fail(&s->front, "a rank is lost");
 }
 
 /* Adds up the requests there were, those that have not ended included. */
@@ -75,15 +71,46 @@ static cpa_exit_code report_results(serving *s) {
     return printed != CPA_EXIT_DONE ? printed : written != CPA_EXIT_DONE ? written : exposed;
 }
 
-static void give_up(void *ctx, int signal) {
-    serving *s = ctx;
-    s->outcome.stopped_by = signal;
+/* Ends every answer with `why`, and says what is known of a server that is in the middle of something. */
+static void tell_unfinished(serving *s, const char *why) {
+    s->is_told = 1;
     s->outcome.given_up = 1;
     s->outcome.stats.duration_s = s->began > 0 ? cpa_clock_now() - s->began : 0;
     const int64_t undelivered = s->front.server ? cpa_server_undelivered(s->front.server) : 0;
-    cpa_serve_front_fail(&s->front, "the server was stopped");
-    report_stop(s, undelivered);
+    cpa_serve_front_fail(&s->front, why);
+    if (s->outcome.stopped_by) report_stop(s, undelivered);
     (void)report_results(s);
+}
+
+static void give_up(void *ctx, int signal) {
+    serving *s = ctx;
+    s->outcome.stopped_by = signal;
+    tell_unfinished(s, "the server was stopped");
+}
+
+/* A server that has not begun has no results. */
+static void on_lost(void *ctx, int rank) {
+    serving *s = ctx;
+    if (s->is_told) return;
+    cpa_fail(&s->outcome.failure, CPA_COMM, "rank %d is lost", rank);
+    if (s->began > 0) {
+        tell_unfinished(s, s->outcome.failure.message);
+    } else {
+        cpa_serve_front_fail(&s->front, s->outcome.failure.message);
+    }
+}
+
+/* Ends the job after a failure that the other ranks may not know of; rank 0 first says what is known of the server. */
+static _Noreturn void break_off(serving *s, cpa_status status, const char *message) {
+    if (s->service->ranks.rank == 0) {
+        cpa_signals_lock();
+        if (!s->is_told) {
+            cpa_fail(&s->outcome.failure, status, "%s", message);
+            tell_unfinished(s, message);
+        }
+        cpa_signals_unlock();
+    }
+    cpa_job_ranks_abort(&s->service->ranks, status, message);
 }
 
 /* ---- callbacks of the engine ---- */
@@ -204,7 +231,8 @@ static cpa_exit_code conclude(serving *s, cpa_status status, int64_t undelivered
     cpa_exit_code code = cpa_exit_code_of(status);
     cpa_service_note_stats(s->service, &s->outcome);
     if (status == CPA_CHECK_FAILED) {
-        (void)cpa_job_ranks_explain(&s->service->ranks, status, cpa_engine_error(s->service->engine));
+        cpa_fail(&s->outcome.failure, status, "%s", cpa_engine_error(s->service->engine));
+        (void)cpa_job_ranks_explain(&s->service->ranks, status, s->outcome.failure.message);
     } else {
         s->outcome.stopped_by = cpa_signals_received();
         code = undelivered > 0 ? (cpa_exit_code)(CPA_EXIT_SIGNAL + s->outcome.stopped_by) : CPA_EXIT_DONE;
@@ -218,10 +246,8 @@ static cpa_exit_code serve(serving *s) {
     cpa_service *service = s->service;
     const int is_first = service->ranks.rank == 0;
     const cpa_status status = cpa_engine_serve(service->engine, on_finish, on_progress, s);
-    if (status != CPA_OK && status != CPA_CHECK_FAILED && status != CPA_STOPPED) {
-        cpa_serve_front_fail(&s->front, cpa_engine_error(service->engine));
-        cpa_job_ranks_abort(&service->ranks, status, cpa_engine_error(service->engine));
-    }
+    if (status != CPA_OK && status != CPA_CHECK_FAILED && status != CPA_STOPPED)
+        break_off(s, status, cpa_engine_error(service->engine));
     const int64_t undelivered = is_first ? deliver(s, status) : 0;
     cpa_signals_finish();
     cpa_exit_code code = is_first ? conclude(s, status, undelivered) : CPA_EXIT_DONE;

@@ -50,11 +50,23 @@ static struct {
     cpa_engine *engine;
     sem_t came;        /* posted by each signal that counts */
     double shutdown_s; /* how long requests may take to finish */
-    atomic_int received, is_direct, is_launchers, again, final, broken_off;
+    atomic_int received, is_direct, is_launchers, again, final;
+    atomic_int breaking;     /* the rank that has said it ends the job, and 1; 0: none has */
     _Atomic double first_at; /* 0: none has come */
 } state = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+static int is_here(int rank) {
+    return state.ranks[rank].host != 0 && state.ranks[rank].host == state.ranks[state.rank].host;
+}
+
 /* ---- in the handler ---- */
+
+/* The sender of a mark is a rank of this host. */
+static void note_breaking(pid_t sender) {
+    for (int rank = 0; rank < state.size; rank++) {
+        if (is_here(rank) && state.ranks[rank].id == sender) atomic_store(&state.breaking, rank + 1);
+    }
+}
 
 static void on_signal(int number, siginfo_t *info, void *context) {
     (void)context;
@@ -63,7 +75,7 @@ static void on_signal(int number, siginfo_t *info, void *context) {
     int from_launcher = state.launcher != 0 && info->si_pid == state.launcher;
     const int mark = info->si_code == SI_QUEUE ? info->si_value.sival_int : 0;
     int passed_on = from_launcher || mark == PASSED_ON;
-    if (mark == BREAKING_OFF) atomic_store(&state.broken_off, 1);
+    if (mark == BREAKING_OFF) note_breaking(info->si_pid);
     /* Before a launcher ends a job by SIGTERM, it continues its processes, and waits for a second. */
     if (number == SIGCONT && !(from_launcher && state.announces)) return;
     if (number == SIGCONT) number = SIGTERM;
@@ -90,27 +102,22 @@ static void await_signal(double end) {
     while (sem_clockwait(&state.came, CLOCK_MONOTONIC, &until) != 0 && errno == EINTR) continue;
 }
 
-static int is_here(int rank) {
-    return state.ranks[rank].host != 0 && state.ranks[rank].host == state.ranks[state.rank].host;
-}
-
 static void tell(int rank, int number, int mark) {
     union sigval value = {.sival_int = mark};
     if (is_here(rank)) sigqueue((pid_t)state.ranks[rank].id, number, value);
 }
 
-/* Whether a rank of this host is gone, or about to go: then mpirun has sent the signal, to end what broke off. */
-static int has_broken_off(void) {
-    if (atomic_load(&state.broken_off)) return 1;
+/* A rank of this host that is gone, or about to go: then mpirun has sent the signal, to end what broke off. -1: none. */
+static int find_lost(void) {
     for (int rank = 0; rank < state.size; rank++) {
-        if (is_here(rank) && kill((pid_t)state.ranks[rank].id, 0) != 0 && errno == ESRCH) return 1;
+        if (is_here(rank) && kill((pid_t)state.ranks[rank].id, 0) != 0 && errno == ESRCH) return rank;
     }
-    return 0;
+    return atomic_load(&state.breaking) - 1;
 }
 
 static void end_process(int number) {
     atomic_store(&state.final, 1); /* one more signal ends the process in whatever hangs now */
-    if (state.rank == 0 && !has_broken_off()) state.actions.give_up(state.actions.ctx, number);
+    if (state.rank == 0 && find_lost() < 0) state.actions.give_up(state.actions.ctx, number);
     for (int rank = 1; state.rank == 0 && rank < state.size; rank++) tell(rank, number, PASSED_ON);
     _exit(128 + number);
 }
@@ -144,9 +151,9 @@ static void let_in(double end) {
 /* Rank 0: lets requests finish for a while, and then asks the engine to stop. */
 static void shut_down(double seconds) {
     cpa_signals_lock();
-    const int is_lost = has_broken_off();
-    if (is_lost || !state.engine) seconds = 0; /* no request can finish, or none is there yet */
-    if (is_lost && state.actions.lost) state.actions.lost(state.actions.ctx);
+    const int lost = find_lost();
+    if (lost >= 0 || !state.engine) seconds = 0; /* no request can finish, or none is there yet */
+    if (lost >= 0) state.actions.lost(state.actions.ctx, lost);
     if (seconds > 0 && state.actions.drain) state.actions.drain(state.actions.ctx, seconds);
     cpa_signals_unlock();
     if (seconds > 0) let_in(cpa_clock_now() + fmin(LET_IN_S, seconds / 4));

@@ -21,9 +21,9 @@ typedef struct cpa_signal_actions {
     void (*drain)(void *ctx, double seconds);
     /* Whether requests are on their way in, for which the engine waits a little before it is told; NULL: none are. */
     int (*has_incoming)(void *ctx);
-    /* Another rank of this host is gone, and mpirun is about to end this one: there is a second at most; NULL: nothing
-     * is to be done. */
-    void (*lost)(void *ctx);
+    /* Another rank of this host is gone, or about to go, and mpirun is about to end this one: there is a second at most
+     * to say what is known of the run. */
+    void (*lost)(void *ctx, int rank);
     /* The run is given up: says what is known of it. The process then ends with 128 + `signal`. */
     void (*give_up)(void *ctx, int signal);
 } cpa_signal_actions;

@@ -58,8 +58,11 @@ outputs() {
     expect_code 0 "a run"
     CPATTN_FAULT=failed-rank CP_ATTN=$CP_ATTN_FAULTS run 1 "${options[@]}" --result-json r.json --timeline t.json
     expect_code 3 "a run that fails"
-    [ ! -e r.json ] && [ ! -e t.json ] || fail "an old file looks new"
+    [ ! -e t.json ] || fail "an old file looks new"
+    expect_value completed 0 r.json
+    grep -q '^  "error": ".*a step fails on this rank alone' r.json || fail "no error in the results"
     expect_value completed 1 r.json.old
+    expect_value error null r.json.old
     [ -s t.json.old ] || fail "the timeline of the run before is lost"
     run 1 "${options[@]}" --result-json r.json --dtype int4
     [ -e r.json.old ] || fail "a run that is refused touches files"
@@ -224,6 +227,16 @@ expect_end() {
     rm -f r.json
 }
 
+# expect_broken_off ERROR: report and results tell how far a run came, and that it ended for want of a rank.
+expect_broken_off() {
+    grep -q "^error  .*$1" out || { fail "no '$1' in the report"; cat out; }
+    grep -q '^requests *0 of 2 completed' out || fail "no report of a run that broke off"
+    [ -e r.json ] || { fail "no results of a run that broke off"; return; }
+    grep -q "^  \"error\": \".*$1" r.json || fail "no '$1' in the results: $(grep error r.json)"
+    expect_value failed 2 r.json
+    expect_value stopped_by null r.json
+}
+
 # A rank that dies in the middle of a run ends the job, soon, and is named.
 dead_rank() {
     small_model
@@ -236,7 +249,7 @@ dead_rank() {
     [ $code != 0 ] && [ $code != 124 ] || fail "exit code $code after a rank died"
     [ $((SECONDS - started)) -lt 30 ] || fail "the others went on for $((SECONDS - started)) s"
     grep -qE 'rank 1 .*(signal 9|Killed)' err || { fail "the rank that died is not named"; cat err; }
-    [ ! -e r.json ] || fail "a result file of a run that broke off"
+    expect_broken_off 'rank 1 '
     grep -E 'rank 1 .*(signal 9|Killed)' err
 }
 
@@ -281,11 +294,13 @@ failed_rank() {
     local when
     for when in failed-rank@start failed-rank; do
         local begin=$SECONDS
-        CPATTN_FAULT=$when run 3 --model model.yaml --requests 2 --input-len 40 --output-len 4
+        CPATTN_FAULT=$when run 3 --model model.yaml --requests 2 --input-len 40 --output-len 4 --result-json r.json
         expect_code 3 "$when"
         expect_line "rank $(($(few 3) - 1)): "
         said 'a step fails on this rank alone' || fail "no reason: $(our_lines)"
         [ $((SECONDS - begin)) -lt 60 ] || fail "it took $((SECONDS - begin)) s"
         our_lines
+        [ $when != failed-rank@start ] || [ ! -e r.json ] || fail "results of a run that did not begin"
     done
+    expect_broken_off "rank $(($(few 3) - 1))"
 }

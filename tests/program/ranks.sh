@@ -78,7 +78,7 @@ start_mpi() {
 
 # A run that takes far longer than a test.
 long_run=(--model model.yaml --requests 2 --input-len 16 --output-len 1000000 --skip-self-test --verify 0
-    --num-blocks 70000 --rank-timeout 3)
+    --num-blocks 70000 --rank-timeout 3 --result-json r.json)
 
 # A rank that is stopped for a while is no fault; one that stays stopped ends the job with a line that names it.
 stopped_rank() {
@@ -97,6 +97,7 @@ stopped_rank() {
     expect_line 'rank 1 has not been heard of for 3.'
     [ $((SECONDS - begin)) -lt 12 ] || fail "the others went on for $((SECONDS - begin)) s"
     our_lines
+    expect_broken_off 'rank 1 has not been heard of for 3.'
 }
 
 # A rank that is stopped before it is in MPI, or after its work, keeps the others from beginning or from ending: that has
@@ -143,4 +144,6 @@ dead_rank_of_store() {
         expect_line 'rank 1'
         our_lines
     done
+    mv out.0 out
+    expect_broken_off 'rank 1'
 }

@@ -201,13 +201,14 @@ serve_lost() {
     wait $client
     grep -q '^data: .*"error"' stream || fail "no error in the answer: $(tail -c 300 stream)"
     wait $job
-    start_server 2 --skip-self-test --verify 0 --num-blocks 9000 --rank-timeout 1
+    start_server 2 --skip-self-test --verify 0 --num-blocks 9000 --rank-timeout 1 --result-json lost.json
     begin_answer 200000
     kill -STOP "$(cat pid.1)"
     wait $client
     grep -q '^data: .*"error".*rank 1 has not been heard of' stream ||
         fail "no error in the answer: $(tail -c 300 stream)"
     expect_end_of_server 3 "a rank was stopped"
+    grep -q '^  "error": ".*rank 1 has not been heard of' lost.json || fail "no error in the results of the server"
 }
 
 # A check that fails while answers are under way: they end with what it found, and the server with exit code 1.
