@@ -205,6 +205,14 @@ static void bad_devices(void) {
     CU_ASSERT_EQUAL(cpa_device_open(&options, &device, &err), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "threads is -1"));
     options.threads = 2;
+    const int32_t cpus[2] = {0, 0};
+    options.cpus = (const int32_t *)(const void *)((const char *)cpus + 1);
+    options.n_cpus = 1;
+    CU_ASSERT_EQUAL(cpa_device_open(&options, &device, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "device: cpus at "));
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "not aligned to its elements of 4 bytes"));
+    options.cpus = NULL;
+    options.n_cpus = 0;
     if (options.backend == CPA_BACKEND_HOST) { /* it has threads to bind; CUDA has devices to choose from */
         options.cpus = &cpu;
         options.n_cpus = 1;
