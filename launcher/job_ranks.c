@@ -1,7 +1,6 @@
 #include "launcher/job_ranks.h"
 
 #include <stdio.h>
-#include <time.h>
 
 #include "launcher/ranks.h"
 #include "launcher/signals.h"
@@ -19,8 +18,7 @@ void cpa_job_ranks_close(cpa_job_ranks *ranks) {
  * that does not end them. */
 static void let_others_speak(const cpa_job_ranks *ranks, cpa_status status) {
     if (!cpa_ranks_end_together() || cpa_comm_check(ranks->comm, -1, NULL) == CPA_OK) return;
-    struct timespec left = {.tv_sec = (time_t)cpa_ranks_turn(ranks->rank + (status != CPA_COMM))};
-    while (nanosleep(&left, &left) != 0) continue; /* a signal of mpirun is no reason to speak */
+    cpa_ranks_await_turn(ranks->rank + (status != CPA_COMM));
 }
 
 static _Noreturn void abort_with(const cpa_job_ranks *ranks, cpa_status status, const char *message,

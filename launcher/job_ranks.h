@@ -20,8 +20,8 @@ void cpa_job_ranks_close(cpa_job_ranks *ranks);
 /* Ends the job, with a line, from a rank that others wait for. Does not return. */
 _Noreturn void cpa_job_ranks_abort(const cpa_job_ranks *ranks, cpa_status status, const char *message);
 
-/* Returns once every rank is about to leave: here one that does not come is named. Ends the job then, with `code` unless
- * that is CPA_EXIT_DONE. */
+/* Returns once every rank is about to leave: here one that does not come is named. Ends the job then, with `code`
+ * unless that is CPA_EXIT_DONE. */
 void cpa_job_ranks_part(const cpa_job_ranks *ranks, cpa_exit_code code);
 
 /* What rank 0 has in `data`, on every rank. Collective; a rank that cannot ends the job. */

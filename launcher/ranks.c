@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cpattn/mpi.h>
@@ -12,8 +13,8 @@
 #include "launcher/settings_table.h"
 #include "launcher/time_limit.h"
 
-/* The rank that a launcher of MPI gave this process: Open MPI, or one that speaks PMI or PMIx, as Slurm does. NULL: none
- * started it. */
+/* The rank that a launcher of MPI gave this process: Open MPI, or one that speaks PMI or PMIx, as Slurm does. NULL: no
+ * such has started it. */
 static const char *rank_of_mpi(void) {
     static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -50,20 +51,49 @@ static cpa_status join_store(const cpa_join_settings *settings, cpa_comm **out, 
     return cpa_comm_from_store(getenv("MASTER_ADDR"), port, rank, size, &options, out, err);
 }
 
-/* MPI may take so long for `call`; `option` says what sets that. Then the process ends with `code`, and one rank says so. */
+static int number_of_mpi(void) {
+    const char *rank = rank_of_mpi();
+    return rank ? atoi(rank) : 0;
+}
+
+/* How many seconds a rank lets those before it speak. */
+static double turn_s(int rank) {
+    enum { TURN_S = 2, MOST_TURNS = 3 };
+    return TURN_S * (rank < MOST_TURNS ? rank : MOST_TURNS);
+}
+
+void cpa_ranks_await_turn(int rank) {
+    struct timespec left = {.tv_sec = (time_t)turn_s(rank)};
+    while (nanosleep(&left, &left) != 0) continue; /* a signal of mpirun is no reason to speak */
+}
+
+/* MPI may take so long for `call`; `option` says what sets that. Then the process ends with `code`, and the first to
+ * end says so. */
 static void limit_mpi(double seconds, const char *call, const char *option, cpa_exit_code code) {
-    const char *name = rank_of_mpi();
-    const int rank = name ? atoi(name) : 0;
-    cpa_time_limit_set(seconds + cpa_ranks_turn(rank), code,
-                       "rank %d: %s has taken more than %g s%s: a rank is stopped, cut off, or has failed", rank, call,
-                       seconds, option);
+    char line[160];
+    snprintf(line, sizeof line, "rank %d: %s has taken more than %g s%s: a rank is stopped, cut off, or has failed",
+             number_of_mpi(), call, seconds, option);
+    cpa_time_limit_set(seconds + turn_s(number_of_mpi()), code, line);
+}
+
+static int mpi_begins; /* MPI_Init has been called, and has not returned */
+
+/* Where MPI cannot start, for want of memory or of a file, parts of it exit with codes of their own. */
+static void on_exit_of_process(void) {
+    if (!mpi_begins) return;
+    cpa_ranks_await_turn(number_of_mpi());
+    fprintf(stderr, "cp_attn: rank %d: MPI_Init has failed\n", number_of_mpi());
+    _exit(CPA_EXIT_FAULT);
 }
 
 static cpa_status join_mpi(const cpa_join_settings *settings, int *argc, char ***argv, cpa_comm **out, cpa_error *err) {
     enum { CONNECT_S = 10 }; /* the communicator's own limits come first: they say more */
     int provided;
     limit_mpi(settings->timeout_s, "MPI_Init", " (--join-timeout)", CPA_EXIT_FAULT);
+    atexit(on_exit_of_process);
+    mpi_begins = 1;
     MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
+    mpi_begins = 0;
     limit_mpi(settings->timeout_s + CONNECT_S, "MPI_Comm_dup", " (--join-timeout, and 10)", CPA_EXIT_FAULT);
     const cpa_comm_options options = {.size = sizeof options, .join_s = settings->timeout_s};
     const cpa_status status = cpa_comm_from_mpi(MPI_COMM_WORLD, &options, out, err);
@@ -86,9 +116,10 @@ int cpa_ranks_end_together(void) {
     return initialized;
 }
 
-double cpa_ranks_turn(int rank) {
-    enum { TURN_S = 2, MOST_TURNS = 3 };
-    return TURN_S * (rank < MOST_TURNS ? rank : MOST_TURNS);
+/* What libraries do in exit may take so long: threads of OpenBLAS that have no memory, for one, try again for ever. */
+static void limit_exit(cpa_exit_code code) {
+    enum { MOST_S = 3 };
+    cpa_time_limit_set(MOST_S, code, NULL);
 }
 
 void cpa_ranks_leave(cpa_comm *comm, double timeout_s, cpa_exit_code code) {
@@ -97,7 +128,7 @@ void cpa_ranks_leave(cpa_comm *comm, double timeout_s, cpa_exit_code code) {
         limit_mpi(timeout_s, "MPI_Finalize", " (--rank-timeout)", code == CPA_EXIT_DONE ? CPA_EXIT_FAULT : code);
     cpa_comm_destroy(comm);
     if (has_mpi) MPI_Finalize();
-    cpa_time_limit_clear();
+    limit_exit(code);
 }
 
 pid_t cpa_ranks_launcher(void) {
@@ -121,5 +152,6 @@ _Noreturn void cpa_ranks_abort(cpa_exit_code code) {
         limit_mpi(MOST_S, "MPI_Abort", "", code);
         MPI_Abort(MPI_COMM_WORLD, (int)code);
     }
+    limit_exit(code);
     exit((int)code);
 }

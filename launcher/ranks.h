@@ -14,11 +14,12 @@
  * --join-timeout ends the process, with a line. */
 cpa_status cpa_ranks_join(int *argc, char ***argv, cpa_comm **out, cpa_error *err);
 /* The end of a rank that joined: of every one, unless the job is aborted. Where MPI waits for one for longer than that,
- * the process ends, with a line, and with `code` unless that is CPA_EXIT_DONE. */
+ * the process ends, with a line, and with `code` unless that is CPA_EXIT_DONE. The process is to exit with it next, and
+ * does in any case soon. */
 void cpa_ranks_leave(cpa_comm *comm, double timeout_s, cpa_exit_code code);
-/* How many seconds a rank lets those before it speak of what all of them see: one that does ends the others, which takes
- * mpirun a second. */
-double cpa_ranks_turn(int rank);
+/* Lets the ranks before this one speak of what all of them see: one that does ends the others, which takes mpirun a
+ * second. */
+void cpa_ranks_await_turn(int rank);
 /* The process of Open MPI that has started this one; 0 if there is none, as where a script of it has. */
 pid_t cpa_ranks_launcher(void);
 /* Whether the end of one rank by cpa_ranks_abort ends the processes of all, as mpirun does. */

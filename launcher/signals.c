@@ -107,7 +107,8 @@ static void tell(int rank, int number, int mark) {
     if (is_here(rank)) sigqueue((pid_t)state.ranks[rank].id, number, value);
 }
 
-/* A rank of this host that is gone, or about to go: then mpirun has sent the signal, to end what broke off. -1: none. */
+/* A rank of this host that is gone, or about to go: then mpirun has sent the signal, to end what broke off. -1: there
+ * is none. */
 static int find_lost(void) {
     for (int rank = 0; rank < state.size; rank++) {
         if (is_here(rank) && kill((pid_t)state.ranks[rank].id, 0) != 0 && errno == ESRCH) return rank;

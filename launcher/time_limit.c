@@ -2,7 +2,6 @@
 
 #include <math.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/time.h>
@@ -14,7 +13,7 @@ enum { PARTS = 8 };
 static struct {
     volatile sig_atomic_t parts_left;
     cpa_exit_code code;
-    char line[512];
+    char line[512]; /* "": nothing is to be said */
 } limit;
 
 static void on_alarm(int number) {
@@ -31,16 +30,13 @@ static void set_timer(double part_s) {
     setitimer(ITIMER_REAL, &timer, NULL);
 }
 
-void cpa_time_limit_set(double seconds, cpa_exit_code code, const char *line, ...) {
-    va_list arguments;
-    char text[sizeof limit.line - sizeof "cp_attn: \n"];
+void cpa_time_limit_set(double seconds, cpa_exit_code code, const char *line) {
+    enum { MOST = sizeof limit.line - sizeof "cp_attn: \n" };
     sigset_t alarm_only;
     const struct sigaction action = {.sa_handler = on_alarm, .sa_flags = SA_RESTART};
-    va_start(arguments, line);
-    vsnprintf(text, sizeof text, line, arguments);
-    va_end(arguments);
     set_timer(0);
-    snprintf(limit.line, sizeof limit.line, "cp_attn: %s\n", text);
+    limit.line[0] = 0;
+    if (line) snprintf(limit.line, sizeof limit.line, "cp_attn: %.*s\n", (int)MOST, line);
     limit.code = code;
     limit.parts_left = PARTS;
     sigaction(SIGALRM, &action, NULL);
