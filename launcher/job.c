@@ -52,7 +52,7 @@ cpa_status cpa_job_set_rules(cpa_job *job, cpa_error *err) {
 static cpa_status read_model(cpa_job *job, cpa_error *err) {
     const cpa_settings *settings = &job->settings;
     cpa_attention_shape *shape = &job->model.shape.attention;
-    job->model = cpa_model_small();
+    cpa_model_small(&job->model);
     if (settings->model_dir[0]) {
         CPA_TRY(read_network(job, err));
     } else if (settings->model[0]) {

@@ -34,7 +34,8 @@ static cpa_exit_code dry_run(cpa_service *service, const cpa_workload *workload)
 
 /* The job of rank 0, on all ranks, without what is none of their business. */
 static void send_job(cpa_job_ranks *ranks, cpa_job *job) {
-    cpa_job sent = *job;
+    static cpa_job sent; /* too large for a small stack */
+    sent = *job;
     cpa_settings_hide_secrets(&sent.settings);
     cpa_job_ranks_broadcast(ranks, &sent, sizeof sent);
     if (ranks->rank != 0) *job = sent;
@@ -42,7 +43,7 @@ static void send_job(cpa_job_ranks *ranks, cpa_job *job) {
 
 /* The job that rank 0 reads from the command line, the environment and the files, on all ranks. */
 static cpa_exit_code run_job(cpa_comm *comm, int argc, char **argv, double *timeout_s) {
-    cpa_service service = {.engine = NULL};
+    static cpa_service service;           /* likewise */
     cpa_workload workload = {.count = 0}; /* rank 0 */
     cpa_job_ranks_open(comm, &service.ranks);
     if (service.ranks.rank == 0) cpa_job_prepare(argc, argv, service.ranks.size, &service.job, &workload);

@@ -37,8 +37,8 @@ static const cpa_field table[] = {
 };
 enum { N_FIELDS = sizeof table / sizeof table[0] };
 
-cpa_model_file cpa_model_small(void) {
-    return (cpa_model_file){
+void cpa_model_small(cpa_model_file *out) {
+    *out = (cpa_model_file){
         .name = "small",
         .shape = {.layers = 4,
                   .attention = {.q_heads = 8, .kv_heads = 2, .k_dim = 64, .v_dim = 64},
@@ -123,16 +123,18 @@ static cpa_status build(const char *path, const cpa_yaml_file *file, model_keys 
 cpa_status cpa_model_load(const char *path, cpa_model_file *out, cpa_error *err) {
     cpa_yaml_file file;
     model_keys keys = {.layers = 0};
-    cpa_model_file model = {.name = ""};
     CPA_TRY(cpa_yaml_open(path, table, N_FIELDS, &file, err));
-    cpa_status status = build(path, &file, &keys, &model, err);
+    cpa_model_file *model = calloc(1, sizeof *model); /* too large for a small stack */
+    cpa_status status =
+        model ? build(path, &file, &keys, model, err) : cpa_fail(err, CPA_NO_MEMORY, "%s: no memory", path);
     cpa_yaml_close(&file);
-    if (status != CPA_OK) return status;
-
-    const char *slash = strrchr(path, '/');
-    snprintf(model.name, sizeof model.name, "%s", keys.name[0] ? keys.name : slash ? slash + 1 : path);
-    *out = model;
-    return CPA_OK;
+    if (status == CPA_OK) {
+        const char *slash = strrchr(path, '/');
+        snprintf(model->name, sizeof model->name, "%s", keys.name[0] ? keys.name : slash ? slash + 1 : path);
+        *out = *model;
+    }
+    free(model);
+    return status;
 }
 
 void cpa_model_of_config(const cpa_model_config *config, const char *folder, cpa_dtype dtype, cpa_model_file *out) {

@@ -38,7 +38,7 @@ typedef struct cpa_model_rule_choice {
 cpa_status cpa_model_set_rules(cpa_model_file *model, cpa_model_rule_choice choice, cpa_error *err);
 
 /* The shape that is used when no file is named: that of configs/small.yaml. */
-cpa_model_file cpa_model_small(void);
+void cpa_model_small(cpa_model_file *out);
 
 /* Reads and checks a file. Otherwise CPA_INVALID, "PATH:LINE: KEY: found ..., expected ...". *out is set only on
  * success. */

@@ -145,7 +145,7 @@ static cpa_outcome make_outcome(cpa_settings *settings, cpa_model_file *model, c
     char name[] = "cp_attn";
     cpa_error err;
     CU_ASSERT_EQUAL_FATAL(cpa_settings_load(1, (char *[]){name}, settings, &err), CPA_OK);
-    *model = cpa_model_small();
+    cpa_model_small(model);
     model->shape.attention.kv_dtype = CPA_BF16;
     *workload = (cpa_workload){.count = 4, .title = "four requests"};
     *metrics = (cpa_metrics){.options = {.percentiles = {99}, .n_percentiles = 1}};

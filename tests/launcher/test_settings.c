@@ -448,7 +448,8 @@ static void the_shapes_under_configs_load(void) {
 }
 
 static void the_built_in_shape_is_that_of_small_yaml(void) {
-    cpa_model_file read, small = cpa_model_small();
+    cpa_model_file read, small;
+    cpa_model_small(&small);
     cpa_error err;
     CU_ASSERT_EQUAL_FATAL(cpa_model_load(CPA_CONFIGS "/small.yaml", &read, &err), CPA_OK);
     CU_ASSERT_STRING_EQUAL(read.name, small.name);
