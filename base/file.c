@@ -13,6 +13,12 @@ FILE *cpa_file_open(const char *path, const char **why) {
     FILE *file = is_there && S_ISREG(info.st_mode) ? fdopen(descriptor, "rb") : NULL;
     if (file) return file;
     *why = is_there && !S_ISREG(info.st_mode) ? "found no regular file, expected one" : strerror(errno);
+    const int reason = errno;
     if (descriptor >= 0) close(descriptor);
+    errno = reason;
     return NULL;
+}
+
+cpa_status cpa_file_failure(cpa_status otherwise) {
+    return errno == ENOMEM ? CPA_NO_MEMORY : otherwise;
 }

@@ -1,5 +1,6 @@
 #include "base/json_file.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,19 +8,35 @@
 #include "base/check.h"
 #include "base/file.h"
 
+/* Why there is no value, errno having been 0 before: jansson calls most texts for which memory lacks wrong ones. */
+static cpa_status parse_status(const json_error_t *why) {
+    return errno == ENOMEM || json_error_code(why) == json_error_out_of_memory ? CPA_NO_MEMORY : CPA_INVALID;
+}
+
+cpa_status cpa_json_parse(const char *text, size_t bytes, size_t flags, json_t **out, json_error_t *why) {
+    errno = 0;
+    json_t *value = json_loadb(text, bytes, flags, why);
+    if (!value) return parse_status(why);
+    *out = value;
+    return CPA_OK;
+}
+
 cpa_status cpa_json_load(const char *path, json_t **out, cpa_error *err) {
     const char *why;
     FILE *file = cpa_file_open(path, &why);
-    if (!file) return cpa_fail(err, CPA_IO, "%s: %s", path, why);
+    if (!file) return cpa_fail(err, cpa_file_failure(CPA_IO), "%s: %s", path, why);
     json_error_t error;
+    errno = 0;
     json_t *value = json_loadf(file, JSON_REJECT_DUPLICATES, &error);
+    const cpa_status parsed = value ? CPA_OK : parse_status(&error);
     int lost = ferror(file);
     fclose(file);
     if (lost) {
         json_decref(value);
         return cpa_fail(err, CPA_IO, "%s: could not be read", path);
     }
-    if (!value) return cpa_fail(err, CPA_INVALID, "%s:%d:%d: %s", path, error.line, error.column, error.text);
+    if (parsed == CPA_NO_MEMORY) return cpa_fail(err, parsed, "%s: no memory to read it", path);
+    if (!value) return cpa_fail(err, parsed, "%s:%d:%d: %s", path, error.line, error.column, error.text);
     if (!json_is_object(value)) {
         json_decref(value);
         return cpa_fail(err, CPA_INVALID, "%s: found no object, expected one", path);

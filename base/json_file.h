@@ -19,6 +19,10 @@ typedef struct cpa_json {
 /* Whether a key must be there; the value of one that need not be, and is not, is left as it was. */
 typedef enum cpa_json_presence { CPA_JSON_REQUIRED = 0, CPA_JSON_OPTIONAL } cpa_json_presence;
 
+/* json_loadb with these flags: CPA_INVALID, and jansson's reason, for what is no JSON, CPA_NO_MEMORY where memory was
+ * lacking. The caller calls json_decref(*out), which is set only on success. */
+cpa_status cpa_json_parse(const char *text, size_t bytes, size_t flags, json_t **out, json_error_t *why);
+
 /* Reads a file whose value is an object. CPA_IO if it cannot be read, CPA_INVALID with line and column if it is not
  * JSON. The caller calls json_decref(*out). */
 cpa_status cpa_json_load(const char *path, json_t **out, cpa_error *err);

@@ -60,7 +60,7 @@ static cpa_status read_secret_file(const char *path, cpa_join_settings *out, cpa
     const char *why = NULL;
     snprintf(where, sizeof where, "--job-secret-file: %.300s", path);
     FILE *file = cpa_file_open(path, &why);
-    if (!file) return cpa_fail(err, CPA_INVALID, "%s: %s", where, why);
+    if (!file) return cpa_fail(err, cpa_file_failure(CPA_INVALID), "%s: %s", where, why);
     if (!fgets(line, sizeof line, file)) line[0] = 0;
     fclose(file);
     return take_secret(where, line, out, err);

@@ -11,6 +11,7 @@
 #include "base/array.h"
 #include "base/check.h"
 #include "base/hash.h"
+#include "base/json_file.h"
 #include "launcher/field.h"
 
 #define TOKENS_MAX ((int64_t)1 << 40)
@@ -131,11 +132,14 @@ static cpa_status read_object(place at, const json_t *object, double scale, cpa_
 static cpa_status read_line(place at, const char *line, size_t length, double scale, cpa_trace_request *request,
                             cpa_error *err) {
     json_error_t error;
-    json_t *object = json_loadb(line, length, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
-    if (!object) {
+    json_t *object;
+    const cpa_status parsed = cpa_json_parse(line, length, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &object, &error);
+    if (parsed == CPA_NO_MEMORY)
+        return cpa_fail(err, parsed, "%s:%" PRId64 ": no memory for the line", at.path, at.line);
+    if (parsed != CPA_OK) {
         char text[128];
         cpa_text_quote(error.text, strlen(error.text), text, sizeof text);
-        return cpa_fail(err, CPA_INVALID, "%s:%" PRId64 ": found malformed JSON (%s), expected {\"timestamp\": ...}",
+        return cpa_fail(err, parsed, "%s:%" PRId64 ": found malformed JSON (%s), expected {\"timestamp\": ...}",
                         at.path, at.line, text);
     }
     cpa_status status = read_object(at, object, scale, request, err);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/json_file.h"
 #include "base/min_max.h"
 #include "base/text.h"
 
@@ -25,15 +26,16 @@ static const char *parse_error(const json_error_t *error) {
 
 int cpa_fields_parse(const char *body, int64_t bytes, json_t **out, cpa_refusal *refusal) {
     json_error_t error;
-    json_t *parsed =
-        bytes > 0 ? json_loadb(body, (size_t)bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error) : NULL;
+    json_t *parsed;
     if (bytes == 0) {
         return cpa_refuse(refusal, MHD_HTTP_BAD_REQUEST, NULL, NULL, "the body is empty, expected a JSON object");
     }
-    if (!parsed && json_error_code(&error) == json_error_out_of_memory) {
+    const cpa_status status =
+        cpa_json_parse(body, (size_t)bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &parsed, &error);
+    if (status == CPA_NO_MEMORY) {
         return cpa_refuse(refusal, MHD_HTTP_INTERNAL_SERVER_ERROR, NULL, NULL, "no memory for the request");
     }
-    if (!parsed) {
+    if (status != CPA_OK) {
         return cpa_refuse(refusal, MHD_HTTP_BAD_REQUEST, NULL, NULL, "the body is not JSON: line %d, column %d: %s",
                           error.line, error.column, parse_error(&error));
     }

@@ -1,5 +1,6 @@
 #include "src/cache/prefix_cache.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <openssl/evp.h>
 #include <stdlib.h>
@@ -34,9 +35,12 @@ cpa_status cpa_prefix_cache_create(int32_t cp_size, int64_t num_blocks, int32_t 
     if (!cache) goto no_memory;
     cache->cp_size = cp_size;
     cache->num_blocks = num_blocks;
-    cache->sha256 = EVP_MD_fetch(NULL, "SHA256", NULL);
     cache->hasher = EVP_MD_CTX_new();
-    if (!cache->sha256 || !cache->hasher) {
+    if (!cache->hasher) goto no_memory;
+    errno = 0;
+    cache->sha256 = EVP_MD_fetch(NULL, "SHA256", NULL);
+    if (!cache->sha256 && errno == ENOMEM) goto no_memory;
+    if (!cache->sha256) {
         cpa_prefix_cache_destroy(cache);
         return cpa_fail(err, CPA_UNSUPPORTED, "prefix cache: OpenSSL gives no SHA-256");
     }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/json_file.h"
 #include "src/grammar/json_rules.h"
 #include "src/grammar/schema.h"
 
@@ -150,8 +151,10 @@ cpa_status cpa_constraint_compile(const char *text, size_t bytes, const cpa_toke
     if (bytes > MOST_TEXT_BYTES) {
         return cpa_fail(err, CPA_UNSUPPORTED, "a constraint of %zu bytes, expected at most %d", bytes, MOST_TEXT_BYTES);
     }
-    json_t *constraint = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &why);
-    if (!constraint) return cpa_fail(err, CPA_INVALID, "a constraint that is no JSON: %s", why.text);
+    json_t *constraint;
+    const cpa_status parsed = cpa_json_parse(text, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &constraint, &why);
+    if (parsed == CPA_NO_MEMORY) return cpa_fail(err, parsed, "no memory for a constraint");
+    if (parsed != CPA_OK) return cpa_fail(err, parsed, "a constraint that is no JSON: %s", why.text);
     compiler c = {.tokens = tokens, .effort = {CPA_EFFORT_MOST}, .err = err};
     cpa_grammar_begin(&c.grammar);
     const uint32_t rule = cpa_grammar_rule(&c.grammar);

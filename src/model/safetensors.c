@@ -58,16 +58,16 @@ static cpa_status map_file(const char *path, mapped_file *file, cpa_error *err) 
     struct stat info;
     const char *why;
     FILE *opened = cpa_file_open(path, &why);
-    if (!opened) return cpa_fail(err, CPA_IO, "%s: %s", path, why);
+    if (!opened) return cpa_fail(err, cpa_file_failure(CPA_IO), "%s: %s", path, why);
     cpa_status status = CPA_OK;
     void *memory = MAP_FAILED;
     if (fstat(fileno(opened), &info) != 0) {
-        status = cpa_fail(err, CPA_IO, "%s: %s", path, strerror(errno));
+        status = cpa_fail(err, cpa_file_failure(CPA_IO), "%s: %s", path, strerror(errno));
     } else if (info.st_size <= LENGTH_BYTES) {
         status = cpa_fail(err, CPA_INVALID, "%s: found %lld bytes, expected a file with a header of safetensors", path,
                           (long long)info.st_size);
     } else if ((memory = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fileno(opened), 0)) == MAP_FAILED) {
-        status = cpa_fail(err, CPA_IO, "%s: %s", path, strerror(errno));
+        status = cpa_fail(err, cpa_file_failure(CPA_IO), "%s: %s", path, strerror(errno));
     }
     fclose(opened);
     if (status != CPA_OK) return status;
@@ -87,8 +87,10 @@ static cpa_status read_header(const char *path, mapped_file *file, int64_t *data
                         (unsigned long long)length, (long long)file->bytes);
     }
     json_error_t error;
-    file->header = json_loadb((const char *)bytes + LENGTH_BYTES, (size_t)length, JSON_REJECT_DUPLICATES, &error);
-    if (!file->header) return cpa_fail(err, CPA_INVALID, "%s: header: %s", path, error.text);
+    const cpa_status parsed = cpa_json_parse((const char *)bytes + LENGTH_BYTES, (size_t)length, JSON_REJECT_DUPLICATES,
+                                             &file->header, &error);
+    if (parsed == CPA_NO_MEMORY) return cpa_fail(err, parsed, "%s: no memory for the header", path);
+    if (parsed != CPA_OK) return cpa_fail(err, parsed, "%s: header: %s", path, error.text);
     if (!json_is_object(file->header)) return cpa_fail(err, CPA_INVALID, "%s: the header is no object", path);
     *data_at = LENGTH_BYTES + (int64_t)length;
     return CPA_OK;

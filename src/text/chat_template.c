@@ -30,7 +30,7 @@ static cpa_status add_file(const char *path, const char *key, json_t *templates,
     size_t n;
     if (access(path, F_OK) != 0) return CPA_OK;
     FILE *file = cpa_file_open(path, &why);
-    if (!file) return cpa_fail(err, CPA_IO, "%s: %s", path, why);
+    if (!file) return cpa_fail(err, cpa_file_failure(CPA_IO), "%s: %s", path, why);
     int ok = 1;
     while (ok && (n = fread(part, 1, sizeof part, file)) > 0) ok = cpa_bytes_add(&bytes, part, n);
     const int lost = ferror(file);

@@ -26,10 +26,12 @@ typedef struct translation {
     const char *at;
     cpa_bytes out;
     int in_class;
+    int lacks_memory;
 } translation;
 
 static int put(translation *t, const char *text, size_t n) {
-    return cpa_bytes_add(&t->out, text, n);
+    t->lacks_memory |= !cpa_bytes_add(&t->out, text, n);
+    return !t->lacks_memory;
 }
 
 /* \p{NAME}: categories have the same names; Oniguruma's \p{Han} is a script, where PCRE2 takes script extensions. */
@@ -91,34 +93,39 @@ static int piece(translation *t) {
     return put(t, at, 1);
 }
 
-static int translate(const char *expression, translation *out) {
+static cpa_status translate(const char *expression, translation *out) {
     *out = (translation){.at = expression};
     while (*out->at) {
-        if (!piece(out)) return 0;
+        if (!piece(out)) return out->lacks_memory ? CPA_NO_MEMORY : CPA_UNSUPPORTED;
     }
-    return !out->in_class;
+    return out->in_class ? CPA_UNSUPPORTED : CPA_OK;
 }
 
 /* ---- Patterns ---- */
+
+static cpa_status lacks_memory(const cpa_json *json, cpa_error *err) {
+    return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for a pattern", json->path);
+}
 
 static cpa_status compile(const cpa_json *json, const char *key, const char *expression, size_t bytes, uint32_t options,
                           cpa_pattern *out, cpa_error *err) {
     pcre2_compile_context *context = pcre2_compile_context_create(NULL);
     int code;
     PCRE2_SIZE at;
-    if (!context) return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for a pattern", json->path);
+    if (!context) return lacks_memory(json, err);
     pcre2_set_newline(context, PCRE2_NEWLINE_LF);
     out->code = pcre2_compile((PCRE2_SPTR)expression, bytes, PCRE2_UTF | options, &code, &at, context);
     pcre2_compile_context_free(context);
     if (!out->code) {
         PCRE2_UCHAR why[120] = "";
+        if (code == PCRE2_ERROR_HEAP_FAILED || code == PCRE2_ERROR_NOMEMORY) return lacks_memory(json, err);
         pcre2_get_error_message(code, why, sizeof why);
         return cpa_fail(err, CPA_UNSUPPORTED, "%s: %s%s: found a pattern that does not compile: %s", json->path,
                         json->prefix, key, (const char *)why);
     }
     pcre2_jit_compile(out->code, PCRE2_JIT_COMPLETE); /* without it patterns are interpreted */
     out->limits = pcre2_match_context_create(NULL);
-    if (!out->limits) return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for a pattern", json->path);
+    if (!out->limits) return lacks_memory(json, err);
     pcre2_set_match_limit(out->limits, MAX_STEPS);
     pcre2_set_heap_limit(out->limits, MAX_HEAP_KIB);
     return CPA_OK;
@@ -129,14 +136,14 @@ cpa_status cpa_pattern_open(const cpa_json *json, const char *key, const char *e
     const uint32_t options = PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NO_AUTO_CAPTURE | PCRE2_NEVER_BACKSLASH_C;
     cpa_pattern *pattern = calloc(1, sizeof *pattern);
     translation t = {.at = NULL};
-    cpa_status status = CPA_OK;
-    if (!pattern) {
-        status = cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for a pattern", json->path);
+    cpa_status status = literal ? CPA_OK : translate(expression, &t);
+    if (!pattern || status == CPA_NO_MEMORY) {
+        status = lacks_memory(json, err);
     } else if (literal) {
         status = compile(json, key, expression, strlen(expression), PCRE2_LITERAL, pattern, err);
-    } else if (!translate(expression, &t)) {
-        status = cpa_fail(err, CPA_UNSUPPORTED, "%s: %s%s: found a pattern with '%.16s', expected one without",
-                          json->path, json->prefix, key, *t.at ? t.at : "[");
+    } else if (status != CPA_OK) {
+        status = cpa_fail(err, status, "%s: %s%s: found a pattern with '%.16s', expected one without", json->path,
+                          json->prefix, key, *t.at ? t.at : "[");
     } else {
         status = compile(json, key, t.out.data ? t.out.data : "", (size_t)t.out.count, options, pattern, err);
     }

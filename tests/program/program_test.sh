@@ -2,7 +2,7 @@
 # One case of the program, end to end: program_test.sh CASE [ARGUMENT...]. The cases are the functions of the files in
 # this folder; here is what they share.
 # CP_ATTN and CP_ATTN_FAULTS name the programs, MPIRUN starts ranks, CONFIGS is the folder of examples, MODELS that of
-# tiny models, HTTP_CLIENT a client for tests of the server. Runs are on the back end CPATTN_TEST_DEVICE, host or cuda, on
+# tiny models, HTTP_CLIENT a client for tests of the server, FAIL_MALLOC_LIBRARY what fail_malloc.c makes. Runs are on the back end CPATTN_TEST_DEVICE, host or cuda, on
 # at most RANKS ranks. Exits 77, with a line, where there are fewer devices.
 # shellcheck disable=SC2317 # the files of cases call what is defined here
 set -uo pipefail
@@ -113,7 +113,7 @@ expect_digest_of() {
         fail "$1 and $2 differ in their results"
 }
 
-for subject in usage results cache failures ranks models serve serve_load; do
+for subject in usage results cache failures memory ranks models serve serve_load; do
     # shellcheck disable=SC1090
     . "$cases/$subject.sh" || exit 1
 done
