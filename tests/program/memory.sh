@@ -30,10 +30,10 @@ with_failure() {
 lack_of_memory() {
     local count n every=1 kilobytes
     for n in 1 2; do
-        [ "${1:-}" = all ] || every=$((n * 150))
+        [ "${1:-}" = all ] || every=$((n * 130))
         with_failure "$n" 0 count
         count=$(sed -n 's/^allocations: //p' err)
-        [ "$count" -gt 500 ] || fail "the allocations were not counted: $(cat err)"
+        [ "$count" -gt 100 ] || fail "the allocations were not counted: $(cat err)"
         for ((i = every; i <= count; i += every)); do with_failure "$n" $((i / every % n)) "$i"; done
         [ "${1:-}" != all ] || every=10
     done
