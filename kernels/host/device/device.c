@@ -12,9 +12,11 @@ const cpa_attend_isa *const cpa_attend_isas[] = {
     &cpa_attend_portable,
 #ifdef __x86_64__
     &cpa_attend_avx2,
+#ifndef CPA_WITHOUT_AVX512
     &cpa_attend_avx512,
     &cpa_attend_avx512bf16,
     &cpa_attend_amx,
+#endif
 #endif
     NULL,
 };
@@ -23,7 +25,7 @@ const cpa_attend_isa *const cpa_attend_isas[] = {
  * many as FMA, but Emerald Rapids one in two cycles, so that FMA in fp32 is twice as fast there. */
 static void pick_isas(cpa_host_device *device) {
     for (int i = 0; cpa_attend_isas[i]; i++) {
-#ifdef __x86_64__
+#if defined __x86_64__ && !defined CPA_WITHOUT_AVX512
         if (cpa_attend_isas[i] == &cpa_attend_avx512bf16 && !__builtin_cpu_is("amd")) continue;
 #endif
         if (cpa_attend_isas[i]->supported()) cpa_host_use_isa(device, cpa_attend_isas[i]);

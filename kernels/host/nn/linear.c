@@ -14,7 +14,9 @@ typedef struct linear_job {
 /* For the instruction set that attend uses. */
 static cpa_linear_multiply *pick(const cpa_host_device *device) {
 #ifdef __x86_64__
+#ifndef CPA_WITHOUT_AVX512
     if (device->isa == &cpa_attend_avx512) return cpa_linear_avx512;
+#endif
     if (device->isa == &cpa_attend_avx2) return cpa_linear_avx2;
 #endif
     (void)device;
