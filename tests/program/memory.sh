@@ -18,7 +18,7 @@ with_failure() {
     [ "$ranks" = 1 ] || start="$MPIRUN -np $ranks"
     export CP_ATTN FAIL_MALLOC_LIBRARY
     # shellcheck disable=SC2086,SC2016
-    timeout -k 1 20 $start bash -c '[ "${OMPI_COMM_WORLD_RANK:-0}" != "$0" ] ||
+    timeout -k 1 "$limit" $start bash -c '[ "${OMPI_COMM_WORLD_RANK:-0}" != "$0" ] ||
         export LD_PRELOAD=$FAIL_MALLOC_LIBRARY FAIL_MALLOC=$1; shift; exec "$CP_ATTN" "$@"' \
         "$2" "$3" "${answer[@]}" >out 2>err
     code=$?
@@ -39,7 +39,8 @@ lack_of_memory() {
     done
     for kilobytes in 100000 200000; do
         # shellcheck disable=SC2016,SC2086
-        timeout -k 1 20 $MPIRUN -np 2 bash -c 'ulimit -v "$0"; exec "$CP_ATTN" "$@"' $kilobytes "${answer[@]}" >out 2>err
+        timeout -k 1 "$limit" $MPIRUN -np 2 bash -c 'ulimit -v "$0"; exec "$CP_ATTN" "$@"' \
+            $kilobytes "${answer[@]}" >out 2>err
         code=$?
         # The loader of a larger program ends it before it begins.
         grep -q 'error while loading shared libraries' err || expect_end_in_want "$kilobytes KB of address space"
