@@ -104,8 +104,12 @@ static int put_requests(json_t *root, const cpa_metrics *metrics, int is_recorde
     return bad;
 }
 
+int cpa_metrics_put_figures(json_t *root, cpa_metrics *metrics, int64_t requests, double duration_s, int timed) {
+    return put_totals(root, metrics, requests, duration_s, timed) | put_latencies(root, metrics);
+}
+
 int cpa_metrics_put(json_t *root, cpa_metrics *metrics, int64_t requests, double duration_s, int timed) {
     const int is_recorded = timed && metrics->window == 0;
-    return put_totals(root, metrics, requests, duration_s, timed) | put_peaks(root, metrics, is_recorded) |
-           put_latencies(root, metrics) | put_requests(root, metrics, is_recorded);
+    return cpa_metrics_put_figures(root, metrics, requests, duration_s, timed) | put_peaks(root, metrics, is_recorded) |
+           put_requests(root, metrics, is_recorded);
 }

@@ -11,6 +11,9 @@
 #define CPA_DETAILED_REQUESTS ((int64_t)1 << 16)
 #define CPA_DETAILED_TOKENS ((int64_t)1 << 20)
 
+/* Puts into `root` what is known without single requests: totals, throughputs, and the latencies. As below. */
+int cpa_metrics_put_figures(json_t *root, cpa_metrics *metrics, int64_t requests, double duration_s, int timed);
+
 /* Puts into `root`: num_prompts (`requests`), completed, failed, duration, totals, throughputs, request_goodput (null
  * without objectives), max_concurrent_requests, max_output_tokens_per_s, mean, median, standard deviation and
  * percentiles of each metric, and an entry for each request that has ended, by its start, in start_times, input_lens,

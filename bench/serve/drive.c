@@ -39,6 +39,7 @@ struct drive {
     const cpa_target *target;
     cpa_workload *workload;
     cpa_metrics *metrics;
+    cpa_serve_tenants *tenants;
     cpa_vocabulary_tokens tokens;
     CURLM *multi;
     flight *flights; /* a list, the last one first */
@@ -102,6 +103,7 @@ static void record(const flight *f, const char *error) {
                                      .n_times = f->answer.n_times,
                                      .error = error[0] ? error : NULL};
     cpa_metrics_add_request(f->owner->metrics, &times);
+    cpa_serve_tenants_add(f->owner->tenants, f->request, &times);
 }
 
 static void release(flight *f) {
@@ -220,9 +222,10 @@ static void raise_open_files(void) {
     setrlimit(RLIMIT_NOFILE, &files);
 }
 
-cpa_status cpa_serve_drive(const cpa_target *target, cpa_workload *workload, cpa_metrics *metrics, double *duration_s,
-                           cpa_error *err) {
-    drive d = {.target = target, .workload = workload, .metrics = metrics, .multi = curl_multi_init()};
+cpa_status cpa_serve_drive(const cpa_target *target, cpa_workload *workload, cpa_metrics *metrics,
+                           cpa_serve_tenants *tenants, double *duration_s, cpa_error *err) {
+    drive d = {.target = target, .workload = workload, .metrics = metrics, .tenants = tenants};
+    d.multi = curl_multi_init();
     d.tokens = (cpa_vocabulary_tokens){workload, (uint64_t)target->options->seed, target->vocabulary};
     if (!d.multi) return cpa_fail(err, CPA_NO_MEMORY, "bench serve: no memory for transfers");
     raise_open_files();

@@ -46,6 +46,7 @@ void cpa_serve_print_report(const cpa_serve_result *result, FILE *out) {
     cpa_report_line(out, "peak", "%" PRId64 " requests at once, %" PRId64 " output tokens in a second", peaks.requests,
                     peaks.tokens_per_s);
     cpa_metrics_print_latencies(done, out);
+    cpa_serve_tenants_print(result->tenants, result->duration_s, out);
 }
 
 /* A reason, and how many requests failed for it. */
@@ -114,6 +115,7 @@ static json_t *pack(const cpa_serve_result *result) {
     bad |= json_object_set_new(root, "max_concurrency",
                                options->max_concurrency ? json_integer(options->max_concurrency) : json_null());
     bad |= cpa_metrics_put(root, result->metrics, result->workload->count, result->duration_s, 1);
+    bad |= cpa_serve_tenants_put(root, result->tenants, result->duration_s);
     bad |= put_settings(root, options);
     bad |= json_object_set_new(root, "stopped_by", stop ? json_string(stop) : json_null());
     bad |= cpa_json_put_text(root, "version", cpa_version());

@@ -44,15 +44,16 @@ static cpa_exit_code conclude(const cpa_serve_result *result, cpa_exit_code code
     return result->metrics->failed > 0 ? CPA_EXIT_CHECK_FAILED : CPA_EXIT_DONE;
 }
 
-static cpa_exit_code measure(const cpa_target *target, cpa_workload *workload, cpa_metrics *metrics) {
+static cpa_exit_code measure(const cpa_target *target, cpa_workload *workload, cpa_metrics *metrics,
+                             cpa_serve_tenants *tenants) {
     const char *path = target->options->result_json;
-    cpa_serve_result result = {.target = target, .workload = workload, .metrics = metrics};
+    cpa_serve_result result = {.target = target, .workload = workload, .metrics = metrics, .tenants = tenants};
     cpa_error err;
     cpa_status status = path[0] ? cpa_output_retire(path, &err) : CPA_OK;
     if (status != CPA_OK) return explain(status, &err);
     cpa_serve_print_preamble(&result, stdout);
     fflush(stdout);
-    status = cpa_serve_drive(target, workload, metrics, &result.duration_s, &err);
+    status = cpa_serve_drive(target, workload, metrics, tenants, &result.duration_s, &err);
     cpa_exit_code code = explain(status, &err);
     result.stopped_by = cpa_interrupt_received();
     cpa_serve_print_report(&result, stdout);
@@ -71,21 +72,27 @@ static cpa_exit_code run(const cpa_serve_options *options) {
     cpa_settings settings; /* the workload has texts of it */
     cpa_workload workload = {0};
     cpa_metrics metrics = {.options = options->metrics};
+    cpa_serve_tenants tenants = {0};
     cpa_target target;
     cpa_error err;
     fill_settings(options, &settings);
     cpa_status status = check_files(options, &settings, &workload, &err);
-    if (status != CPA_OK) return explain(status, &err);
+    if (status == CPA_OK) status = cpa_serve_tenants_find(&workload, &options->metrics, &tenants, &err);
+    if (status != CPA_OK) {
+        cpa_workload_release(&workload);
+        return explain(status, &err);
+    }
     cpa_interrupt_install();
     if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK)
         status = cpa_fail(&err, CPA_IO, "bench serve: libcurl does not start");
     if (status == CPA_OK) status = cpa_target_open(options, &target, &err);
     cpa_exit_code code = explain(status, &err);
     if (status == CPA_OK) {
-        code = measure(&target, &workload, &metrics);
+        code = measure(&target, &workload, &metrics, &tenants);
         cpa_target_close(&target);
     }
     curl_global_cleanup();
+    cpa_serve_tenants_release(&tenants);
     cpa_metrics_release(&metrics);
     cpa_workload_release(&workload);
     return code;

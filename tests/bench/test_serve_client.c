@@ -215,6 +215,43 @@ static void a_trace_is_sent_as_it_says(void) {
     unlink("client-trace.jsonl");
 }
 
+/* Where a trace has several salts, each has figures of its own, in the order of their first requests. */
+static void each_tenant_has_its_figures(void) {
+    const cpa_stub_answer answers[] = {good, {.bytes = JSON("503 Service Unavailable", "")}, good, good};
+    const cpa_stub_script script = {.health = HEALTHY, .models = MODELS, .answers = answers, .n_answers = 4};
+    FILE *trace = fopen("client-trace.jsonl", "w");
+    fputs(
+        "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 3, \"salt\": \"one-secret\"}\n"
+        "{\"timestamp\": 10, \"input_length\": 5, \"output_length\": 3, \"salt\": \"another-secret\"}\n"
+        "{\"timestamp\": 20, \"input_length\": 5, \"output_length\": 3, \"salt\": \"another-secret\"}\n"
+        "{\"timestamp\": 30, \"input_length\": 5, \"output_length\": 3, \"salt\": \"another-secret\"}\n",
+        trace);
+    fclose(trace);
+    cpa_stub *stub = cpa_stub_start(&script);
+    outcome o = run_against(stub, NULL, "--trace client-trace.jsonl --max-concurrency 1");
+    CU_ASSERT_EQUAL(o.code, 1);
+    CU_ASSERT_PTR_NOT_NULL(strstr(o.out, "tenant 1    1 of 1 requests completed"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(o.out, "tenant 2    2 of 3 requests completed"));
+    const json_t *tenants = member(o.result, "tenants"), *first = json_array_get(tenants, 0),
+                 *second = json_array_get(tenants, 1);
+    CU_ASSERT_EQUAL(json_array_size(tenants), 2);
+    CU_ASSERT_EQUAL(json_integer_value(member(first, "num_prompts")), 1);
+    CU_ASSERT_EQUAL(json_integer_value(member(second, "completed")), 2);
+    CU_ASSERT_EQUAL(json_integer_value(member(second, "failed")), 1);
+    CU_ASSERT_EQUAL(json_integer_value(member(second, "total_output_tokens")), 6);
+    CU_ASSERT(json_real_value(member(second, "median_ttft_ms")) > 0);
+    char *text = json_dumps(o.result, 0);
+    CU_ASSERT(!strstr(o.out, "-secret") && !strstr(text, "-secret"));
+    free(text);
+    json_decref(o.result);
+    o = run_against(stub, NULL, "--trace client-trace.jsonl --requests 1");
+    CU_ASSERT_PTR_NULL(strstr(o.out, "tenant"));
+    CU_ASSERT_PTR_NULL(member(o.result, "tenants"));
+    json_decref(o.result);
+    cpa_stub_stop(stub);
+    unlink("client-trace.jsonl");
+}
+
 static void chat_is_asked_in_words(void) {
     static const cpa_stub_answer answer = {
         .bytes = HEAD
@@ -353,6 +390,7 @@ static const cpa_test tests[] = {
     {"answers are counted and timed", answers_are_counted_and_timed},
     {"a bad answer is a failed request", a_bad_answer_is_a_failed_request},
     {"a trace is sent as it says", a_trace_is_sent_as_it_says},
+    {"each tenant has its figures", each_tenant_has_its_figures},
     {"chat is asked in words", chat_is_asked_in_words},
     {"no more are under way than were allowed", no_more_are_under_way_than_were_allowed},
     {"a server that is not there is a fault", a_server_that_is_not_there_is_a_fault},
