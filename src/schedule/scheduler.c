@@ -7,6 +7,8 @@
 
 #include "base/check.h"
 #include "base/min_max.h"
+#include "src/schedule/fair_share.h"
+#include "src/schedule/fair_step.h"
 #include "src/schedule/scheduler_admit.h"
 #include "src/schedule/scheduler_blocks.h"
 #include "src/schedule/scheduler_chunk.h"
@@ -271,7 +273,9 @@ static cpa_status schedule_running(cpa_scheduler *s, int decodes, cpa_error *err
     for (int32_t i = 0; i < s->n_running && s->budget > 0; i++) {
         cpa_sequence *sequence = s->running[i];
         if (cpa_sequence_decodes(sequence) != decodes || sequence->ready > s->step) continue;
+        if (decodes && !cpa_fair_step_has_turn(s, sequence)) continue;
         int64_t tokens = cpa_scheduler_chunk_tokens(s, sequence, 0);
+        if (tokens == 0) continue;
         int room = cpa_scheduler_has_room(s, sequence, sequence->computed + tokens);
         if (!room || !cpa_scheduler_within_quota(s, sequence)) {
             int made;
@@ -302,6 +306,22 @@ static void collect_finished(cpa_scheduler *s) {
     s->n_running = kept;
 }
 
+/* Who has arrived waits. Returns the tenant among them that is below its share, has few requests, and was served least;
+ * NULL: none is. */
+static const cpa_tenant *let_arrive(cpa_scheduler *s, double now) {
+    const cpa_tenant *least = NULL;
+    while (s->future.count > 0 && cpa_sequence_queue_first(&s->future)->request.arrival <= now) {
+        cpa_sequence *sequence = cpa_sequence_queue_pop(&s->future);
+        cpa_tenant *tenant = sequence->tenant;
+        sequence->arrived = 1;
+        cpa_tenant_arrive(tenant);
+        cpa_waiting_push(&s->waiting, sequence);
+        if (cpa_fair_is_below(s, tenant) && !cpa_fair_has_many(tenant) && (!least || tenant->service < least->service))
+            least = tenant;
+    }
+    return least;
+}
+
 /* The time from which on there may be more to plan. */
 static double next_time(const cpa_scheduler *s, double now) {
     for (int32_t i = 0; s->plan->n_chunks == 0 && i < s->n_running; i++)
@@ -324,17 +344,13 @@ cpa_status cpa_scheduler_plan(cpa_scheduler *s, double now, cpa_step_plan *plan,
     CPA_TRY(retire_finished(s, err));
     CPA_TRY(restart_damaged(s, err));
     CPA_TRY(cpa_scheduler_null_unseen(s, err));
-    while (s->future.count > 0 && cpa_sequence_queue_first(&s->future)->request.arrival <= now) {
-        cpa_sequence *sequence = cpa_sequence_queue_pop(&s->future);
-        sequence->arrived = 1;
-        cpa_tenant_arrive(sequence->tenant);
-        cpa_waiting_push(&s->waiting, sequence);
-    }
+    cpa_fair_step_begin(s, now, let_arrive(s, now));
     CPA_TRY(schedule_running(s, 1, err));
     cpa_scheduler_add_drafts(s);
     CPA_TRY(schedule_running(s, 0, err));
     CPA_TRY(cpa_scheduler_admit(s, err));
     CPA_TRY(cpa_scheduler_write(s, err));
+    cpa_fair_step_end(s, now);
     collect_finished(s);
     *next_arrival = next_time(s, now);
     s->plan = NULL;

@@ -8,8 +8,9 @@
  * waiting requests with every token they have emitted; their cache is computed again, or moved to host memory and back.
  * A sequence that would not get its blocks even so keeps what it holds and waits for a later step. No request is
  * admitted in a step that ran short of blocks. None overtakes a waiting one that goes before it, except one that waits
- * for its prefix, or whose tenant has used up its quota. Nothing is lost: the first of the running sequences always
- * advances, so every request finishes.
+ * for its prefix, or whose tenant has used up its quota. While several tenants are about, the decoding sequences of one
+ * with many take turns, and its prompts come in smaller chunks (fair_step.h). Nothing is lost: the first of the running
+ * sequences always advances, so every request finishes.
  *
  * Full blocks (where runs of ranks are shorter than blocks, units of a block of every rank) can be found by their
  * prefix (prefix_cache.h) from the step after the one that fills them, as long as nobody needs their memory. A
@@ -41,6 +42,7 @@
  *   scheduler_preempt.c  room for running sequences, who gives way, and where to
  *   scheduler_admit.c    who is next, and what it shares
  *   fair_room.c          what a tenant below its share takes from others
+ *   fair_step.c          what a tenant adds to a step
  *   scheduler_chunk.c    how many tokens a prefill is given
  *   scheduler_write.c    the entries of a plan
  *   scheduler_prefix.c   what can be found after it

@@ -9,6 +9,7 @@
 #include "base/min_max.h"
 #include "src/schedule/fair_room.h"
 #include "src/schedule/fair_share.h"
+#include "src/schedule/fair_step.h"
 #include "src/schedule/scheduler_blocks.h"
 #include "src/schedule/scheduler_chunk.h"
 #include "src/schedule/scheduler_prefix.h"
@@ -392,7 +393,8 @@ cpa_status cpa_scheduler_admit(cpa_scheduler *s, cpa_error *err) {
         const int is_below = cpa_fair_is_below(s, sequence->tenant);
         verdict v = STOP;
         if (spares && !is_below) break;
-        if (sequence->ready > s->step) { /* it has just given way */
+        const int is_through = !sequence->host && cpa_fair_step_prompt_tokens(s, sequence->tenant) == 0;
+        if (sequence->ready > s->step || is_through) { /* it has just given way, or its tenant has added enough */
             cpa_waiting_set_aside(&s->waiting, line);
             continue;
         }

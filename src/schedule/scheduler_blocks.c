@@ -5,6 +5,7 @@
 #include "base/array.h"
 #include "base/check.h"
 #include "base/min_max.h"
+#include "src/schedule/fair_step.h"
 
 cpa_status cpa_scheduler_pin(cpa_scheduler *s, cpa_block_pool *pool, int32_t block, cpa_error *err) {
     if (!cpa_array_reserve(&s->pins, &s->pins_capacity, s->n_pins + 1, sizeof *s->pins))
@@ -41,6 +42,11 @@ void cpa_scheduler_charge(const cpa_sequence *sequence, int32_t cp_size, int sig
 int64_t cpa_scheduler_next_tokens(const cpa_scheduler *s, const cpa_sequence *sequence) {
     int64_t rest = cpa_sequence_known(sequence) - sequence->computed, threshold = s->options.long_prefill_threshold;
     if (threshold > 0 && rest > threshold) rest = threshold;
+    if (!cpa_sequence_decodes(sequence)) {
+        const int is_first = s->n_running > 0 && sequence == s->running[0]; /* which always advances */
+        const int64_t most = cpa_fair_step_prompt_tokens(s, sequence->tenant);
+        rest = cpa_min64(rest, is_first ? cpa_max64(most, s->options.block_size) : most);
+    }
     return rest < s->budget ? rest : s->budget;
 }
 
@@ -86,6 +92,7 @@ static void count_service(cpa_scheduler *s, cpa_sequence *sequence, int64_t toke
 void cpa_scheduler_place(cpa_scheduler *s, cpa_sequence *sequence, int64_t tokens) {
     cpa_scheduler_take_lacking(s, sequence);
     count_service(s, sequence, tokens);
+    cpa_fair_step_take(s, sequence, tokens);
     sequence->planned = tokens;
     s->budget -= tokens;
     s->scheduled[s->n_scheduled++] = sequence;

@@ -6,6 +6,7 @@
 #include "src/schedule/scheduler.h"
 #include "src/schedule/sequence.h"
 #include "src/schedule/sequence_queue.h"
+#include "src/schedule/step_cost.h"
 #include "src/schedule/waiting_lines.h"
 
 /* Most waiting requests of a tenant that one plan passes over. */
@@ -39,6 +40,7 @@ struct cpa_scheduler {
     cpa_prefix_cache *cache;
     char *identity;
     cpa_tenants tenants;
+    cpa_step_cost step_cost;
     cpa_sequence *by_id;          /* hash table of every unfinished sequence */
     cpa_sequence *pending;        /* hash table by `next`: what running sequences are about to compute */
     cpa_unconfirmed *unconfirmed; /* hash table by key */

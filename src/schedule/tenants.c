@@ -1,5 +1,6 @@
 #include "src/schedule/tenants.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,13 +31,14 @@ void cpa_tenants_destroy(cpa_tenants *tenants) {
     free(tenants->free_numbers);
 }
 
-/* The service of a tenant that was there before, which is remembered no more; 0 of another one. */
-static int64_t recall(cpa_tenants *tenants, const char *name) {
+/* What is remembered of a tenant that was there before passes over to it. */
+static void recall(cpa_tenants *tenants, cpa_tenant *tenant) {
     cpa_absent_tenant *absent;
-    HASH_FIND(hh, tenants->absent, name, strlen(name), absent);
-    const int64_t service = absent ? absent->service : 0;
-    if (absent) forget_absent(tenants, absent);
-    return service;
+    HASH_FIND(hh, tenants->absent, tenant->name, strlen(tenant->name), absent);
+    if (!absent) return;
+    tenant->service = absent->service;
+    tenant->seen = absent->seen;
+    forget_absent(tenants, absent);
 }
 
 /* Without memory it is not remembered. */
@@ -46,6 +48,7 @@ static void remember(cpa_tenants *tenants, const cpa_tenant *tenant) {
     cpa_absent_tenant *absent = calloc(1, sizeof *absent + length + 1);
     if (!absent) return;
     absent->service = tenant->service;
+    absent->seen = tenant->seen;
     memcpy(absent->name, tenant->name, length);
     HASH_ADD_KEYPTR(hh, tenants->absent, absent->name, length, absent);
     if (!absent->hh.tbl) free(absent);
@@ -66,7 +69,9 @@ static cpa_tenant *add(cpa_tenants *tenants, const char *name, size_t length, in
         return NULL;
     }
     tenant->number = tenants->n_free > 0 ? tenants->free_numbers[--tenants->n_free] : tenants->numbers++;
-    tenant->service = recall(tenants, name);
+    tenant->seen = -INFINITY;
+    tenant->room_s = INFINITY;
+    recall(tenants, tenant);
     return tenant;
 }
 

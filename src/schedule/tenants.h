@@ -24,9 +24,15 @@ typedef struct cpa_tenant {
     int64_t running;   /* sequences that run */
     int64_t waiting;   /* sequences that have arrived and do not run */
     int64_t service;
+    double seen;                    /* when it was active last, as fair_step.c has noted; -INFINITY: never */
     int is_above_share;             /* as noted last by fair_share.c */
     int64_t *held;                  /* [cp_size] entries of the block tables of its running sequences */
     struct cpa_waiting_line *lines; /* of waiting_lines.c: one for each priority of its sequences */
+    /* Of fair_step.c, for the plan being made: what it may still add, in seconds; tokens that it has added; its sequences
+     * that can decode, how many of them may, from which one on, and how many were asked for. */
+    double room_s;
+    int64_t taken;
+    int64_t decoding, turns, next_turn, met;
     char name[];
 } cpa_tenant;
 
@@ -37,6 +43,7 @@ enum { CPA_MOST_ABSENT_TENANTS = 1024 };
 typedef struct cpa_absent_tenant {
     UT_hash_handle hh;
     int64_t service;
+    double seen;
     char name[];
 } cpa_absent_tenant;
 
