@@ -66,6 +66,20 @@ begin_answer() {
     fail "no tokens: $(cat stream err)"
 }
 
+# An agent of 20 turns with tools, each of which must call one: by plain HTTP, and by OpenAI's package where it is installed.
+agent_loop() {
+    local client
+    start_server 1 --model-dir "$MODELS/tiny-llama" --chat-template "$cases/agent.jinja"
+    for client in plain openai; do
+        "${PYTHON:-python3}" "$cases/agent_loop.py" "$url" $client 20 >loop 2>&1
+        code=$?
+        cat loop
+        [ $code = 0 ] || { [ $client = openai ] && [ $code = $skipped ]; } || fail "the loop by $client"
+    done
+    [ ! -s err ] || fail "complaints of good requests: $(cat err)"
+    end_server 0 TERM
+}
+
 bad_serve() {
     local model=(--model-dir "$MODELS/tiny-llama")
     expect_bad 'cannot listen on 192.0.2.1 port 8' serve --host 192.0.2.1 --port 8
