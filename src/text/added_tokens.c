@@ -5,6 +5,7 @@
 #include <unictype.h>
 
 #include "base/array.h"
+#include "src/text/unicode.h"
 #include "src/text/utf8.h"
 #include "src/text/vocabulary.h"
 
@@ -54,7 +55,7 @@ static const struct cpa_added_token *token_at(const cpa_added_search *s, size_t 
 
 /* Characters of words, as in UTS 18, annex C: \w. */
 static int is_word(const char *character) {
-    const ucs4_t code = cpa_utf8_code(character);
+    const ucs4_t code = cpa_unicode_stand_in(cpa_utf8_code(character));
     return uc_is_property_alphabetic(code) || uc_is_general_category_withtable(code, UC_CATEGORY_MASK_M) ||
            uc_is_general_category_withtable(code, UC_CATEGORY_MASK_Nd | UC_CATEGORY_MASK_Pc) || code == 0x200c ||
            code == 0x200d;

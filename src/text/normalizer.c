@@ -7,11 +7,14 @@
 
 #include "base/check.h"
 #include "src/text/pattern.h"
+#include "src/text/unicode.h"
+#include "src/text/utf8.h"
 
 struct cpa_normalizer_step {
     uninorm_t form;       /* a normal form; NULL: one of the two below */
     cpa_pattern *pattern; /* matches become `text`; NULL: `text` comes in front */
     cpa_bytes text;
+    int shortens; /* `text` may have fewer characters than what it stands for */
 };
 
 /* ---- Reading ---- */
@@ -21,6 +24,22 @@ static cpa_status read_text(const cpa_json *json, const char *key, cpa_bytes *ou
     CPA_TRY(cpa_json_text(json, key, CPA_JSON_REQUIRED, &text, err));
     if (!cpa_bytes_add(out, text, strlen(text))) return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory", json->path);
     return CPA_OK;
+}
+
+static int count_characters(const char *text) {
+    int n = 0;
+    for (; *text; text += cpa_utf8_length(*text)) n++;
+    return n;
+}
+
+static cpa_status read_replace(const cpa_json *json, struct cpa_normalizer_step *step, cpa_error *err) {
+    const char *from = json_string_value(json_object_get(cpa_json_get(json, "pattern"), "String")), *to = "";
+    CPA_TRY(cpa_pattern_read(json, "pattern", &step->pattern, err));
+    if (cpa_pattern_matches_nothing(step->pattern))
+        return cpa_json_unsupported(json, "pattern", "one that matches at least a character", err);
+    CPA_TRY(cpa_json_text(json, "content", CPA_JSON_REQUIRED, &to, err));
+    step->shortens = !from || count_characters(to) < count_characters(from);
+    return read_text(json, "content", &step->text, err);
 }
 
 static uninorm_t form_of(const char *type) {
@@ -43,9 +62,7 @@ static cpa_status read_step(const cpa_json_part *part, void *ctx, cpa_error *err
     out->steps[out->count++] = step;
     step->form = form;
     if (is_prepend) return read_text(json, "prepend", &step->text, err);
-    if (!is_replace) return CPA_OK;
-    CPA_TRY(cpa_pattern_read(json, "pattern", &step->pattern, err));
-    return read_text(json, "content", &step->text, err);
+    return is_replace ? read_replace(json, step, err) : CPA_OK;
 }
 
 cpa_status cpa_normalizer_read(const cpa_json *file, cpa_normalizer *out, cpa_error *err) {
@@ -72,13 +89,30 @@ static int is_normal(uninorm_t form, const char *text, size_t bytes) {
     return i == bytes;
 }
 
-static cpa_status normal_form(uninorm_t form, const char *text, size_t bytes, cpa_bytes *out, cpa_error *err) {
+static cpa_status add_normal(uninorm_t form, const char *text, size_t bytes, cpa_bytes *out, cpa_error *err) {
     if (is_normal(form, text, bytes)) return cpa_bytes_add(out, text, bytes) ? CPA_OK : CPA_NO_MEMORY;
     size_t n = 0;
     uint8_t *normal = u8_normalize(form, (const uint8_t *)text, bytes, NULL, &n);
     const int ok = normal && cpa_bytes_add(out, normal, n);
     free(normal);
     return ok ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "no memory for the normal form of a text");
+}
+
+/* Where a stretch of characters ends that are inert, or of such that are not. */
+static size_t stretch_end(const char *text, size_t bytes, size_t at, int is_inert) {
+    while (at < bytes && cpa_unicode_is_inert(cpa_utf8_code(text + at)) == is_inert) at += cpa_utf8_length(text[at]);
+    return at;
+}
+
+/* What is inert stays, and what lies between is normalised by itself. */
+static cpa_status normal_form(uninorm_t form, const char *text, size_t bytes, cpa_bytes *out, cpa_error *err) {
+    for (size_t at = 0; at < bytes;) {
+        const size_t inert = stretch_end(text, bytes, at, 0);
+        CPA_TRY(add_normal(form, text + at, inert - at, out, err));
+        at = stretch_end(text, bytes, inert, 1);
+        if (!cpa_bytes_add(out, text + inert, at - inert)) return CPA_NO_MEMORY;
+    }
+    return CPA_OK;
 }
 
 static cpa_status replace(const struct cpa_normalizer_step *step, const char *text, size_t bytes, cpa_bytes *out,
@@ -106,6 +140,12 @@ static cpa_status apply_step(const struct cpa_normalizer_step *step, const char 
     if (step->pattern) return replace(step, text, bytes, out, err);
     if (bytes > 0 && !cpa_bytes_add(out, step->text.data, (size_t)step->text.count)) return CPA_NO_MEMORY;
     return cpa_bytes_add(out, text, bytes) ? CPA_OK : CPA_NO_MEMORY;
+}
+
+int cpa_normalizer_shortens(const cpa_normalizer *normalizer) {
+    int shortens = 0;
+    for (int i = 0; i < normalizer->count; i++) shortens |= normalizer->steps[i]->shortens;
+    return shortens;
 }
 
 cpa_status cpa_normalizer_apply(const cpa_normalizer *normalizer, const char *text, size_t bytes, cpa_bytes *out,

@@ -18,6 +18,9 @@ typedef struct cpa_normalizer {
 cpa_status cpa_normalizer_read(const cpa_json *file, cpa_normalizer *out, cpa_error *err);
 void cpa_normalizer_release(cpa_normalizer *normalizer);
 
+/* Whether it may replace characters by fewer. */
+int cpa_normalizer_shortens(const cpa_normalizer *normalizer);
+
 /* Puts the normal form of a valid text into *out, in place of what was there. */
 cpa_status cpa_normalizer_apply(const cpa_normalizer *normalizer, const char *text, size_t bytes, cpa_bytes *out,
                                 cpa_error *err);

@@ -7,7 +7,7 @@
 #include <pcre2.h>
 
 #include "base/check.h"
-#include "src/text/bytes.h"
+#include "src/text/unicode.h"
 #include "src/text/utf8.h"
 
 enum {
@@ -46,6 +46,11 @@ static int property(translation *t) {
     return ok;
 }
 
+/* Whether a character of the expression is one that texts are searched without: what stands in for it is searched. */
+static int is_replaced(uint32_t code) {
+    return cpa_unicode_stand_in(code) != code;
+}
+
 /* What follows a backslash. \s of PCRE2 has one character more, U+180E; \v, \h, \w and others differ too. */
 static int escape(translation *t) {
     const char c = t->at[1];
@@ -53,6 +58,8 @@ static int escape(translation *t) {
     if (c == 'p' || c == 'P') return property(t);
     if (c == 's' || c == 'S') {
         ok = put(t, c == 's' ? "\\p{White_Space}" : "\\P{White_Space}", 15);
+    } else if (c == 'x' && t->at[2] == '{' && is_replaced((uint32_t)strtoul(t->at + 3, NULL, 16))) {
+        return 0;
     } else if (c == 'u') {
         if (strspn(t->at + 2, "0123456789abcdefABCDEF") < 4) return 0;
         ok = put(t, "\\x{", 3) && put(t, t->at + 2, 4) && put(t, "}", 1);
@@ -67,11 +74,12 @@ static int escape(translation *t) {
     return ok;
 }
 
-/* One more piece of the expression; 0 for what the two syntaxes do not say alike: sets in sets, options m and x, {,n}
- * and {n}+. */
+/* One more piece of the expression; 0 for what the two syntaxes do not say alike (sets in sets, options m and x, {,n}
+ * and {n}+), and for characters that only one of them knows. */
 static int piece(translation *t) {
     const char *at = t->at;
     if (*at == '\\') return escape(t);
+    if ((unsigned char)*at >= 0xc0 && is_replaced(cpa_utf8_code(at))) return 0;
     if (t->in_class) {
         if (*at == '[' || (at[0] == '&' && at[1] == '&')) return 0;
         if (*at == ']') t->in_class = 0;
@@ -173,14 +181,21 @@ void cpa_pattern_close(cpa_pattern *pattern) {
     free(pattern);
 }
 
+int cpa_pattern_matches_nothing(const cpa_pattern *pattern) {
+    uint32_t matches = 0;
+    return pcre2_pattern_info(pattern->code, PCRE2_INFO_MATCHEMPTY, &matches) == 0 && matches;
+}
+
 /* ---- Searching ---- */
 
 cpa_status cpa_pattern_begin(const cpa_pattern *pattern, const char *text, size_t bytes, cpa_pattern_search *out,
                              cpa_error *err) {
-    pcre2_match_data *memory = pcre2_match_data_create(1, NULL);
-    if (!memory) return cpa_fail(err, CPA_NO_MEMORY, "no memory to search a text");
-    *out = (cpa_pattern_search){pattern, text, bytes, 0, -1, memory};
-    return CPA_OK;
+    *out = (cpa_pattern_search){.pattern = pattern, .bytes = bytes, .last_end = -1};
+    out->text = cpa_unicode_for_patterns(text, bytes, &out->copy);
+    out->memory = out->text || bytes == 0 ? pcre2_match_data_create(1, NULL) : NULL;
+    if (out->memory) return CPA_OK;
+    cpa_bytes_release(&out->copy);
+    return cpa_fail(err, CPA_NO_MEMORY, "no memory to search a text");
 }
 
 /* Matches from *at on; the interpreter takes over what the compiled code has no stack for. */
@@ -220,5 +235,6 @@ cpa_status cpa_pattern_next(cpa_pattern_search *search, int *found, size_t *begi
 }
 
 void cpa_pattern_end(cpa_pattern_search *search) {
+    cpa_bytes_release(&search->copy);
     pcre2_match_data_free(search->memory);
 }

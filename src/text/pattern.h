@@ -3,6 +3,7 @@
 #ifndef CPA_TEXT_PATTERN_H
 #define CPA_TEXT_PATTERN_H
 
+#include "src/text/bytes.h"
 #include "src/text/json_part.h"
 
 /* Does not change: any number of threads may search for one at once. */
@@ -16,12 +17,16 @@ cpa_status cpa_pattern_open(const cpa_json *json, const char *key, const char *e
 cpa_status cpa_pattern_read(const cpa_json *json, const char *key, cpa_pattern **out, cpa_error *err);
 void cpa_pattern_close(cpa_pattern *pattern);
 
+/* Whether it matches where there is nothing. */
+int cpa_pattern_matches_nothing(const cpa_pattern *pattern);
+
 /* A search through a text from its beginning to its end: matches that do not overlap, from left to right. */
 typedef struct cpa_pattern_search {
     const cpa_pattern *pattern;
     const char *text;
     size_t bytes, at;
     int64_t last_end; /* of the last match; -1 before the first */
+    cpa_bytes copy;   /* of a text that needs stand-ins (unicode.h) */
     void *memory;     /* for matches */
 } cpa_pattern_search;
 

@@ -59,10 +59,13 @@ static cpa_status read_split(const cpa_json *json, struct cpa_pre_tokenizer_step
     return cpa_pattern_read(json, "pattern", &step->pattern, err);
 }
 
+/* Digits of the package are those of Unicode 17: some more than those of patterns. */
+#define DIGIT "[\\p{N}\\x{11de0}-\\x{11de9}\\x{16ff4}-\\x{16ff6}]"
+
 static cpa_status read_digits(const cpa_json *json, struct cpa_pre_tokenizer_step *step, cpa_error *err) {
     int individual = 0;
     CPA_TRY(cpa_json_flag(json, "individual_digits", &individual, err));
-    return cpa_pattern_open(json, "individual_digits", individual ? "\\p{N}" : "\\p{N}+", 0, &step->pattern, err);
+    return cpa_pattern_open(json, "individual_digits", individual ? DIGIT : DIGIT "+", 0, &step->pattern, err);
 }
 
 /* Files of before prepend_scheme have add_prefix_space. */
@@ -97,7 +100,10 @@ static cpa_status read_step(const cpa_json_part *part, void *ctx, cpa_error *err
         struct cpa_pre_tokenizer_step *step = calloc(1, sizeof *step);
         if (!step) return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory", part->json.path);
         out->steps[out->count++] = step;
-        return types[i].read(&part->json, step, err);
+        CPA_TRY(types[i].read(&part->json, step, err));
+        if (step->prefixed == FIRST && out->count > 1)
+            return cpa_json_unsupported(&part->json, "prepend_scheme", "always or never behind another step", err);
+        return CPA_OK;
     }
     return cpa_json_unsupported(&part->json, "type", "ByteLevel, Split, Digits, Metaspace or Sequence", err);
 }
@@ -105,6 +111,10 @@ static cpa_status read_step(const cpa_json_part *part, void *ctx, cpa_error *err
 cpa_status cpa_pre_tokenizer_read(const cpa_json *file, cpa_pre_tokenizer *out, cpa_error *err) {
     static const cpa_json_parts parts = {"pre_tokenizer", "pretokenizers", "no sequences inside each other", read_step};
     return cpa_json_read_parts(file, &parts, out, err);
+}
+
+int cpa_pre_tokenizer_knows_first(const cpa_pre_tokenizer *pre_tokenizer) {
+    return pre_tokenizer->count > 0 && pre_tokenizer->steps[0]->prefixed == FIRST;
 }
 
 void cpa_pre_tokenizer_release(cpa_pre_tokenizer *pre_tokenizer) {

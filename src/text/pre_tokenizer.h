@@ -17,6 +17,9 @@ typedef struct cpa_pre_tokenizer {
 cpa_status cpa_pre_tokenizer_read(const cpa_json *file, cpa_pre_tokenizer *out, cpa_error *err);
 void cpa_pre_tokenizer_release(cpa_pre_tokenizer *pre_tokenizer);
 
+/* Whether it treats the beginning of a text otherwise than its other pieces. */
+int cpa_pre_tokenizer_knows_first(const cpa_pre_tokenizer *pre_tokenizer);
+
 /* Takes a word, which lives during the call; a failure ends the cutting. */
 typedef cpa_status (*cpa_word_fn)(void *ctx, const char *word, size_t bytes, cpa_error *err);
 

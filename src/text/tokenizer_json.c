@@ -47,9 +47,10 @@ static cpa_status add_normalized(const cpa_json *json, const cpa_token_decoder *
     cpa_bytes normal = {.count = 0};
     cpa_status status = cpa_normalizer_apply(&t->normalizer, token->content, strlen(token->content), &normal, err);
     const size_t bytes = (size_t)normal.count;
-    if (status == CPA_OK &&
-        (!cpa_token_decoder_set(decoder, id, normal.data, bytes, texts) ||
-         (bytes > 0 && !cpa_added_tokens_add(&t->normalized, normal.data, bytes, id, token->flags))))
+    if (status == CPA_OK && bytes == 0)
+        status = cpa_json_unsupported(json, "content", "a text of which the normalizer leaves something", err);
+    if (status == CPA_OK && (!cpa_token_decoder_set(decoder, id, normal.data, bytes, texts) ||
+                             !cpa_added_tokens_add(&t->normalized, normal.data, bytes, id, token->flags)))
         status = no_memory(json, err);
     cpa_bytes_release(&normal);
     return status;
@@ -94,6 +95,9 @@ static cpa_status read_file(const cpa_json *file, cpa_tokenizer_json *t, cpa_tok
     CPA_TRY(cpa_bpe_read(file, &t->bpe, err));
     CPA_TRY(cpa_normalizer_read(file, &t->normalizer, err));
     CPA_TRY(cpa_pre_tokenizer_read(file, &t->pre_tokenizer, err));
+    if (cpa_normalizer_shortens(&t->normalizer) && cpa_pre_tokenizer_knows_first(&t->pre_tokenizer))
+        return cpa_json_unsupported(file, "pre_tokenizer",
+                                    "no prepend_scheme first behind a normalizer that makes texts shorter", err);
     CPA_TRY(cpa_token_decoder_read(file, &decoder, err));
     CPA_TRY(cpa_token_frame_read(file, &t->frame, err));
     CPA_TRY(set_texts(file, &t->bpe, &decoder, texts, err));

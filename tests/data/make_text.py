@@ -7,7 +7,7 @@
 
     text/NAME/tokenizer.json  byte pair encoding, a folder for each pattern or way to treat spaces
     text/NAME/tokenizer.model models of sentencepiece, by merges and by unigrams
-    text/strings.json         what strings are made of: stretches of characters of all scripts, and fragments
+    text/strings.json         what strings are made of: blocks of characters of all scripts, and fragments
     text/expected.json        for each tokenizer digests of ids and texts, of a hundred strings each
 
 String i is made by strings() here, and by string_make in tests/text/strings.c.
@@ -15,7 +15,6 @@ String i is made by strings() here, and by string_make in tests/text/strings.c.
 import json
 import re
 import sys
-import unicodedata
 from collections import Counter, namedtuple
 from pathlib import Path
 
@@ -37,7 +36,7 @@ for (int i = 0; i < count; i++) { sum += values[i]; }  return sum;  # 2024, 1999
 
 # ---- Strings ----
 
-# First and last code points of scripts and signs; what Unicode 14 has not assigned is left out.
+# First and last code points of scripts and signs, old ones and such that no version of Unicode has assigned.
 BLOCKS = [
     (0x20, 0x7E), (0xA0, 0xFF), (0x100, 0x24F), (0x250, 0x2FF), (0x300, 0x36F), (0x370, 0x3FF), (0x400, 0x52F),
     (0x530, 0x58F), (0x590, 0x5FF), (0x600, 0x6FF), (0x700, 0x7BF), (0x900, 0x97F), (0x980, 0xA7F), (0xA80, 0xBFF),
@@ -48,6 +47,8 @@ BLOCKS = [
     (0xAC00, 0xD7A3), (0xE000, 0xE0FF), (0xF900, 0xFAD9), (0xFB00, 0xFDFF), (0xFE00, 0xFEFF), (0xFF00, 0xFFEF),
     (0x10300, 0x1034F), (0x12000, 0x123FF), (0x13000, 0x1342E), (0x1D100, 0x1D7FF), (0x1F000, 0x1F2FF),
     (0x1F300, 0x1F64F), (0x1F680, 0x1F9FF), (0x20000, 0x2A6D6), (0xE0020, 0xE007F),
+    (0x8A0, 0x8FF), (0x1AB0, 0x1AFF), (0x10570, 0x107BF), (0x11380, 0x113FF), (0x11F00, 0x11F5F), (0x16100, 0x1613F),
+    (0x1CC00, 0x1CCFF), (0x1E030, 0x1E08F), (0x31340, 0x3145F),
 ]
 
 FRAGMENTS = [
@@ -68,27 +69,6 @@ def mix64(x):
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
     return x ^ (x >> 31)
-
-
-def is_stable(code):
-    """Assigned, and with the same place among combining marks in the tables of the package."""
-    c = chr(code)
-    if unicodedata.category(c) in ("Cn", "Cs"):
-        return False
-    nfc = normalizers.NFC()
-    return all(nfc.normalize_str(text) == unicodedata.normalize("NFC", text) for text in ("a\u0315" + c, "a" + c + "\u0334", c))
-
-
-def stretches(first, last):
-    out = []
-    for code in range(first, last + 1):
-        if not is_stable(code):
-            continue
-        if out and out[-1][1] == code - 1:
-            out[-1][1] = code
-        else:
-            out.append([code, code])
-    return out
 
 
 class Random:
@@ -113,8 +93,7 @@ def string(parts, index):
         else:
             block = parts["blocks"][random.below(len(parts["blocks"]))]
             for _ in range(1 + random.below(7)):
-                first, last = block[random.below(len(block))]
-                out.append(chr(first + random.below(last - first + 1)))
+                out.append(chr(block[0] + random.below(block[1] - block[0] + 1)))
     return "".join(out)
 
 
@@ -196,7 +175,7 @@ def deepseek(texts):
 def characters(t, texts):
     """Of characters, with bytes to fall back to."""
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
-    counts = Counter(c for text in texts for c in text if c not in " \u2581")
+    counts = Counter(c for text in texts for c in text if c not in " \u2581\0")  # keys with U+0000 are refused
     alphabet = ["\u2581", *sorted(counts, key=lambda c: (-counts[c], c))[:150]]
     train(t, texts, ["<unk>", "<s>", "</s>", *bytes_], alphabet=False, limit_alphabet=len(alphabet), initial_alphabet=alphabet)
     file = json.loads(t.to_str())
@@ -340,7 +319,7 @@ def digest(tokenizer, texts, first):
 
 
 def write_all():
-    parts = {"blocks": [stretches(*block) for block in BLOCKS], "fragments": FRAGMENTS}
+    parts = {"blocks": BLOCKS, "fragments": FRAGMENTS}
     (HERE / "text").mkdir(exist_ok=True)
     write(HERE / "text" / "strings.json", parts)
     texts = [string(parts, i) for i in range(STRINGS)]

@@ -10,20 +10,20 @@
 #include "base/hash.h"
 #include "src/text/utf8.h"
 
-typedef struct stretch {
+typedef struct block {
     uint32_t first, count; /* code points */
-} stretch;
+} block;
 
 typedef struct fragment {
     char text[64];
     size_t bytes;
 } fragment;
 
-enum { MAX_BLOCKS = 64, MAX_STRETCHES = 128, MAX_FRAGMENTS = 128 };
+enum { MAX_BLOCKS = 80, MAX_FRAGMENTS = 128 };
 
 struct cpa_test_strings {
-    uint64_t n_blocks, n_fragments, n_stretches[MAX_BLOCKS];
-    stretch blocks[MAX_BLOCKS][MAX_STRETCHES];
+    uint64_t n_blocks, n_fragments;
+    block blocks[MAX_BLOCKS];
     fragment fragments[MAX_FRAGMENTS];
 };
 
@@ -37,15 +37,11 @@ static void read_blocks(cpa_test_strings *s, const json_t *blocks) {
     s->n_blocks = json_array_size(blocks);
     need(s->n_blocks > 0 && s->n_blocks <= MAX_BLOCKS);
     for (size_t b = 0; b < s->n_blocks; b++) {
-        const json_t *block = json_array_get(blocks, b);
-        s->n_stretches[b] = json_array_size(block);
-        need(s->n_stretches[b] > 0 && s->n_stretches[b] <= MAX_STRETCHES);
-        for (size_t i = 0; i < s->n_stretches[b]; i++) {
-            const json_t *ends = json_array_get(block, i);
-            const json_int_t first = json_integer_value(json_array_get(ends, 0));
-            const json_int_t last = json_integer_value(json_array_get(ends, 1));
-            s->blocks[b][i] = (stretch){(uint32_t)first, (uint32_t)(last - first + 1)};
-        }
+        const json_t *ends = json_array_get(blocks, b);
+        const json_int_t first = json_integer_value(json_array_get(ends, 0));
+        const json_int_t last = json_integer_value(json_array_get(ends, 1));
+        need(first > 0 && last >= first);
+        s->blocks[b] = (block){(uint32_t)first, (uint32_t)(last - first + 1)};
     }
 }
 
@@ -94,11 +90,9 @@ size_t cpa_test_strings_make(const cpa_test_strings *s, int index, char out[CPA_
         } else if (kind == 3) {
             for (uint64_t n = 1 + below(&random, 9); n > 0; n--) out[bytes++] = (char)('a' + below(&random, 26));
         } else {
-            const uint64_t block = below(&random, s->n_blocks);
-            for (uint64_t n = 1 + below(&random, 7); n > 0; n--) {
-                const stretch *from = &s->blocks[block][below(&random, s->n_stretches[block])];
+            const block *from = &s->blocks[below(&random, s->n_blocks)];
+            for (uint64_t n = 1 + below(&random, 7); n > 0; n--)
                 bytes += cpa_utf8_write(from->first + (uint32_t)below(&random, from->count), out + bytes);
-            }
         }
     }
     return bytes;

@@ -86,6 +86,20 @@ static void what_is_not_there_is_refused(void) {
          CPA_UNSUPPORTED, "Regex: found a pattern that does not compile: missing closing parenthesis"},
         {"pre_tokenizer", "{\"type\": \"Split\", \"behavior\": \"Isolated\"}", CPA_INVALID,
          "pre_tokenizer.pattern: found nothing, expected an object"},
+        {"normalizer", "{\"type\": \"Replace\", \"pattern\": {\"Regex\": \"a*\"}, \"content\": \"b\"}", CPA_UNSUPPORTED,
+         "normalizer.pattern: found {\"Regex\":\"a*\"}, expected one that matches at least a character"},
+        {"pre_tokenizer",
+         "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"[\xf0\xb1\x8d\x90-\xf0\xb2\x8e\xaf]\"}, \"behavior\": "
+         "\"Isolated\"}",
+         CPA_UNSUPPORTED, "pre_tokenizer.pattern.Regex: found a pattern with '\xf0\xb1\x8d\x90"},
+        {"pre_tokenizer",
+         "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"\\\\x{31350}\"}, \"behavior\": \"Isolated\"}",
+         CPA_UNSUPPORTED, "pre_tokenizer.pattern.Regex: found a pattern with '\\x{31350}'"},
+        {"pre_tokenizer",
+         "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Digits\"}, "
+         "{\"type\": \"Metaspace\", \"replacement\": \"_\", \"prepend_scheme\": \"first\"}]}",
+         CPA_UNSUPPORTED,
+         "pretokenizers[1].prepend_scheme: found \"first\", expected always or never behind another step"},
         {"post_processor", "{\"type\": \"BertProcessing\"}", CPA_UNSUPPORTED, "post_processor.type: found"},
         {"post_processor", "{\"type\": \"TemplateProcessing\", \"single\": []}", CPA_UNSUPPORTED,
          "post_processor.single: found [], expected special tokens around one Sequence"},
@@ -111,6 +125,35 @@ static void what_is_not_there_is_refused(void) {
         CU_ASSERT_PTR_NOT_NULL(strstr(err.message, cases[i].message));
         CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "/tokenizer.json: "));
         CU_ASSERT_PTR_NULL(tokenizer);
+        json_decref(file);
+    }
+    cpa_test_folder_remove(&folder);
+    free(text);
+}
+
+/* Where a normalizer makes the beginning of a text shorter, the package does not take it for the beginning any more; and
+ * a token of which nothing is left it finds everywhere. */
+static void what_a_normalizer_takes_away_is_refused(void) {
+    static const struct {
+        const char *key, *value, *message;
+    } cases[] = {
+        {"pre_tokenizer", "{\"type\": \"Metaspace\", \"replacement\": \"_\", \"prepend_scheme\": \"first\"}",
+         "expected no prepend_scheme first behind a normalizer that makes texts shorter"},
+        {"added_tokens", "[{\"id\": 3, \"content\": \"  \", \"normalized\": true}]",
+         "added_tokens[0].content: found \"  \", expected a text of which the normalizer leaves something"},
+    };
+    size_t bytes;
+    char *text = read_data("tiny-llama/tokenizer.json", &bytes);
+    cpa_test_folder folder = cpa_test_folder_make();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        json_t *file = json_loadb(text, bytes, 0, NULL);
+        cpa_tokenizer *tokenizer = NULL;
+        cpa_error err = {CPA_OK, ""};
+        json_object_set_new(file, "normalizer",
+                            json_pack("{s:s,s:{s:s},s:s}", "type", "Replace", "pattern", "String", " ", "content", ""));
+        json_object_set_new(file, cases[i].key, json_loads(cases[i].value, 0, NULL));
+        CU_ASSERT_EQUAL(open_json(&folder, file, &tokenizer, &err), CPA_UNSUPPORTED);
+        CU_ASSERT_PTR_NOT_NULL(strstr(err.message, cases[i].message));
         json_decref(file);
     }
     cpa_test_folder_remove(&folder);
@@ -229,6 +272,7 @@ static void endless_patterns_end(void) {
 
 static const cpa_test TESTS[] = {
     {"what is not there is refused", what_is_not_there_is_refused},
+    {"what a normalizer takes away is refused", what_a_normalizer_takes_away_is_refused},
     {"other values do no harm", other_values_do_no_harm},
     {"other bytes do no harm", other_bytes_do_no_harm},
     {"endless patterns end", endless_patterns_end},
