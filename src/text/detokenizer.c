@@ -80,8 +80,8 @@ int cpa_detokenizer_push(cpa_detokenizer *d, uint32_t id, cpa_bytes *out) {
     if (token->kind == CPA_TOKEN_BYTE || d->texts->broken == CPA_BROKEN_PARTS)
         return cpa_bytes_add(&d->pending, text, token->bytes) && say_waiting(d, 0, out);
     if (!say_waiting(d, 1, out)) return 0;
-    return is_first && d->texts->first_has_no_space ? say_without_spaces(d, text, token->bytes, out)
-                                                    : say(d, text, token->bytes, out);
+    const int has_no_space = is_first && d->texts->first_has_no_space && token->kind != CPA_TOKEN_SPACED;
+    return has_no_space ? say_without_spaces(d, text, token->bytes, out) : say(d, text, token->bytes, out);
 }
 
 int cpa_detokenizer_finish(cpa_detokenizer *d, cpa_bytes *out) {

@@ -49,7 +49,7 @@ static cpa_status read_metaspace(const cpa_json *json, cpa_token_decoder *out, c
     CPA_TRY(cpa_json_flag(json, "add_prefix_space", &add_prefix_space, err));
     if (!add_prefix_space) scheme = "never";
     CPA_TRY(cpa_json_text(json, "prepend_scheme", CPA_JSON_OPTIONAL, &scheme, err));
-    out->first_has_no_space = strcmp(scheme, "never") != 0;
+    out->first_has_no_space |= strcmp(scheme, "never") != 0;
     return add_replacement(json, "replacement", replacement, " ", out, err);
 }
 
@@ -60,6 +60,8 @@ static cpa_status read_part(const cpa_json *parent, const char *key, int64_t ind
     CPA_TRY(cpa_json_part_of(parent, key, index, &part, err));
     if (!part.json.object) return cpa_json_unsupported(parent, key, "an object", err);
     const char *type = part.type;
+    if (out->has_fused && (strcmp(type, "ByteLevel") == 0 || strcmp(type, "ByteFallback") == 0))
+        return cpa_json_unsupported(&part.json, "type", "no step of single tokens behind Fuse", err);
     if (strcmp(type, "ByteLevel") == 0) {
         out->is_byte_level = 1;
     } else if (strcmp(type, "ByteFallback") == 0) {
@@ -88,6 +90,8 @@ cpa_status cpa_token_decoder_read(const cpa_json *file, cpa_token_decoder *out, 
     CPA_TRY(read_part(file, "decoder", CPA_JSON_NO_INDEX, 0, &decoder, err));
     if (decoder.is_byte_level && (decoder.has_byte_fallback || decoder.replacements > 0))
         return cpa_json_unsupported(file, "decoder", "ByteLevel without ByteFallback, Replace or Metaspace", err);
+    if (decoder.first_has_no_space && decoder.replacements > 1)
+        return cpa_json_unsupported(file, "decoder", "Metaspace without another, and without Replace", err);
     *out = decoder;
     return CPA_OK;
 }
@@ -136,10 +140,12 @@ int cpa_token_decoder_set(const cpa_token_decoder *decoder, uint32_t id, const c
         text.count = 0;
         ok = replace(&decoder->replacement[i], before.data, (size_t)before.count, &text);
     }
+    const cpa_token_kind kind =
+        decoder->first_has_no_space && memchr(token, ' ', bytes) ? CPA_TOKEN_SPACED : CPA_TOKEN_TEXT;
     const int byte = decoder->has_byte_fallback && ok ? fallback_byte(text.data, (size_t)text.count) : -1;
     const char one = (char)byte;
     ok = ok && (byte >= 0 ? cpa_token_texts_set(texts, id, CPA_TOKEN_BYTE, &one, 1)
-                          : cpa_token_texts_set(texts, id, CPA_TOKEN_TEXT, text.data, (size_t)text.count));
+                          : cpa_token_texts_set(texts, id, kind, text.data, (size_t)text.count));
     cpa_bytes_release(&text);
     cpa_bytes_release(&before);
     return ok;

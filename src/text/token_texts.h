@@ -17,7 +17,8 @@ typedef enum cpa_broken_bytes {
 typedef enum cpa_token_kind {
     CPA_TOKEN_NONE = 0, /* no token has this id */
     CPA_TOKEN_TEXT,
-    CPA_TOKEN_BYTE /* a byte of a character that has no id */
+    CPA_TOKEN_SPACED, /* a text with spaces that stand for themselves: it keeps them as the first token too */
+    CPA_TOKEN_BYTE    /* a byte of a character that has no id */
 } cpa_token_kind;
 
 typedef struct cpa_token_text {

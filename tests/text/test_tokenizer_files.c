@@ -107,6 +107,14 @@ static void what_is_not_there_is_refused(void) {
         {"decoder", "{\"type\": \"WordPiece\"}", CPA_UNSUPPORTED, "decoder.type: found \"WordPiece\""},
         {"decoder", "{\"type\": \"Strip\", \"content\": \" \", \"start\": 1, \"stop\": 0}", CPA_UNSUPPORTED,
          "decoder.type: found \"Strip\", expected one Strip, after Fuse"},
+        {"decoder", "{\"type\": \"Sequence\", \"decoders\": [{\"type\": \"Fuse\"}, {\"type\": \"ByteFallback\"}]}",
+         CPA_UNSUPPORTED,
+         "decoder.decoders[1].type: found \"ByteFallback\", expected no step of single tokens behind Fuse"},
+        {"decoder",
+         "{\"type\": \"Sequence\", \"decoders\": [{\"type\": \"Replace\", \"pattern\": {\"String\": \"_\"}, "
+         "\"content\": \" \"}, "
+         "{\"type\": \"Metaspace\", \"replacement\": \"_\"}]}",
+         CPA_UNSUPPORTED, "expected Metaspace without another, and without Replace"},
         {"added_tokens", "[{\"id\": 99999999, \"content\": \"x\"}]", CPA_INVALID, "added_tokens[0].id: found 99999999"},
         {"added_tokens", "[3]", CPA_INVALID, "added_tokens[0]: found no object"},
         {"added_tokens", "{}", CPA_INVALID, "added_tokens: found {}, expected a list"},
@@ -157,6 +165,29 @@ static void what_a_normalizer_takes_away_is_refused(void) {
         json_decref(file);
     }
     cpa_test_folder_remove(&folder);
+    free(text);
+}
+
+/* Spaces that a token of Metaspace's has itself stay, at the beginning too. */
+static void a_first_token_keeps_spaces_of_its_own(void) {
+    size_t bytes;
+    char *text = read_data("text/metaspace/tokenizer.json", &bytes), *back = NULL;
+    json_t *file = json_loadb(text, bytes, 0, NULL);
+    const uint32_t spaced = 700, marked = (uint32_t)json_integer_value(json_object_get(
+                                     json_object_get(json_object_get(file, "model"), "vocab"), "\xe2\x96\x81"));
+    cpa_test_folder folder = cpa_test_folder_make();
+    cpa_tokenizer *tokenizer = NULL;
+    json_array_append_new(json_object_get(file, "added_tokens"), json_pack("{s:i,s:s}", "id", 700, "content", " x"));
+    CU_ASSERT_EQUAL_FATAL(open_json(&folder, file, &tokenizer, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_tokenizer_decode(tokenizer, &spaced, 1, 0, &back, &bytes, NULL), CPA_OK);
+    CU_ASSERT_STRING_EQUAL(back, " x");
+    free(back);
+    CU_ASSERT_EQUAL(cpa_tokenizer_decode(tokenizer, &marked, 1, 0, &back, &bytes, NULL), CPA_OK);
+    CU_ASSERT_STRING_EQUAL(back, "");
+    free(back);
+    cpa_tokenizer_close(tokenizer);
+    cpa_test_folder_remove(&folder);
+    json_decref(file);
     free(text);
 }
 
@@ -273,6 +304,7 @@ static void endless_patterns_end(void) {
 static const cpa_test TESTS[] = {
     {"what is not there is refused", what_is_not_there_is_refused},
     {"what a normalizer takes away is refused", what_a_normalizer_takes_away_is_refused},
+    {"a first token keeps spaces of its own", a_first_token_keeps_spaces_of_its_own},
     {"other values do no harm", other_values_do_no_harm},
     {"other bytes do no harm", other_bytes_do_no_harm},
     {"endless patterns end", endless_patterns_end},
