@@ -23,7 +23,7 @@ import transformers
 
 HERE = Path(__file__).parent
 STEPS = 8
-TOO_NEAR = 2e-3
+TOO_NEAR = 2e-4
 FAMILIES = {"llama": "tiny-llama2", "mistral": "tiny-mistral", "qwen2": "tiny-yarn", "qwen3": "tiny-qwen3"}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}
