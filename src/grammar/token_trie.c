@@ -79,6 +79,8 @@ static int copy_tokens(const cpa_grammar_token *tokens, cpa_token_trie *trie) {
     for (int64_t i = 0; i < trie->vocabulary; i++) {
         const size_t bytes = tokens[i].bytes;
         if (!tokens[i].text || bytes == 0 || bytes > MOST_TOKEN_BYTES) continue;
+        /* A byte that no text has would else spell the name of a special token. */
+        if (!tokens[i].is_special && memchr(tokens[i].text, CPA_SPECIAL_LEAD, bytes)) continue;
         trie->names[i] = malloc(bytes);
         if (!trie->names[i]) return 0;
         memcpy(trie->names[i], tokens[i].text, bytes);

@@ -95,6 +95,18 @@ static void an_ended_answer_allows_ends_alone(void) {
     cpa_walk_vocabulary_release(&v);
 }
 
+/* Where a special token must come, only that may: no tokens of bytes that add up to what stands for it in a grammar. */
+static void special_tokens_are_not_spelt(void) {
+    cpa_walk_vocabulary v;
+    CU_ASSERT_FATAL(cpa_walk_vocabulary_make(&v, 0));
+    uint32_t words[16];
+    cpa_constraint *answer = open_answer(&v, "{\"token\": \"<tool_call>\"}");
+    CU_ASSERT_EQUAL(cpa_constraint_mask(answer, words, NULL), CPA_OK);
+    for (uint32_t token = 0; token < v.n; token++) CU_ASSERT_EQUAL(is_allowed(words, token), token == v.n - 4);
+    cpa_constraint_close(answer);
+    cpa_walk_vocabulary_release(&v);
+}
+
 /* A vocabulary without some bytes: nothing begins that could not go on. */
 static void bytes_without_a_token_are_left_out(void) {
     static const char *const texts[] = {"{\"", "a", "\"", ":", "1", "}", "\xc3", "{", "2", ",", "</s>"};
@@ -328,6 +340,7 @@ static const cpa_test tests[] = {
     {"masks allow what is accepted", masks_allow_what_is_accepted},
     {"every walk comes to its end", every_walk_comes_to_its_end},
     {"an ended answer allows ends alone", an_ended_answer_allows_ends_alone},
+    {"special tokens are not spelt", special_tokens_are_not_spelt},
     {"bytes without a token are left out", bytes_without_a_token_are_left_out},
     {"long answers outlive the memory of states", long_answers_outlive_the_memory_of_states},
     {"grammars have a bound together", grammars_have_a_bound_together},
