@@ -76,7 +76,7 @@ struct cpa_recogniser {
 struct cpa_recognition {
     cpa_recogniser *recogniser;
     cpa_recognition *before, *behind;
-    int32_t state;
+    int32_t state, moved; /* while all is forgotten but the answers: the same state in the new memory */
 };
 
 /* ---- Memory ---- */
@@ -289,13 +289,11 @@ static int forget(cpa_recogniser *r) {
     if (m->state_table.count < MOST_STATES && m->call_table.count < MOST_CALLS && bytes_of(m) < r->room) return 1;
     memory fresh;
     int is_moved = begin_memory(&fresh);
-    for (int pass = 0; is_moved && pass < 2; pass++) { /* the first finds out whether there is memory */
-        for (cpa_recognition *a = r->first; is_moved && a; a = a->behind) {
-            const int32_t moved = move_state(r, &fresh, a->state);
-            is_moved = moved >= 0;
-            if (pass == 1) a->state = moved;
-        }
+    for (cpa_recognition *a = r->first; is_moved && a; a = a->behind) {
+        a->moved = move_state(r, &fresh, a->state);
+        is_moved = a->moved >= 0;
     }
+    for (cpa_recognition *a = r->first; is_moved && a; a = a->behind) a->state = a->moved;
     release_memory(is_moved ? &r->memory : &fresh);
     if (is_moved) r->memory = fresh;
     return is_moved;
