@@ -40,6 +40,7 @@ static void add(cpa_reply *r, cpa_bytes *to, const char *text, int64_t bytes) {
 
 /* Adds to thoughts or content, but for what `drops_lines` says, and space at the end, which waits for more. */
 static void tell(cpa_reply *r, cpa_bytes *to, const char *text, int64_t bytes) {
+    if (bytes == 0) return; /* of an empty reply there is no text to point to */
     for (; r->drops_lines && bytes > 0 && *text == '\n'; text++) bytes--;
     int64_t solid = bytes;
     while (solid > 0 && is_space(text[solid - 1])) solid--;
