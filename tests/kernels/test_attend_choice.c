@@ -205,25 +205,35 @@ static void rows_that_share_keys(void) {
             }
 }
 
-/* CTAs that stay gain where pieces begin and end, which is little in long sequences. */
-static void long_sequences_have_ctas_of_their_own(void) {
-    const cpa_cuda_attend_args a = args_of(0, 0, 3, 0, 2);
-    cpa_cuda_attend_spec spec = {.path = CPA_CUDA_HOPPER,
-                                 .wide_fits = 1,
-                                 .has_prefill = 1,
-                                 .has_blocks = 1,
-                                 .tile_rows = 128,
-                                 .rows = 4096,
-                                 .most_keys = 16 << 10};
-    CU_ASSERT_EQUAL(cpa_cuda_choose_attend(&spec, &a).prefill, CPA_CUDA_PERSISTENT);
-    spec.most_keys = 64 << 10;
-    CU_ASSERT_EQUAL(cpa_cuda_choose_attend(&spec, &a).prefill, CPA_CUDA_BOXES);
+/* CTAs that stay gain where pieces begin and end, which is little where these have many keys. */
+static void long_pieces_have_ctas_of_their_own(void) {
+    static const struct {
+        int width, causal;
+        int64_t keys;
+        cpa_cuda_attend_kernel kernel;
+    } cases[] = {{2, 1, 16 << 10, CPA_CUDA_PERSISTENT},
+                 {2, 1, 32 << 10, CPA_CUDA_BOXES},
+                 {2, 0, 8 << 10, CPA_CUDA_PERSISTENT},
+                 {2, 0, 16 << 10, CPA_CUDA_BOXES},
+                 {0, 1, 64 << 10, CPA_CUDA_PERSISTENT}}; /* narrow heads have three warpgroups */
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cpa_cuda_attend_args a = args_of(0, 0, 3, 0, cases[i].width);
+        a.mask.causal = cases[i].causal;
+        const cpa_cuda_attend_spec spec = {.path = CPA_CUDA_HOPPER,
+                                           .wide_fits = 1,
+                                           .has_prefill = 1,
+                                           .has_blocks = 1,
+                                           .tile_rows = 128,
+                                           .rows = 4096,
+                                           .most_keys = cases[i].keys};
+        CU_ASSERT_EQUAL(cpa_cuda_choose_attend(&spec, &a).prefill, cases[i].kernel);
+    }
 }
 
 static const cpa_test tests[] = {
     {"every combination is a line of the table", every_combination_is_a_line_of_the_table},
     {"rows that share keys", rows_that_share_keys},
-    {"long sequences have CTAs of their own", long_sequences_have_ctas_of_their_own},
+    {"long pieces have CTAs of their own", long_pieces_have_ctas_of_their_own},
     {"the reason for the plain kernel is told", the_reason_is_told},
 };
 CPA_TEST_MAIN("attend_choice", tests)

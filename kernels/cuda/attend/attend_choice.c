@@ -87,11 +87,13 @@ static cpa_cuda_attend_kernel choose_decode(const cpa_cuda_attend_spec *spec, co
 }
 
 /* Whether the kernel with CTAs that stay takes these. Rows are counted in 32 bits by maps, and strides below 2^40 bytes. It
- * gains where pieces begin and end, and takes 1% longer in between: on an H200 longer sequences are better without. */
+ * gains where pieces begin and end. In between its two warpgroups take 1 - 3% longer than those of a CTA a piece (H200),
+ * which are better where pieces have many keys; of the three for narrow heads that is not so. */
 static int persistent_fits(const cpa_cuda_attend_spec *spec, const cpa_cuda_attend_args *a) {
-    const int64_t most_keys = 40 << 10;
+    const int64_t most_keys = 12 << 10, keys = a->mask.causal ? spec->most_keys / 2 : spec->most_keys;
+    const int flat = 1 << a->block_shift == CPA_TENSOR_BLOCK, narrow = a->k_dim <= 64 && a->v_dim <= 64;
     return cpa_cuda_persistent_fits(a) && spec->rows <= INT32_MAX && a->q_row_stride <= INT32_MAX &&
-           (spec->most_keys <= most_keys || 1 << a->block_shift == CPA_TENSOR_BLOCK);
+           (flat || narrow || keys <= most_keys);
 }
 
 static cpa_cuda_attend_kernel choose_prefill(const cpa_cuda_attend_spec *spec, const cpa_cuda_attend_args *a) {
