@@ -81,10 +81,10 @@ struct tile_flow {
         float s[N / 2], keep[2];
         row_inverses inverses = {};
         shared.k.wait_full(m);
-        take_turn(consumer);
+        if (!FIRST) take_turn(consumer); /* who ends a piece does not keep the other waiting */
         begin_scores<C, NO_RULES>(s, q, k_tile(m));
         begin_due<FIRST>(m - 1);
-        pass_turn(consumer);
+        if (!FIRST) pass_turn(consumer);
         wgmma_wait<1>();
         wgmma_hold(s);
         shared.k.release(m, thread % 32);
