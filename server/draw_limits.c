@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/generation_fields.h"
-
 static const double MOST_BIAS = 100; /* as OpenAI has it, and as much below 0 */
 
 /* An id as it is written in decimal, without signs or zeros in front, so that no two names are one token. */

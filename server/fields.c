@@ -65,6 +65,10 @@ const json_t *cpa_field(const cpa_fields *fields, const char *name) {
     return json_is_null(value) ? NULL : value;
 }
 
+int cpa_refuse_memory(const cpa_fields *fields) {
+    return cpa_refuse(fields->refusal, MHD_HTTP_INTERNAL_SERVER_ERROR, NULL, NULL, "no memory for the request");
+}
+
 int cpa_field_refuse(const cpa_fields *fields, const char *name, const json_t *found, const char *expected) {
     static const char *const kinds[] = {
         [JSON_OBJECT] = "an object", [JSON_ARRAY] = "an array", [JSON_STRING] = "a string",

@@ -52,6 +52,8 @@ int cpa_json_is_int(const json_t *value, int64_t min, int64_t max, int64_t *out)
 
 /* 400: "NAME: found ..., expected EXPECTED". */
 int cpa_field_refuse(const cpa_fields *fields, const char *name, const json_t *found, const char *expected);
+/* 500: no memory. */
+int cpa_refuse_memory(const cpa_fields *fields);
 
 /* Refuses a field that was not looked for and whose name is nearly that of one that was: it is misspelt. Other unknown
  * fields may stand. */

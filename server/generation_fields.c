@@ -13,10 +13,6 @@
 /* The engine copies stop ids and salts for each sample, and compares each token with all stop ids. */
 enum { MOST_SAMPLES = 128, MOST_STOP_BYTES = 1024, MOST_STOP_IDS = 256, MOST_SALT_BYTES = 1024 };
 
-int cpa_refuse_memory(const cpa_fields *fields) {
-    return cpa_refuse(fields->refusal, MHD_HTTP_INTERNAL_SERVER_ERROR, NULL, NULL, "no memory for the request");
-}
-
 int cpa_model_field(const cpa_server *server, const cpa_fields *fields) {
     const char *name = server->options.model_name;
     if (!cpa_field_text(fields, "model", &name)) return 0;

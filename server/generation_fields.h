@@ -40,7 +40,4 @@ void cpa_want_prompt_logprobs(int32_t top, cpa_generation *g);
 /* Asks for log-probabilities: of the chosen tokens, and of so many of the most probable ones. */
 int cpa_want_logprobs(const cpa_fields *fields, const char *name, int64_t top, cpa_generation *g);
 
-/* 500: no memory. */
-int cpa_refuse_memory(const cpa_fields *fields);
-
 #endif

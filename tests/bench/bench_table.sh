@@ -27,7 +27,7 @@ def save(name, cases, **changed):
         quick["time_us"] = 50.0
     run = {"rows": rows, "ranks": 4, "read_gbytes_per_s": 3100.0, "copy_gbytes_per_s": 3000.0, "launch_us": 2.5}
     (folder / f"{name}.json").write_text(json.dumps(run))
-for name in ("decode", "decode-large", "cascade", "quantised", "small-blocks", "rules", "varlen", "merge", "kv_write", "kv_pack", "kv_convert", "layouts", "exchange", "scaling"):
+for name in ("decode", "decode-large", "cascade", "quantised", "small-blocks", "rules", "ruled-caches", "short-prompts", "varlen", "merge", "kv_write", "kv_pack", "kv_convert", "layouts", "exchange", "scaling"):
     save(f"ours-{name}", gpu_cases.LISTS[name])
 for round in (1, 2):
     save(f"ours-prefill-{round}", gpu_cases.LISTS["prefill"])

@@ -1,6 +1,7 @@
 /* Put before a program by LD_PRELOAD: of its allocations, the one with the number in FAIL_MALLOC, counted from 1, fails;
- * FAIL_MALLOC=count says on stderr at the end how many there were. Those of the program itself count, and of the
- * libraries that are named here: others crash then, or end the process. */
+ * FAIL_MALLOC=count says on stderr at the end how many there were. Those of the program itself count, from the beginning of
+ * its main on, and of the libraries that are named here: others crash then, or end the process, and so does the CUDA
+ * runtime, which registers kernels before main. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <link.h>
@@ -21,6 +22,8 @@ void *__libc_realloc(void *old, size_t bytes);
 void *__libc_memalign(size_t alignment, size_t bytes);
 
 static atomic_long count;
+static atomic_int begun; /* main has */
+static int (*program_main)(int, char **, char **);
 
 /* Whether the address is in the program, or in a library that bears that its allocations fail. */
 static int counts(const void *caller) {
@@ -40,7 +43,7 @@ static int fails(const void *caller) {
         const char *text = getenv("FAIL_MALLOC");
         atomic_store(&chosen, text ? strtol(text, NULL, 10) : 0);
     }
-    if (!counts(caller)) return 0;
+    if (!atomic_load(&begun) || !counts(caller)) return 0;
     if (atomic_fetch_add(&count, 1) + 1 != atomic_load(&chosen)) return 0;
     errno = ENOMEM;
     return 1;
@@ -71,6 +74,22 @@ EXPORTED int posix_memalign(void **out, size_t alignment, size_t bytes) {
     if (!memory) return ENOMEM;
     *out = memory;
     return 0;
+}
+
+static int begin(int argc, char **argv, char **environment) {
+    atomic_store(&begun, 1);
+    return program_main(argc, argv, environment);
+}
+
+/* What a program calls first, which calls its main. */
+EXPORTED int __libc_start_main(int (*main)(int, char **, char **), int argc, char **argv, void (*init)(void),
+                               void (*fini)(void), void (*rtld_fini)(void), void *stack_end);
+int __libc_start_main(int (*main)(int, char **, char **), int argc, char **argv, void (*init)(void), void (*fini)(void),
+                      void (*rtld_fini)(void), void *stack_end) {
+    int (*next)(int (*)(int, char **, char **), int, char **, void (*)(void), void (*)(void), void (*)(void), void *);
+    *(void **)&next = dlsym(RTLD_NEXT, "__libc_start_main");
+    program_main = main;
+    return next(begin, argc, argv, init, fini, rtld_fini, stack_end);
 }
 
 __attribute__((destructor)) static void report(void) {
