@@ -4,7 +4,7 @@
  * in the same order as in a tile, and so has the same bits. */
 enum {
     FEW_GROUPS = 2, /* vectors of outputs at a time */
-    FEW_AHEAD = 512 /* bytes of a row of weights that are fetched ahead */
+    FEW_AHEAD = 512 /* bytes of a row of weights that are fetched ahead; at its end, of a row of the next outputs */
 };
 
 typedef uint32_t uvec __attribute__((vector_size(ISA_LANES * 4)));
@@ -20,11 +20,11 @@ INLINE void add_products(int rows, vec *acc, const float *const *x, int64_t d, v
 }
 
 /* The products with a square: square_width elements of the weights of each lane's output, from `at` on, and of x from d
- * on. */
+ * on. `ahead` bytes from the start of the rows lies what is wanted soon. */
 INLINE void multiply_square(int rows, vec *acc, const float *const *x, int64_t d, const char *const *weights,
-                            cpa_dtype dtype, int64_t at) {
+                            cpa_dtype dtype, int64_t at, int64_t ahead) {
     float square[ISA_CELL * ISA_LANES];
-    for (int j = 0; j < ISA_LANES; j++) __builtin_prefetch(weights[j] + at * cpa_dtype_bytes(dtype) + FEW_AHEAD);
+    for (int j = 0; j < ISA_LANES; j++) __builtin_prefetch(weights[j] + ahead);
     if (dtype == CPA_BF16) {
         isa_transpose(square, ISA_LANES, weights, CPA_F32, (int32_t)(at / 2));
     } else {
@@ -50,10 +50,13 @@ INLINE void multiply_column(int rows, vec *acc, const float *const *x, int64_t d
     add_products(rows, acc, x, d, load(column));
 }
 
-/* sums += the products with the n elements of a block that begins at element `first` of the weights. The groups take
- * turns, as the additions of one wait for each other. */
+/* sums += the products with the n elements of a block that begins at element `first` of the tile's weights. The groups
+ * take turns, as the additions of one wait for each other. */
 INLINE void multiply_few_block(int rows, vec (*sums)[CPA_LINEAR_FEW_ROWS], const float *const *x,
-                               const char *const (*weights)[ISA_LANES], cpa_dtype dtype, int64_t first, int64_t n) {
+                               const char *const (*weights)[ISA_LANES], const cpa_linear_tile *tile, cpa_dtype dtype,
+                               int64_t first, int64_t n) {
+    const int64_t bytes = cpa_dtype_bytes(dtype), row_bytes = tile->inputs * bytes;
+    const int64_t next_outputs = FEW_GROUPS * ISA_LANES * tile->weight_stride;
     const int64_t step = square_width(dtype), whole = n - n % step;
     vec acc[FEW_GROUPS][CPA_LINEAR_FEW_ROWS];
 #pragma GCC unroll 2
@@ -61,8 +64,10 @@ INLINE void multiply_few_block(int rows, vec (*sums)[CPA_LINEAR_FEW_ROWS], const
         for (int r = 0; r < rows; r++) acc[g][r] = (vec){0};
     }
     for (int64_t d = 0; d < whole; d += step) {
+        int64_t ahead = (first + d) * bytes + FEW_AHEAD;
+        if (ahead >= row_bytes) ahead += next_outputs - row_bytes;
 #pragma GCC unroll 2
-        for (int g = 0; g < FEW_GROUPS; g++) multiply_square(rows, acc[g], x, d, weights[g], dtype, first + d);
+        for (int g = 0; g < FEW_GROUPS; g++) multiply_square(rows, acc[g], x, d, weights[g], dtype, first + d, ahead);
     }
     for (int64_t d = whole; d < n; d++) {
 #pragma GCC unroll 2
@@ -93,7 +98,7 @@ INLINE void multiply_outputs(int rows, const cpa_linear_tile *tile, int64_t o, c
             widen_row(wide[r], tile->x[r] + first * bytes, dtype, n);
             x[r] = wide[r];
         }
-        multiply_few_block(rows, sums, x, (const char *const(*)[ISA_LANES])weights, dtype, first, n);
+        multiply_few_block(rows, sums, x, (const char *const(*)[ISA_LANES])weights, tile, dtype, first, n);
     }
     for (int j = 0; j < FEW_GROUPS * ISA_LANES && o + j < tile->outputs; j++) {
         for (int r = 0; r < rows; r++) tile->sums[(o + j) * ROWS + r] = sums[j / ISA_LANES][r][j % ISA_LANES];
