@@ -7,9 +7,9 @@
 #include "launcher/metrics.h"
 #include "launcher/workload.h"
 
-/* Ends when every request has ended, each in metrics and those of its tenant as completed or failed, or at a signal: requests that were under
- * way have then failed, and others are not in metrics. *duration_s is the time from the first to then. Whatever the
- * server does is a failed request; CPA_NO_MEMORY, or CPA_IO, is a fault of this side. */
+/* Ends when every request has ended, each in metrics and those of its tenant as completed or failed, or at a signal:
+ * requests that were under way have then failed, and others are not in metrics. *duration_s is the time from the first
+ * to then. Whatever the server does is a failed request; CPA_NO_MEMORY, or CPA_IO, is a fault of this side. */
 cpa_status cpa_serve_drive(const cpa_target *target, cpa_workload *workload, cpa_metrics *metrics,
                            cpa_serve_tenants *tenants, double *duration_s, cpa_error *err);
 

@@ -282,3 +282,14 @@ void cpa_fake_engine_post(cpa_fake_engine *engine, const char *path, const char 
     }
     pthread_join(thread, NULL);
 }
+
+json_t *cpa_fake_engine_answer(cpa_fake_engine *engine, const char *path, const char *body, int status) {
+    cpa_http_reply reply;
+    cpa_fake_engine_post(engine, path, body, &reply);
+    if (reply.status != status) fprintf(stderr, "\n%s: %d %s\n", body, reply.status, reply.body ? reply.body : "");
+    CU_ASSERT_EQUAL(reply.status, status);
+    json_t *answer = cpa_http_json(&reply);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(answer);
+    cpa_http_reply_free(&reply);
+    return answer;
+}

@@ -6,6 +6,7 @@
 #ifndef CPA_TESTS_FAKE_ENGINE_H
 #define CPA_TESTS_FAKE_ENGINE_H
 
+#include <jansson.h>
 #include <pthread.h>
 
 #include "server/server.h"
@@ -60,5 +61,7 @@ void cpa_fake_engine_await_cancels(cpa_fake_engine *engine, int64_t cancels);
 /* Steps on until the thread that this runs in the background has its reply: a whole exchange with a POST. */
 struct cpa_http_reply;
 void cpa_fake_engine_post(cpa_fake_engine *engine, const char *path, const char *body, struct cpa_http_reply *out);
+/* The same: the JSON that came, which the test fails without, as with another status; the caller calls json_decref. */
+json_t *cpa_fake_engine_answer(cpa_fake_engine *engine, const char *path, const char *body, int status);
 
 #endif

@@ -10,17 +10,6 @@
 
 static const cpa_server_options plain = {.model_name = "tiny"};
 
-/* The answer to a POST; the caller calls json_decref. */
-static json_t *answer_of(cpa_fake_engine *engine, const char *path, const char *body, int status) {
-    cpa_http_reply reply;
-    cpa_fake_engine_post(engine, path, body, &reply);
-    CU_ASSERT_EQUAL(reply.status, status);
-    json_t *answer = cpa_http_json(&reply);
-    CU_ASSERT_PTR_NOT_NULL_FATAL(answer);
-    cpa_http_reply_free(&reply);
-    return answer;
-}
-
 static json_int_t int_at(const json_t *value, const char *path) {
     return json_integer_value(cpa_json_at(value, path));
 }
@@ -40,7 +29,8 @@ static int is_json(const json_t *value, const char *text) {
 static void a_completion_has_text_and_usage(void) {
     cpa_fake_engine *engine = cpa_fake_engine_start(plain, 1);
     engine->script = "w\xc3\xb6rld";
-    json_t *answer = answer_of(engine, "/v1/completions", "{\"model\": \"tiny\", \"prompt\": \"Hello\"}", 200);
+    json_t *answer =
+        cpa_fake_engine_answer(engine, "/v1/completions", "{\"model\": \"tiny\", \"prompt\": \"Hello\"}", 200);
     CU_ASSERT_EQUAL(strncmp(cpa_json_text_at(answer, "id"), "cmpl-", 5), 0);
     CU_ASSERT_STRING_EQUAL(cpa_json_text_at(answer, "object"), "text_completion");
     CU_ASSERT_STRING_EQUAL(cpa_json_text_at(answer, "model"), "tiny");
@@ -55,7 +45,7 @@ static void a_completion_has_text_and_usage(void) {
     CU_ASSERT_EQUAL(asked->request.prompt_tokens, 5);
     CU_ASSERT_EQUAL(asked->request.output_tokens, 16);
     CU_ASSERT_EQUAL(asked->sampling.temperature, 1);
-    answer = answer_of(engine, "/v1/completions", "{\"prompt\": \"Hello\", \"max_tokens\": 2}", 200);
+    answer = cpa_fake_engine_answer(engine, "/v1/completions", "{\"prompt\": \"Hello\", \"max_tokens\": 2}", 200);
     CU_ASSERT_STRING_EQUAL(cpa_json_text_at(answer, "choices.0.finish_reason"), "length");
     CU_ASSERT_STRING_EQUAL(cpa_json_text_at(answer, "choices.0.text"), "w\xef\xbf\xbd"); /* half a character */
     json_decref(answer);
@@ -64,13 +54,14 @@ static void a_completion_has_text_and_usage(void) {
 
 static void sampling_goes_to_the_engine(void) {
     cpa_fake_engine *engine = cpa_fake_engine_start(plain, 1);
-    json_decref(answer_of(engine, "/v1/completions",
-                          "{\"prompt\": [7, 8], \"n\": 2, \"temperature\": 0.5, \"top_p\": 0.25, \"top_k\": 3,"
-                          " \"min_p\": 0.125, \"presence_penalty\": -1, \"repetition_penalty\": 2, \"seed\": 41,"
-                          " \"frequency_penalty\": 1.5, \"store\": true, \"top_a\": 0,"
-                          " \"ignore_eos\": true, \"max_tokens\": 9.0, \"priority\": -3, \"cache_salt\": \"pepper\","
-                          " \"stop_token_ids\": [108, 9], \"user\": \"somebody\"}",
-                          200));
+    json_decref(cpa_fake_engine_answer(
+        engine, "/v1/completions",
+        "{\"prompt\": [7, 8], \"n\": 2, \"temperature\": 0.5, \"top_p\": 0.25, \"top_k\": 3,"
+        " \"min_p\": 0.125, \"presence_penalty\": -1, \"repetition_penalty\": 2, \"seed\": 41,"
+        " \"frequency_penalty\": 1.5, \"store\": true, \"top_a\": 0,"
+        " \"ignore_eos\": true, \"max_tokens\": 9.0, \"priority\": -3, \"cache_salt\": \"pepper\","
+        " \"stop_token_ids\": [108, 9], \"user\": \"somebody\"}",
+        200));
     for (int i = 0; i < 2; i++) {
         const cpa_fake_request *r = &engine->requests[i];
         CU_ASSERT_EQUAL(r->sampling.temperature, 0.5F);
@@ -89,7 +80,8 @@ static void sampling_goes_to_the_engine(void) {
         CU_ASSERT_EQUAL(r->sampling.n_stop_ids, 2);
         CU_ASSERT_EQUAL(r->stop_ids[0], 108);
     }
-    json_decref(answer_of(engine, "/v1/completions", "{\"prompt\": [7], \"top_p\": 0, \"top_k\": -1}", 200));
+    json_decref(
+        cpa_fake_engine_answer(engine, "/v1/completions", "{\"prompt\": [7], \"top_p\": 0, \"top_k\": -1}", 200));
     CU_ASSERT(engine->requests[2].sampling.top_p > 0);
     CU_ASSERT_EQUAL(engine->requests[2].sampling.top_k, 0);
     CU_ASSERT_EQUAL(engine->requests[2].request.group, 0);
@@ -98,16 +90,17 @@ static void sampling_goes_to_the_engine(void) {
 
 static void a_stop_token_is_part_of_the_text_if_asked_for(void) {
     cpa_fake_engine *engine = cpa_fake_engine_start(plain, 1);
-    json_t *answer =
-        answer_of(engine, "/v1/completions", "{\"prompt\": [7], \"stop_token_ids\": [108], \"return_token_ids\": true}",
-                  200); /* Hel: l is 108 */
+    json_t *answer = cpa_fake_engine_answer(engine, "/v1/completions",
+                                            "{\"prompt\": [7], \"stop_token_ids\": [108], \"return_token_ids\": true}",
+                                            200); /* Hel: l is 108 */
     CU_ASSERT(is_json(cpa_json_at(answer, "choices.0"),
                       "{\"index\": 0, \"text\": \"He\", \"logprobs\": null, \"finish_reason\": \"stop\","
                       " \"stop_reason\": 108, \"prompt_token_ids\": [7], \"token_ids\": [72, 101, 108]}"));
     CU_ASSERT_EQUAL(int_at(answer, "usage.completion_tokens"), 3);
     json_decref(answer);
-    answer = answer_of(engine, "/v1/completions",
-                       "{\"prompt\": [7], \"stop_token_ids\": [108], \"include_stop_str_in_output\": true}", 200);
+    answer = cpa_fake_engine_answer(
+        engine, "/v1/completions", "{\"prompt\": [7], \"stop_token_ids\": [108], \"include_stop_str_in_output\": true}",
+        200);
     CU_ASSERT_STRING_EQUAL(cpa_json_text_at(answer, "choices.0.text"), "Hel");
     json_decref(answer);
     cpa_fake_engine_stop(engine);
@@ -115,7 +108,7 @@ static void a_stop_token_is_part_of_the_text_if_asked_for(void) {
 
 static void prompts_and_samples_are_choices(void) {
     cpa_fake_engine *engine = cpa_fake_engine_start(plain, 1);
-    json_t *answer = answer_of(engine, "/v1/completions", "{\"prompt\": [\"a\", \"bc\"], \"n\": 2}", 200);
+    json_t *answer = cpa_fake_engine_answer(engine, "/v1/completions", "{\"prompt\": [\"a\", \"bc\"], \"n\": 2}", 200);
     CU_ASSERT_EQUAL(json_array_size(cpa_json_at(answer, "choices")), 4);
     CU_ASSERT_EQUAL(int_at(answer, "choices.3.index"), 3);
     CU_ASSERT_STRING_EQUAL(cpa_json_text_at(answer, "choices.3.text"), "Hello");
@@ -126,7 +119,7 @@ static void prompts_and_samples_are_choices(void) {
     CU_ASSERT_EQUAL(engine->requests[3].request.group, engine->requests[2].request.group);
     CU_ASSERT_NOT_EQUAL(engine->requests[2].request.group, engine->requests[0].request.group);
     CU_ASSERT_EQUAL(engine->requests[2].request.prompt_tokens, 2);
-    answer = answer_of(engine, "/v1/completions", "{\"prompt\": [[1, 2], [3]]}", 200);
+    answer = cpa_fake_engine_answer(engine, "/v1/completions", "{\"prompt\": [[1, 2], [3]]}", 200);
     CU_ASSERT_EQUAL(json_array_size(cpa_json_at(answer, "choices")), 2);
     json_decref(answer);
     cpa_fake_engine_stop(engine);
@@ -135,18 +128,21 @@ static void prompts_and_samples_are_choices(void) {
 static void log_probabilities_name_their_tokens(void) {
     cpa_fake_engine *engine = cpa_fake_engine_start(plain, 1);
     engine->script = "a\xc3\xa9";
-    json_t *answer = answer_of(engine, "/v1/completions", "{\"prompt\": [7], \"logprobs\": 0, \"max_tokens\": 3}", 200);
+    json_t *answer =
+        cpa_fake_engine_answer(engine, "/v1/completions", "{\"prompt\": [7], \"logprobs\": 0, \"max_tokens\": 3}", 200);
     CU_ASSERT(is_json(cpa_json_at(answer, "choices.0.logprobs"),
                       "{\"tokens\": [\"a\", \"\ufffd\", \"\ufffd\"], \"token_logprobs\": [-0.5, -1.0, -1.5],"
                       " \"top_logprobs\": [{\"a\": -0.5}, {\"\ufffd\": -1.0}, {\"\ufffd\": -1.5}],"
                       " \"text_offset\": [0, 1, 2]}"));
     json_decref(answer);
     CU_ASSERT_EQUAL(engine->requests[0].sampling.top_logprobs, 0);
-    answer = answer_of(engine, "/v1/completions", "{\"prompt\": [7], \"logprobs\": 1, \"max_tokens\": 2}", 200);
+    answer =
+        cpa_fake_engine_answer(engine, "/v1/completions", "{\"prompt\": [7], \"logprobs\": 1, \"max_tokens\": 2}", 200);
     CU_ASSERT(is_json(cpa_json_at(answer, "choices.0.logprobs.top_logprobs"),
                       "[{\"z\": -0.25, \"a\": -0.5}, {\"z\": -0.75, \"\ufffd\": -1.0}]"));
     json_decref(answer);
-    answer = answer_of(engine, "/v1/completions", "{\"prompt\": [7], \"logprobs\": 20, \"max_tokens\": 2}", 200);
+    answer = cpa_fake_engine_answer(engine, "/v1/completions", "{\"prompt\": [7], \"logprobs\": 20, \"max_tokens\": 2}",
+                                    200);
     const json_t *top = cpa_json_at(answer, "choices.0.logprobs.top_logprobs.0");
     CU_ASSERT_EQUAL(json_object_size(top), 20);
     CU_ASSERT_EQUAL(json_real_value(json_object_get(top, "h")), -5);
@@ -157,8 +153,8 @@ static void log_probabilities_name_their_tokens(void) {
 
 static void without_a_tokenizer_answers_are_ids(void) {
     cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
-    json_t *answer = answer_of(engine, "/v1/completions",
-                               "{\"prompt\": [7], \"max_tokens\": 3, \"logprobs\": 0, \"temperature\": 0}", 200);
+    json_t *answer = cpa_fake_engine_answer(
+        engine, "/v1/completions", "{\"prompt\": [7], \"max_tokens\": 3, \"logprobs\": 0, \"temperature\": 0}", 200);
     CU_ASSERT(is_json(cpa_json_at(answer, "choices.0.token_ids"), "[72, 101, 108]"));
     CU_ASSERT_STRING_EQUAL(cpa_json_text_at(answer, "choices.0.text"), "");
     CU_ASSERT_STRING_EQUAL(cpa_json_text_at(answer, "choices.0.logprobs.tokens.1"), "token_id:101");
@@ -334,14 +330,14 @@ static void a_chat_is_written_out_and_answered(void) {
     static const char prompt[] = "<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n";
     char body[400];
     snprintf(body, sizeof body, "{%s, \"logprobs\": true, \"temperature\": 0, \"return_token_ids\": true}", messages);
-    json_t *answer = answer_of(engine, "/v1/chat/completions", body, 200);
+    json_t *answer = cpa_fake_engine_answer(engine, "/v1/chat/completions", body, 200);
     CU_ASSERT_EQUAL(strncmp(cpa_json_text_at(answer, "id"), "chatcmpl-", 9), 0);
     CU_ASSERT_STRING_EQUAL(cpa_json_text_at(answer, "object"), "chat.completion");
     CU_ASSERT(is_json(cpa_json_at(answer, "choices.0.message"), "{\"role\": \"assistant\", \"content\": \"Hello\"}"));
     CU_ASSERT(is_json(cpa_json_at(answer, "choices.0.logprobs.content.1"),
                       "{\"token\": \"e\", \"logprob\": -1.0, \"bytes\": [101], \"top_logprobs\": []}"));
     snprintf(body, sizeof body, "{%s, \"logprobs\": true, \"top_logprobs\": 3, \"max_tokens\": 2}", messages);
-    json_t *ranked = answer_of(engine, "/v1/chat/completions", body, 200);
+    json_t *ranked = cpa_fake_engine_answer(engine, "/v1/chat/completions", body, 200);
     CU_ASSERT(is_json(cpa_json_at(ranked, "choices.0.logprobs.content.1"),
                       "{\"token\": \"e\", \"logprob\": -1.0, \"bytes\": [101], \"top_logprobs\": ["
                       "{\"token\": \"z\", \"logprob\": -0.75, \"bytes\": [122]},"

@@ -17,15 +17,8 @@ static json_t *ask(cpa_fake_engine *engine, const char *path, const char *fields
     char body[3000];
     const char *prompt = strstr(path, "chat") ? "\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]"
                                               : "\"prompt\": \"Hi\", \"max_tokens\": 1000";
-    cpa_http_reply reply;
     snprintf(body, sizeof body, "{%s, %s}", prompt, fields);
-    cpa_fake_engine_post(engine, path, body, &reply);
-    if (reply.status != status) printf("\n    %s: %d %.300s ", fields, reply.status, reply.body);
-    CU_ASSERT_EQUAL(reply.status, status);
-    json_t *answer = cpa_http_json(&reply);
-    CU_ASSERT_PTR_NOT_NULL_FATAL(answer);
-    cpa_http_reply_free(&reply);
-    return answer;
+    return cpa_fake_engine_answer(engine, path, body, status);
 }
 
 /* {"age": 0 to 150, "name": up to 5 characters}, in this order. */

@@ -11,17 +11,6 @@
 
 static const cpa_server_options plain = {.model_name = "tiny"};
 
-/* The answer to a POST; the caller calls json_decref. */
-static json_t *answer_of(cpa_fake_engine *engine, const char *path, const char *body, int status) {
-    cpa_http_reply reply;
-    cpa_fake_engine_post(engine, path, body, &reply);
-    CU_ASSERT_EQUAL(reply.status, status);
-    json_t *answer = cpa_http_json(&reply);
-    CU_ASSERT_PTR_NOT_NULL_FATAL(answer);
-    cpa_http_reply_free(&reply);
-    return answer;
-}
-
 /* Whether the value at a path of an answer is that of a text of JSON. */
 static int is_at(const json_t *answer, const char *path, const char *text) {
     json_t *wanted = json_loads(text, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
@@ -52,27 +41,29 @@ static json_t *read_stream(char *body, char texts[4][100]) {
 
 static void an_echo_begins_with_the_prompt(void) {
     cpa_fake_engine *engine = cpa_fake_engine_start(plain, 1);
-    json_t *answer =
-        answer_of(engine, "/v1/completions", "{\"prompt\": \"Say: \", \"echo\": true, \"max_tokens\": 3}", 200);
+    json_t *answer = cpa_fake_engine_answer(engine, "/v1/completions",
+                                            "{\"prompt\": \"Say: \", \"echo\": true, \"max_tokens\": 3}", 200);
     CU_ASSERT(is_at(answer, "choices.0.text", "\"Say: Hel\""));
     CU_ASSERT(is_at(answer, "choices.0.logprobs", "null"));
     CU_ASSERT(is_at(answer, "usage", "{\"prompt_tokens\": 5, \"completion_tokens\": 3, \"total_tokens\": 8}"));
     CU_ASSERT_FALSE(engine->requests[0].sampling.prompt_logprobs);
     json_decref(answer);
     /* Of ids, and of several prompts with samples. A text that stops answers is looked for behind the prompt. */
-    answer = answer_of(engine, "/v1/completions",
-                       "{\"prompt\": [[72, 108, 256], [105]], \"echo\": true, \"n\": 2, \"stop\": \"l\"}", 200);
+    answer =
+        cpa_fake_engine_answer(engine, "/v1/completions",
+                               "{\"prompt\": [[72, 108, 256], [105]], \"echo\": true, \"n\": 2, \"stop\": \"l\"}", 200);
     CU_ASSERT(is_at(answer, "choices.0.text", "\"Hl<|im_end|>He\""));
     CU_ASSERT(is_at(answer, "choices.1.text", "\"Hl<|im_end|>He\""));
     CU_ASSERT(is_at(answer, "choices.2.text", "\"iHe\""));
     CU_ASSERT(is_at(answer, "choices.3.text", "\"iHe\""));
     json_decref(answer);
-    answer =
-        answer_of(engine, "/v1/completions", "{\"prompt\": \"a\\u0000b\", \"echo\": true, \"max_tokens\": 1}", 200);
+    answer = cpa_fake_engine_answer(engine, "/v1/completions",
+                                    "{\"prompt\": \"a\\u0000b\", \"echo\": true, \"max_tokens\": 1}", 200);
     CU_ASSERT(is_at(answer, "choices.0.text", "\"a\\u0000bH\""));
     CU_ASSERT(is_at(answer, "usage.prompt_tokens", "3"));
     json_decref(answer);
-    answer = answer_of(engine, "/v1/completions", "{\"prompt\": \"a\", \"echo\": false, \"max_tokens\": 1}", 200);
+    answer = cpa_fake_engine_answer(engine, "/v1/completions",
+                                    "{\"prompt\": \"a\", \"echo\": false, \"max_tokens\": 1}", 200);
     CU_ASSERT(is_at(answer, "choices.0.text", "\"H\""));
     json_decref(answer);
     cpa_fake_engine_stop(engine);
@@ -99,9 +90,9 @@ static void an_echo_has_log_probabilities(void) {
     }
     CU_ASSERT_EQUAL(engine->requests[0].sampling.top_prompt_logprobs, 1);
     /* A special token that the text spells out is a part of it. */
-    json_t *answer =
-        answer_of(engine, "/v1/completions",
-                  "{\"prompt\": \"a<|im_end|>b\", \"echo\": true, \"logprobs\": 0, \"max_tokens\": 2}", 200);
+    json_t *answer = cpa_fake_engine_answer(
+        engine, "/v1/completions", "{\"prompt\": \"a<|im_end|>b\", \"echo\": true, \"logprobs\": 0, \"max_tokens\": 2}",
+        200);
     CU_ASSERT(is_at(answer, "choices.0.logprobs.text_offset", "[0, 1, 11, 12, 13]"));
     CU_ASSERT(is_at(answer, "choices.0.logprobs.top_logprobs.1", "{\"<|im_end|>\": -0.125}"));
     json_decref(answer);
@@ -111,10 +102,10 @@ static void an_echo_has_log_probabilities(void) {
 /* One sample of each prompt has it told, all say it. */
 static void samples_tell_of_their_prompts(void) {
     cpa_fake_engine *engine = cpa_fake_engine_start(plain, 1);
-    json_t *answer = answer_of(engine, "/v1/completions",
-                               "{\"prompt\": [\"abc\", \"x\"], \"n\": 2, \"echo\": true, \"logprobs\": 0,"
-                               " \"prompt_logprobs\": 2, \"max_tokens\": 1}",
-                               200);
+    json_t *answer = cpa_fake_engine_answer(engine, "/v1/completions",
+                                            "{\"prompt\": [\"abc\", \"x\"], \"n\": 2, \"echo\": true, \"logprobs\": 0,"
+                                            " \"prompt_logprobs\": 2, \"max_tokens\": 1}",
+                                            200);
     static const char prompt[] =
         "[null, {\"98\": {\"logprob\": -0.125, \"rank\": 2, \"decoded_token\": \"b\"},"
         " \"122\": {\"logprob\": 0.125, \"rank\": 1, \"decoded_token\": \"z\"}},"
@@ -136,10 +127,10 @@ static void samples_tell_of_their_prompts(void) {
         CU_ASSERT_EQUAL(engine->requests[i].sampling.prompt_logprobs, i % 2 == 0);
         CU_ASSERT_EQUAL(engine->requests[i].sampling.top_prompt_logprobs, i % 2 == 0 ? 2 : 0);
     }
-    answer = answer_of(engine, "/v1/chat/completions",
-                       "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"prompt_logprobs\": 0,"
-                       " \"max_tokens\": 1, \"n\": 2}",
-                       200);
+    answer = cpa_fake_engine_answer(engine, "/v1/chat/completions",
+                                    "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"prompt_logprobs\": 0,"
+                                    " \"max_tokens\": 1, \"n\": 2}",
+                                    200);
     CU_ASSERT_EQUAL(json_array_size(cpa_json_at(answer, "prompt_logprobs")),
                     (size_t)engine->requests[4].request.prompt_tokens);
     CU_ASSERT(
@@ -182,9 +173,9 @@ static void a_stream_waits_for_its_prompt(void) {
 static void an_echo_may_be_all(void) {
     cpa_fake_engine *engine = cpa_fake_engine_start(plain, 1);
     engine->script = "";
-    json_t *answer =
-        answer_of(engine, "/v1/completions",
-                  "{\"prompt\": \"ab\", \"n\": 2, \"echo\": true, \"max_tokens\": 0, \"logprobs\": 1}", 200);
+    json_t *answer = cpa_fake_engine_answer(
+        engine, "/v1/completions", "{\"prompt\": \"ab\", \"n\": 2, \"echo\": true, \"max_tokens\": 0, \"logprobs\": 1}",
+        200);
     CU_ASSERT(
         is_at(answer, "choices.1",
               "{\"index\": 1, \"text\": \"ab\", \"finish_reason\": \"length\", \"stop_reason\": null, \"logprobs\":"
@@ -207,8 +198,8 @@ static void an_echo_may_be_all(void) {
 
 static void without_a_tokenizer_an_echo_has_names(void) {
     cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
-    json_t *answer = answer_of(engine, "/v1/completions",
-                               "{\"prompt\": [7, 8], \"echo\": true, \"max_tokens\": 1, \"logprobs\": 0}", 200);
+    json_t *answer = cpa_fake_engine_answer(
+        engine, "/v1/completions", "{\"prompt\": [7, 8], \"echo\": true, \"max_tokens\": 1, \"logprobs\": 0}", 200);
     CU_ASSERT(is_at(answer, "choices.0.text", "\"\""));
     CU_ASSERT(is_at(answer, "choices.0.logprobs.tokens", "[\"token_id:7\", \"token_id:8\", \"token_id:72\"]"));
     CU_ASSERT(is_at(answer, "choices.0.logprobs.token_logprobs", "[null, -0.125, -0.5]"));
@@ -256,10 +247,10 @@ static void offsets_are_those_of_the_text(void) {
 
 static void limits_of_drawing_go_to_the_engine(void) {
     cpa_fake_engine *engine = cpa_fake_engine_start(plain, 1);
-    json_decref(answer_of(engine, "/v1/completions",
-                          "{\"prompt\": [7], \"n\": 2, \"min_tokens\": 3, \"max_tokens\": 4,"
-                          " \"logit_bias\": {\"299\": -100, \"0\": 2.5, \"17\": 100}}",
-                          200));
+    json_decref(cpa_fake_engine_answer(engine, "/v1/completions",
+                                       "{\"prompt\": [7], \"n\": 2, \"min_tokens\": 3, \"max_tokens\": 4,"
+                                       " \"logit_bias\": {\"299\": -100, \"0\": 2.5, \"17\": 100}}",
+                                       200));
     for (int i = 0; i < 2; i++) {
         const cpa_fake_request *r = &engine->requests[i];
         CU_ASSERT_EQUAL(r->sampling.min_tokens, 3);
@@ -268,16 +259,16 @@ static void limits_of_drawing_go_to_the_engine(void) {
         CU_ASSERT(r->biases[1].token == 0 && r->biases[1].bias == 2.5F);
         CU_ASSERT(r->biases[2].token == 17 && r->biases[2].bias == 100);
     }
-    json_decref(answer_of(engine, "/v1/chat/completions",
-                          "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"min_tokens\": 5,"
-                          " \"logit_bias\": {}}",
-                          200));
+    json_decref(cpa_fake_engine_answer(engine, "/v1/chat/completions",
+                                       "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"min_tokens\": 5,"
+                                       " \"logit_bias\": {}}",
+                                       200));
     CU_ASSERT_EQUAL(engine->requests[2].sampling.min_tokens, 5);
     CU_ASSERT_EQUAL(engine->requests[2].sampling.n_logit_biases, 0);
     /* Texts do not stop what has to go on: those that begin in the first tokens. */
     engine->script = "abababab";
-    json_t *answer =
-        answer_of(engine, "/v1/completions", "{\"prompt\": [7], \"min_tokens\": 3, \"stop\": \"ab\"}", 200);
+    json_t *answer = cpa_fake_engine_answer(engine, "/v1/completions",
+                                            "{\"prompt\": [7], \"min_tokens\": 3, \"stop\": \"ab\"}", 200);
     CU_ASSERT(is_at(answer, "choices.0.text", "\"abab\""));
     CU_ASSERT(is_at(answer, "choices.0.stop_reason", "\"ab\""));
     json_decref(answer);
@@ -296,7 +287,7 @@ static void too_much_of_prompts_is_refused(void) {
         at += (size_t)sprintf(body + at, "]");
     }
     sprintf(body + at, "]}");
-    json_t *answer = answer_of(engine, "/v1/completions", body, 400);
+    json_t *answer = cpa_fake_engine_answer(engine, "/v1/completions", body, 400);
     CU_ASSERT(is_at(answer, "error.message",
                     "\"prompt: found 1344000 log-probabilities of prompts to tell, expected at most 1048576\""));
     CU_ASSERT_EQUAL(engine->n, 0);

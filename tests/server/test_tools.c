@@ -41,15 +41,8 @@ static void close_fixture(fixture *f) {
 /* The answer to a chat with these fields; the caller calls json_decref. */
 static json_t *ask(const fixture *f, const char *fields, int status) {
     char body[3000];
-    cpa_http_reply reply;
     snprintf(body, sizeof body, "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}], %s}", fields);
-    cpa_fake_engine_post(f->engine, "/v1/chat/completions", body, &reply);
-    if (reply.status != status) fprintf(stderr, "\n%s: %d %s\n", fields, reply.status, reply.body);
-    CU_ASSERT_EQUAL(reply.status, status);
-    json_t *answer = cpa_http_json(&reply);
-    CU_ASSERT_PTR_NOT_NULL_FATAL(answer);
-    cpa_http_reply_free(&reply);
-    return answer;
+    return cpa_fake_engine_answer(f->engine, "/v1/chat/completions", body, status);
 }
 
 static const char two_calls[] =

@@ -31,6 +31,20 @@ static cpa_status open_json(const cpa_test_folder *folder, const json_t *file, c
     return cpa_tokenizer_open(folder->path, out, err);
 }
 
+/* The file with this value, a text of JSON, under a key, NULL: without the key, is refused so. */
+static void expect_refused(const cpa_test_folder *folder, json_t *file, const char *key, const char *value,
+                           cpa_status status, const char *message) {
+    cpa_tokenizer *tokenizer = NULL;
+    cpa_error err = {CPA_OK, ""};
+    json_object_del(file, key);
+    if (value) json_object_set_new(file, key, json_loads(value, 0, NULL));
+    CU_ASSERT_EQUAL(open_json(folder, file, &tokenizer, &err), status);
+    CU_ASSERT_EQUAL(err.status, status);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, message));
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "/tokenizer.json: "));
+    CU_ASSERT_PTR_NULL(tokenizer);
+}
+
 /* A tokenizer that opens does no harm: what it makes of a text are ids of its own, and texts in UTF-8. */
 static void use(cpa_tokenizer *tokenizer) {
     static const char text[] = "Hello,\n\n world's  \xe4\xbd\xa0 12345 <s> <|eot_id|> \xf0\x9f\x99\x82\t x ";
@@ -124,15 +138,7 @@ static void what_is_not_there_is_refused(void) {
     cpa_test_folder folder = cpa_test_folder_make();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         json_t *file = json_loadb(text, bytes, 0, NULL);
-        cpa_tokenizer *tokenizer = NULL;
-        cpa_error err = {CPA_OK, ""};
-        json_object_del(file, cases[i].key);
-        if (cases[i].value) json_object_set_new(file, cases[i].key, json_loads(cases[i].value, 0, NULL));
-        CU_ASSERT_EQUAL(open_json(&folder, file, &tokenizer, &err), cases[i].status);
-        CU_ASSERT_EQUAL(err.status, cases[i].status);
-        CU_ASSERT_PTR_NOT_NULL(strstr(err.message, cases[i].message));
-        CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "/tokenizer.json: "));
-        CU_ASSERT_PTR_NULL(tokenizer);
+        expect_refused(&folder, file, cases[i].key, cases[i].value, cases[i].status, cases[i].message);
         json_decref(file);
     }
     cpa_test_folder_remove(&folder);
@@ -155,13 +161,9 @@ static void what_a_normalizer_takes_away_is_refused(void) {
     cpa_test_folder folder = cpa_test_folder_make();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         json_t *file = json_loadb(text, bytes, 0, NULL);
-        cpa_tokenizer *tokenizer = NULL;
-        cpa_error err = {CPA_OK, ""};
         json_object_set_new(file, "normalizer",
                             json_pack("{s:s,s:{s:s},s:s}", "type", "Replace", "pattern", "String", " ", "content", ""));
-        json_object_set_new(file, cases[i].key, json_loads(cases[i].value, 0, NULL));
-        CU_ASSERT_EQUAL(open_json(&folder, file, &tokenizer, &err), CPA_UNSUPPORTED);
-        CU_ASSERT_PTR_NOT_NULL(strstr(err.message, cases[i].message));
+        expect_refused(&folder, file, cases[i].key, cases[i].value, CPA_UNSUPPORTED, cases[i].message);
         json_decref(file);
     }
     cpa_test_folder_remove(&folder);
