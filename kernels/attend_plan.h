@@ -120,10 +120,11 @@ struct cpa_attend_plan {
     int64_t n_items;
     cpa_attention_shape shape;
     int32_t block_size;
-    /* Of the last cpa_attend_plan_set, or of the reservation and the last update: whether it succeeded, the end of the
-     * rows of its items, and the largest block id among the entries in use, -1 without any. */
-    int is_set;
+    /* The end of the rows of the items whose queries lie in the q of an attend: what q and the results hold. */
     int64_t rows;
+    /* Of the last cpa_attend_plan_set, or of the reservation and the last update: whether it succeeded, and the largest
+     * block id among the entries in use, -1 without any. */
+    int is_set;
     int64_t max_block;
     int64_t end; /* of the tokens of its queries and keys in their sequences; 0 of a reserved plan */
     /* Of the setting: keys of all items, and of these how many are read, as what items share is read once. */
@@ -138,8 +139,14 @@ static inline void cpa_attend_plan_describe(cpa_attend_plan *plan, const cpa_att
     plan->n_items = batch->n_items;
     plan->shape = batch->shape;
     plan->block_size = batch->block_size;
-    plan->keys_attended = 0;
-    for (int64_t i = 0; i < batch->n_items; i++) plan->keys_attended += batch->items[i].k_count;
+    plan->keys_attended = plan->rows = 0;
+    for (int64_t i = 0; i < batch->n_items; i++) {
+        const cpa_attend_item *item = &batch->items[i];
+        const int64_t end =
+            i < batch->n_items - fusion.ready_items && item->q_count > 0 ? item->q_row + item->q_count : 0;
+        plan->keys_attended += item->k_count;
+        if (end > plan->rows) plan->rows = end;
+    }
     plan->keys_read = plan->keys_attended;
 }
 

@@ -33,7 +33,6 @@ void cpa_attend_plan_destroy(cpa_attend_plan *plan) {
 typedef struct batch_reach {
     int64_t max_block; /* -1: none */
     int on_device;     /* the tables are where they cannot be read */
-    int64_t rows;      /* the end of the last item's */
     int64_t end;       /* of the tokens in their sequences */
 } batch_reach;
 
@@ -93,7 +92,6 @@ static cpa_status check_item(const cpa_attend_batch *batch, int64_t index, batch
             (int)item->k_set.kind, CPA_TOKENS_ALL);
     CPA_TRY(check_keys(batch, index, reach, err));
     if (item->q_count == 0) return CPA_OK;
-    reach->rows = cpa_max64(reach->rows, item->q_row + item->q_count);
     reach->end = cpa_max64(reach->end, end_of(batch->map, item->q_set, item->q_first + item->q_count));
     reach->end = cpa_max64(reach->end, end_of(batch->map, item->k_set, item->k_first + item->k_count));
     return CPA_OK;
@@ -160,7 +158,6 @@ cpa_status cpa_attend_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *gi
     CPA_TRY(plan->device->operators->plan_set(plan, &batch, (cpa_attend_fusion){0}, err));
     plan->device->table->release(plan->device);
     plan->max_block = reach.max_block;
-    plan->rows = reach.rows;
     plan->end = reach.end;
     plan->is_set = 1;
     return CPA_OK;

@@ -223,6 +223,39 @@ static void queries_that_are_ready_elsewhere(void) {
     }
 }
 
+/* Queries that are ready lie elsewhere; the library sets plans by the operator itself, whose kernels ask for this too. */
+static void a_plan_counts_the_rows_of_q(void) {
+    cpa_attend_fixture f;
+    cpa_attend_fixture_init(&f, &CPA_ATTEND_BASE[0], 1);
+    cpa_attend_item items[] = {
+        cpa_attend_fixture_item(&f, 0, 0, 5, 3, 0, 64),
+        cpa_attend_fixture_item(&f, 0, 5, 0, 90, 0, 64),
+        cpa_attend_fixture_item(&f, 0, 5, 2, 40, 0, 64),
+    };
+    items[0].q_row = 3;
+    items[1].q_row = 90;
+    items[2].q_row = 40;
+    const cpa_attend_batch batch = {.size = sizeof batch,
+                                    .map = f.map,
+                                    .shape = {.q_heads = f.shape.q_heads,
+                                              .kv_heads = f.shape.kv_heads,
+                                              .k_dim = f.shape.k_dim,
+                                              .v_dim = f.shape.v_dim,
+                                              .kv_dtype = f.shape.kv_dtype},
+                                    .block_size = f.shape.block_size,
+                                    .items = items,
+                                    .n_items = 3,
+                                    .block_tables = f.tables,
+                                    .n_table_entries = f.n_table_entries};
+    cpa_error err;
+    CU_ASSERT_EQUAL(f.device->operators->plan_set(f.plan, &batch, (cpa_attend_fusion){0}, &err), CPA_OK);
+    CU_ASSERT_EQUAL(f.plan->rows, 42);
+    const cpa_attend_fusion fusion = {.ready_items = 1, .ready_row = 40, .ready_rows = 2};
+    CU_ASSERT_EQUAL(f.device->operators->plan_set(f.plan, &batch, fusion, &err), CPA_OK);
+    CU_ASSERT_EQUAL(f.plan->rows, 8);
+    cpa_attend_fixture_destroy(&f);
+}
+
 static void windows_and_sinks(void) {
     static const cpa_mask masks[] = {
         {.causal = 1, .sinks = 0, .window = 1},     {.causal = 1, .sinks = 0, .window = 100},
@@ -445,6 +478,7 @@ int main(int argc, char **argv) {
         {"shards of every rank count match the reference", shards_of_every_rank_count},
         {"queries of shards over the keys of all match the reference", queries_of_shards_over_the_keys_of_all},
         {"queries that are ready elsewhere match the reference", queries_that_are_ready_elsewhere},
+        {"a plan counts the rows of q", a_plan_counts_the_rows_of_q},
         {"windows and sinks match the reference", windows_and_sinks},
         {"a scale of the caller matches the reference", scale_of_the_caller},
         {"few queries over many keys match the reference", few_queries_over_many_keys},
