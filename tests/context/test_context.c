@@ -330,11 +330,12 @@ static void test_parts_of_a_chunk_may_go_each_its_way(void) {
 }
 
 /* What is wrong with the codes of a layer, beside the result in the dtype of the queries; behind them nothing may be
- * written. */
+ * written. Another kernel may have given that one on a device, with probabilities that are rounded beside other maxima. */
 static int64_t wrong_codes(const cpa_test_shape *shape, const cpa_test_result *plain, const cpa_test_result *codes,
                            float scale) {
     const int64_t n = plain->rows * shape->q_heads * shape->v_dim;
     const int exact = shape->dtype == CPA_F32 && cpa_test_promises_bits();
+    const float least = scale / 256 + (shape->dtype == CPA_F32 ? 0 : 0x1p-8f);
     float *want = cpa_test_poisoned(n, sizeof *want);
     int64_t wrong = 0;
     cpa_widen(want, plain->out, shape->dtype, n);
@@ -345,7 +346,7 @@ static int64_t wrong_codes(const cpa_test_shape *shape, const cpa_test_result *p
         else if (exact)
             wrong += code != cpa_to_e4m3(want[i] * (1 / scale));
         else
-            wrong += !(fabsf(cpa_from_e4m3(code) * scale - want[i]) <= fabsf(want[i]) / 12 + scale / 256);
+            wrong += !(fabsf(cpa_from_e4m3(code) * scale - want[i]) <= fabsf(want[i]) / 12 + least);
     }
     free(want);
     return wrong;
