@@ -138,8 +138,12 @@ static inline void cpa_attend_plan_describe(cpa_attend_plan *plan, const cpa_att
     plan->n_items = batch->n_items;
     plan->shape = batch->shape;
     plan->block_size = batch->block_size;
-    plan->keys_attended = 0;
-    for (int64_t i = 0; i < batch->n_items; i++) plan->keys_attended += batch->items[i].k_count;
+    plan->rows = plan->keys_attended = 0;
+    for (int64_t i = 0; i < batch->n_items; i++) {
+        const cpa_attend_item *item = &batch->items[i];
+        if (item->q_count > 0 && item->q_row + item->q_count > plan->rows) plan->rows = item->q_row + item->q_count;
+        plan->keys_attended += item->k_count;
+    }
     plan->keys_read = plan->keys_attended;
 }
 
