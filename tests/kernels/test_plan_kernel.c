@@ -1,4 +1,4 @@
-/* Which kernels a plan says that its attends run. */
+/* Which kernels a plan says that its attends run, and the rows that are counted where these are plain ones. */
 #include <string.h>
 
 #include "kernels/attend_plan.h"
@@ -103,6 +103,25 @@ static void fp32_is_plain_on_a_device_alone(void) {
     cpa_test_device_close(device, stream);
 }
 
+static void plain_rows_are_counted(void) {
+    for (int base = 0; base < CPA_ATTEND_BASES; base++) {
+        cpa_attend_fixture f;
+        cpa_attend_result result;
+        cpa_attend_kernels kernels;
+        cpa_attend_fixture_init(&f, &CPA_ATTEND_BASE[base], 1);
+        cpa_attend_result_init(&result, &f);
+        CU_ASSERT_EQUAL(f.stream->plain_rows, 0);
+        CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(&f, 0, &result), CPA_OK);
+        f.device->operators->attend_kernels(f.plan, NULL, &kernels);
+        const int plain = is_named(&kernels.prefill, "simple");
+        CU_ASSERT_EQUAL(f.plan->rows_attended, f.rows);
+        CU_ASSERT_EQUAL(f.stream->plain_rows, plain ? f.rows : 0);
+        if (f.shape.q_dtype == CPA_F32) CU_ASSERT_EQUAL(plain, !cpa_test_promises_bits());
+        cpa_attend_result_destroy(&result);
+        cpa_attend_fixture_destroy(&f);
+    }
+}
+
 static void count_attend_lines(void *ctx, cpa_log_level level, const char *line) {
     *(int *)ctx += level == CPA_LOG_DEBUG && strstr(line, "attend: ") && strstr(line, "prefill by ");
 }
@@ -157,6 +176,7 @@ static void what_cannot_be_told_is_refused(void) {
 static const cpa_test tests[] = {
     {"each kind of rows has a name", each_kind_of_rows_has_a_name},
     {"fp32 is plain on a device alone", fp32_is_plain_on_a_device_alone},
+    {"plain rows are counted", plain_rows_are_counted},
     {"the log has a shape once", the_log_has_a_shape_once},
     {"what cannot be told is refused", what_cannot_be_told_is_refused},
 };

@@ -243,6 +243,7 @@ static cpa_status launch_plain(const cpa_cuda_plan *plan, const attend_call *cal
     const cpa_cuda_device *device = cpa_cuda_device_of(stream);
     /* Tests and the self-test lower the path on purpose. */
     if (device->path == device->best) cpa_attend_log_plain(call->choice->plain);
+    stream->plain_rows += plan->base.rows_attended;
     return kernel->launch(&(cpa_cuda_attend_launch){kernel, plan, &call->choice->spec, &call->args, &call->kv, 1},
                           stream);
 }

@@ -96,6 +96,7 @@ cpa_status cpa_cuda_plan_reserve(cpa_attend_plan *base, const cpa_attend_reserva
     base->fusion =
         (cpa_attend_fusion){.padded_items = r->sequences, .ready_row = r->ready_row, .ready_rows = r->ready_rows};
     base->n_items = r->sequences;
+    base->rows_attended = r->sequences * r->rows;
     base->shape = r->shape;
     base->block_size = r->block_size;
     CPA_TRY_GOTO(cpa_cuda_plan_allocate_image(plan, plan->image_bytes, err), failed);
