@@ -134,6 +134,45 @@ static void count_work(const attend_state *s, cpa_bench_row *row) {
     }
 }
 
+/* What a call attends with. */
+static cpa_attend_args args_of(const attend_state *s, int64_t call) {
+    int64_t copy = call % s->copies;
+    cpa_kv_view kv = s->kv;
+    kv.num_blocks /= s->copies;
+    kv.k = (char *)kv.k + copy * s->k_bytes;
+    kv.v = (char *)kv.v + copy * s->v_bytes;
+    return (cpa_attend_args){
+        .size = sizeof(cpa_attend_args),
+        .q = s->q,
+        .q_dtype = (cpa_dtype)s->site->options.dtype,
+        .kv = kv,
+        .mask = {.causal = !s->site->options.full && !s->score.has_custom},
+        .state = {.lse = s->lse, .lse_row_stride = s->site->options.q_heads},
+        .out = s->out,
+        .rules = s->score.has_rules ? &s->score.rules : NULL,
+        .custom = s->score.has_custom ? &s->score.custom : NULL,
+    };
+}
+
+/* Notes a kernel that runs, once, and the first reason for one that is not the fastest. */
+static void note_kernel(const cpa_attend_kernel *kernel, cpa_bench_row *row) {
+    int i = 0;
+    if (!kernel->name) return;
+    while (i < CPA_BENCH_MOST_KERNELS && row->kernels[i] && strcmp(row->kernels[i], kernel->name) != 0) i++;
+    if (i < CPA_BENCH_MOST_KERNELS) row->kernels[i] = kernel->name;
+    if (!row->why) row->why = kernel->why;
+}
+
+cpa_status cpa_bench_note_kernels(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_bench_row *row,
+                                  cpa_error *err) {
+    cpa_attend_kernels kernels;
+    CPA_TRY(cpa_attend_plan_kernel(plan, args, &kernels, sizeof kernels, err));
+    note_kernel(&kernels.decode, row);
+    note_kernel(&kernels.shared, row);
+    note_kernel(&kernels.prefill, row);
+    return CPA_OK;
+}
+
 cpa_status cpa_bench_use_path(cpa_bench_site *site, cpa_error *err) {
     const char *wanted = cpa_bench_paths[site->options.path], *path;
     for (int32_t i = 0; (path = site->device->self_test->attend_path(site->device, i)); i++) {
@@ -159,7 +198,10 @@ static cpa_status prepare(cpa_bench_site *site, make_work_fn make_work, const in
     CPA_TRY(make_cache(s, err));
     CPA_TRY(make_rows(s, err));
     CPA_TRY(cpa_bench_score_make(site, &s->work, &s->score, err));
-    return make_plans(s, err);
+    CPA_TRY(make_plans(s, err));
+    const cpa_attend_args args = args_of(s, 0);
+    for (int64_t i = 0; i < s->work.n_steps; i++) CPA_TRY(cpa_bench_note_kernels(s->plans[i], &args, row, err));
+    return CPA_OK;
 }
 
 static cpa_status prepare_equal(cpa_bench_site *site, const int64_t *shape, cpa_bench_row *row, void **state,
@@ -174,22 +216,7 @@ static cpa_status prepare_varlen(cpa_bench_site *site, const int64_t *shape, cpa
 
 static cpa_status run(void *state, int64_t call, cpa_error *err) {
     attend_state *s = state;
-    int64_t copy = call % s->copies;
-    cpa_kv_view kv = s->kv;
-    kv.num_blocks /= s->copies;
-    kv.k = (char *)kv.k + copy * s->k_bytes;
-    kv.v = (char *)kv.v + copy * s->v_bytes;
-    cpa_attend_args args = {
-        .size = sizeof args,
-        .q = s->q,
-        .q_dtype = (cpa_dtype)s->site->options.dtype,
-        .kv = kv,
-        .mask = {.causal = !s->site->options.full && !s->score.has_custom},
-        .state = {.lse = s->lse, .lse_row_stride = s->site->options.q_heads},
-        .out = s->out,
-        .rules = s->score.has_rules ? &s->score.rules : NULL,
-        .custom = s->score.has_custom ? &s->score.custom : NULL,
-    };
+    const cpa_attend_args args = args_of(s, call);
     for (int64_t i = 0; i < s->work.n_steps; i++) {
         CPA_TRY(cpa_bench_enqueued(s->site, cpa_attend(s->plans[i], &args, s->site->stream), err));
     }

@@ -3,6 +3,8 @@
 #ifndef CPA_BENCH_ATTEND_H
 #define CPA_BENCH_ATTEND_H
 
+#include <cpattn/ops.h>
+
 #include "bench/benchmark.h"
 
 /* New tokens [first, first + count) of a sequence, which see it up to the last of them; the rows [row, row + count). */
@@ -33,6 +35,10 @@ void cpa_bench_attend_work_release(cpa_bench_attend_work *work);
 
 /* Makes the device take the kernels that the case names. */
 cpa_status cpa_bench_use_path(cpa_bench_site *site, cpa_error *err);
+
+/* Which kernels an attend of the plan runs; args NULL: as cpa_attend_plan_kernel has it. */
+cpa_status cpa_bench_note_kernels(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_bench_row *row,
+                                  cpa_error *err);
 
 /* Compares sampled rows of out [rows, q_heads, v_dim] and lse [rows, q_heads], on the device, with unfused float64
  * attention over inputs that are synthesized again. */

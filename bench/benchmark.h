@@ -5,6 +5,8 @@
 
 #include "bench/site.h"
 
+enum { CPA_BENCH_MOST_KERNELS = 3 };
+
 /* One line of the table. `prepare` and `check` fill it, the engine adds the time. Work and bytes are those of one rank
  * and one call; a benchmark without one of them leaves it negative in
  * every case, and its table has no such column. */
@@ -16,6 +18,9 @@ typedef struct cpa_bench_row {
     int64_t iterations;
     int64_t checked; /* results compared with their reference, and how many failed; sums over ranks */
     int64_t wrong;
+    /* Which kernels attend ran, those of few rows before those of more, and why not the fastest; names that live as long
+     * as the library, NULL: none. A benchmark has a first one in every case, or in none. */
+    const char *kernels[CPA_BENCH_MOST_KERNELS], *why;
 } cpa_bench_row;
 
 /* What the bytes per second of a benchmark are measured against. */

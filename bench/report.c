@@ -40,16 +40,27 @@ void cpa_bench_print_heading(const cpa_bench *bench, const cpa_bench_row *first)
     if (first->flops >= 0) printf(" %11s", "GFLOP/s");
     if (first->bytes >= 0) printf(" %9s", "GB/s");
     if (bench->floor != CPA_BENCH_NO_FLOOR) printf(" %9s", shares[bench->floor]);
+    if (first->kernels[0]) printf(" %20s", "kernels");
     printf(" %10s %7s\n", "checked", "#wrong");
+}
+
+/* Their names, between commas; NULL: the benchmark tells none. */
+static const char *kernels_text(const cpa_bench_row *row, char *text, size_t size) {
+    size_t used = 0;
+    for (int i = 0; i < CPA_BENCH_MOST_KERNELS && row->kernels[i] && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%s", i ? "," : "", row->kernels[i]);
+    return used > 0 ? text : NULL;
 }
 
 void cpa_bench_print_row(const cpa_bench_site *site, const cpa_bench *bench, const char *name,
                          const cpa_bench_row *row) {
+    char kernels[128];
     printf("%50s %12.1f %8lld", name, 1e6 * row->time_s, (long long)row->iterations);
     if (row->flops >= 0) printf(" %11.2f", 1e-9 * row->flops / row->time_s);
     if (row->bytes >= 0) printf(" %9.2f", 1e-9 * row->bytes / row->time_s);
     if (bench->floor != CPA_BENCH_NO_FLOOR)
         printf(" %9.2f", 100 * row->bytes / row->time_s / floor_bandwidth(site, bench));
+    if (row->kernels[0]) printf(" %20s", kernels_text(row, kernels, sizeof kernels));
     printf(" %10lld %7lld\n", (long long)row->checked, (long long)row->wrong);
     fflush(stdout);
 }
@@ -62,12 +73,14 @@ json_t *cpa_bench_row_to_json(const cpa_bench_site *site, const cpa_bench *bench
                               const cpa_bench_row *row) {
     const cpa_bench_options *o = &site->options;
     double floor = floor_bandwidth(site, bench);
-    return json_pack("{ss ss sf sf sI so so so sI sI}", "shape", name, "dtype", cpa_dtype_name((cpa_dtype)o->dtype),
-                     "time_us", 1e6 * row->time_s, "enqueue_us", 1e6 * row->enqueue_s, "iterations",
-                     (json_int_t)row->iterations, "gflops", rate_to_json(row->flops / row->time_s), "gbytes_per_s",
-                     rate_to_json(row->bytes / row->time_s), "share_of_bandwidth",
-                     floor > 0 ? json_real(row->bytes / row->time_s / floor) : json_null(), "checked",
-                     (json_int_t)row->checked, "wrong", (json_int_t)row->wrong);
+    char kernels[128];
+    return json_pack("{ss ss sf sf sI so so so sI sI ss? ss?}", "shape", name, "dtype",
+                     cpa_dtype_name((cpa_dtype)o->dtype), "time_us", 1e6 * row->time_s, "enqueue_us",
+                     1e6 * row->enqueue_s, "iterations", (json_int_t)row->iterations, "gflops",
+                     rate_to_json(row->flops / row->time_s), "gbytes_per_s", rate_to_json(row->bytes / row->time_s),
+                     "share_of_bandwidth", floor > 0 ? json_real(row->bytes / row->time_s / floor) : json_null(),
+                     "checked", (json_int_t)row->checked, "wrong", (json_int_t)row->wrong, "kernels",
+                     kernels_text(row, kernels, sizeof kernels), "why_no_faster", row->why);
 }
 
 cpa_status cpa_bench_write_json(const cpa_bench_site *site, const char *name, const char *date, json_t *rows,

@@ -129,7 +129,8 @@ struct cpa_attend_plan {
     int64_t end; /* of the tokens of its queries and keys in their sequences; 0 of a reserved plan */
     /* Of the setting: keys of all items, and of these how many are read, as what items share is read once. */
     int64_t keys_attended, keys_read;
-    int64_t k_rows; /* block_size CPA_TENSOR_BLOCK: of the tensors of keys and of values */
+    int64_t rows_attended; /* of all items; of a reserved plan at most, what they are lies on the device */
+    int64_t k_rows;        /* block_size CPA_TENSOR_BLOCK: of the tensors of keys and of values */
 };
 
 static inline void cpa_attend_plan_describe(cpa_attend_plan *plan, const cpa_attend_batch *batch,
@@ -139,12 +140,13 @@ static inline void cpa_attend_plan_describe(cpa_attend_plan *plan, const cpa_att
     plan->n_items = batch->n_items;
     plan->shape = batch->shape;
     plan->block_size = batch->block_size;
-    plan->keys_attended = plan->rows = 0;
+    plan->rows = plan->keys_attended = plan->rows_attended = 0;
     for (int64_t i = 0; i < batch->n_items; i++) {
         const cpa_attend_item *item = &batch->items[i];
         const int64_t end =
             i < batch->n_items - fusion.ready_items && item->q_count > 0 ? item->q_row + item->q_count : 0;
         plan->keys_attended += item->k_count;
+        plan->rows_attended += item->q_count;
         if (end > plan->rows) plan->rows = end;
     }
     plan->keys_read = plan->keys_attended;

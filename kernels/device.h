@@ -56,6 +56,7 @@ struct cpa_stream {
     void (*poll)(void *poll_ctx);
     void *poll_ctx;
     cpa_stream_drain *drains; /* of src/ops: what cpa_stream_sync waits for before the device */
+    int64_t plain_rows; /* that attends have left to plain kernels, those that are captured too, since it was created */
 };
 
 /* Numbered points in the time of a device's streams. */

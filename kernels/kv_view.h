@@ -113,11 +113,12 @@ static inline int cpa_kv_same_form(const cpa_kv_view *a, const cpa_kv_view *b) {
            a->v_scales == b->v_scales && a->n_scales == b->n_scales;
 }
 
-/* log2 of the elements of a run, for kernels that find an element by its column; 30, more than any row has, where a row
- * is one run. */
+/* log2 of the elements of a run, for kernels that find an element by its column; CPA_KV_ONE_RUN, that of more elements
+ * than any row has, where a row is one run. */
+enum { CPA_KV_ONE_RUN = 30 };
 static inline int32_t cpa_kv_run_shift(const cpa_kv_view *kv, cpa_kv_part part) {
     int32_t shift = 0;
-    if (kv->layout != CPA_VLLM_X) return 30;
+    if (kv->layout != CPA_VLLM_X) return CPA_KV_ONE_RUN;
     while (part == CPA_KEYS && 1 << shift < cpa_kv_key_run(kv->dtype)) shift++;
     return shift;
 }

@@ -117,6 +117,9 @@ struct cpa_operator_table {
      * they are. If not, CPA_UNSUPPORTED and a line that begins with `where`. */
     cpa_status (*attend_supported)(const cpa_device *device, const char *where, const cpa_attention_shape *shape,
                                    const cpa_mask *mask, cpa_error *err);
+    /* Which kernels an attend of the plan with these arguments runs; NULL: one that asks for nothing beside what the
+     * plan was told. A plan that was never set has none. */
+    void (*attend_kernels)(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_attend_kernels *out);
     /* `ready_q`: queries of the rows that the fusion of the setting calls ready; NULL where there are none. */
     cpa_status (*attend)(const cpa_attend_plan *plan, const cpa_attend_args *args, const void *ready_q,
                          cpa_stream *stream);

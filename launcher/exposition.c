@@ -192,6 +192,10 @@ static void put_counts(FILE *out, const cpa_exposition *e, const cpa_engine_stat
          "Attention time of the busiest rank over the mean, since the start; 1: even; steps launched as graphs do not "
          "count.",
          s->imbalance},
+        {"attend_plain_rows_total", counter,
+         "Rows that attention left to a kernel without tensor cores, once for each layer and range of keys, sum over "
+         "ranks.",
+         (double)s->plain_rows},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         put_head(out, rows[i].name, rows[i].type, rows[i].help);

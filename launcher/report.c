@@ -92,6 +92,8 @@ static void print_exchange(const cpa_outcome *outcome, FILE *out) {
     cpa_report_line(out, "exchange", "%s sent, staging %s of %s, waited for %.1f ms", sent, staging, bound,
                     stats->exposed_comm_s * 1e3);
     cpa_report_line(out, "imbalance", "%.2f, the busiest rank's attention time over the mean", stats->imbalance);
+    if (stats->plain_rows > 0)
+        cpa_report_line(out, "plain kernels", "%" PRId64 " rows attended without tensor cores", stats->plain_rows);
 }
 
 void cpa_report_cache(const cpa_outcome *outcome, FILE *out) {

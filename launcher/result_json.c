@@ -56,6 +56,7 @@ static int fill_cp(json_t *object, const cpa_outcome *outcome) {
            cpa_json_put_int(object, "bytes_sent", stats->bytes_sent) |
            cpa_json_put_real(object, "exposed_comm_ms", stats->exposed_comm_s * 1e3) |
            cpa_json_put_real(object, "imbalance", stats->imbalance) |
+           cpa_json_put_int(object, "plain_rows", stats->plain_rows) |
            cpa_json_put_int(object, "staging_bytes", stats->staging_bytes) |
            cpa_json_put_real(object, "flops", stats->planner_flops) |
            cpa_json_put_real(object, "bandwidth", stats->planner_bandwidth) |

@@ -109,6 +109,9 @@ typedef struct cpa_context_stats {
     /* Of the caches, in all layers: keys that chunks attended, each once for all its tokens, and how many of these were
      * read, since sequences that share blocks read them together. */
     int64_t keys_attended, keys_read;
+    /* Rows that were left to the plain kernel of a device (cpa_attend_plan_kernel), once for each attend of each layer,
+     * a row of several ranges of keys in as many attends; a graph counts those of the step that it was captured of. */
+    int64_t plain_rows;
 } cpa_context_stats;
 
 /* Collective over `comm`, which must outlive the context, as must `device`. Options that are not the same on every rank

@@ -226,6 +226,7 @@ typedef struct cpa_engine_stats {
     /* With adaptive_chunks: prefill chunks that were cut to the blocks that were free, and requests that were not begun
      * yet, once or more often, since the rest of their tokens did not fit. */
     int64_t cut_chunks, held_back;
+    int64_t plain_rows; /* rows that plain kernels attended, as of a context; sum over ranks */
 } cpa_engine_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */

@@ -269,7 +269,7 @@ enum { CPA_LOWEST_EXPONENT = -(1 << 24), CPA_HIGHEST_EXPONENT = 1 << 27 };
  * and scale is positive. Score rules, biases and masks of bits do so over every cache on compute capability 9.0, but for
  * an fp8 cache of CPA_VLLM_X in prefill, with a bias or heads above 128, and for a bias over keys that rows share; before
  * 9.0 over rows of q_dtype in blocks of 16 tokens and more. All else is computed by plain kernels, often 100 to 1,000
- * times slower, which is told once for each reason at CPA_LOG_WARN.
+ * times slower, which is told once for each reason at CPA_LOG_WARN; cpa_attend_plan_kernel tells which kernels run.
  *
  * On the host back end the result of a row has the same bits however the rows are grouped into items, calls and steps,
  * and whether its keys come in one call or in several resumed ones cut at multiples of cpa_attend_split_tokens. */
@@ -292,6 +292,26 @@ typedef struct cpa_attend_args {
     const float *out_scale; /* device [1]: `out` holds CPA_FP8_E4M3; or NULL */
 } cpa_attend_args;
 CPA_API cpa_status cpa_attend(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_stream *stream);
+
+/* A kernel of attend, by names that live as long as the library. */
+typedef struct cpa_attend_kernel {
+    const char *name;    /* NULL: the plan has no work of this kind */
+    const char *fastest; /* of those for this work and the layout and kind of dtype of the cache */
+    const char *why;     /* what the fastest does not take; NULL: it is the one that runs */
+} cpa_attend_kernel;
+typedef struct cpa_attend_kernels {
+    cpa_attend_kernel decode;  /* items of few rows */
+    cpa_attend_kernel prefill; /* items of more */
+    cpa_attend_kernel shared;  /* rows of several items over the keys that these share */
+} cpa_attend_kernels;
+
+/* Which kernels an attend of the plan with these arguments runs, and why no faster ones; with NULL, an attend that asks
+ * for nothing beside what the plan was told: no score rules, its dtypes, results in `out` alone, all of it aligned. On
+ * the host the names are those of the instruction set; "simple" is the plain kernel of a device. Fills the `size` bytes
+ * at `out`. Addresses count by their alignment and are not read, and nothing is enqueued. CPA_INVALID for a plan that is
+ * not set, and for arguments that cpa_attend refuses; err says why. */
+CPA_API cpa_status cpa_attend_plan_kernel(const cpa_attend_plan *plan, const cpa_attend_args *args,
+                                          cpa_attend_kernels *out, size_t size, cpa_error *err);
 
 /* Local key indices at which a range of keys may be cut into resumed calls without changing a bit: multiples of this.
  */

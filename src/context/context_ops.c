@@ -100,7 +100,9 @@ cpa_status cpa_context_run_attend(cpa_context_ops *ops, const cpa_attend_plan *p
                                   const void *ready_q, cpa_span_kind kind, int32_t round, cpa_stream *stream) {
     if (plan->n_items == 0) return CPA_OK;
     int64_t span = cpa_spans_begin(&ops->spans, kind, round, stream);
+    const int64_t plain_rows = stream->plain_rows;
     cpa_status status = ops->device->operators->attend(plan, args, ready_q, stream);
+    ops->stats.plain_rows += stream->plain_rows - plain_rows;
     cpa_spans_end(&ops->spans, span, stream);
     return cpa_context_check(ops, status, stream);
 }

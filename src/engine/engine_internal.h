@@ -28,6 +28,7 @@ typedef struct cpa_published_stats {
 typedef struct cpa_rank_totals {
     int64_t bytes_sent;
     int64_t keys_attended, keys_read;
+    int64_t plain_rows;
     uint64_t verify_rows, verify_violations, verify_undecided;
     double verify_max_error, verify_s;
     double exposed_comm_s, attend_s;

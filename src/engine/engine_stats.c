@@ -48,6 +48,7 @@ cpa_rank_totals cpa_engine_own_totals(const cpa_engine *engine) {
         .bytes_sent = context.bytes_sent,
         .keys_attended = context.keys_attended,
         .keys_read = context.keys_read,
+        .plain_rows = context.plain_rows,
         .verify_rows = verify.rows,
         .verify_violations = verify.violations,
         .verify_undecided = verify.undecided,
@@ -67,6 +68,7 @@ void cpa_engine_join_totals(cpa_engine *engine) {
         sum.bytes_sent += t->bytes_sent;
         sum.keys_attended += t->keys_attended;
         sum.keys_read += t->keys_read;
+        sum.plain_rows += t->plain_rows;
         sum.verify_rows += t->verify_rows;
         sum.verify_violations += t->verify_violations;
         sum.verify_undecided += t->verify_undecided;
@@ -79,6 +81,7 @@ void cpa_engine_join_totals(cpa_engine *engine) {
     s->bytes_sent = sum.bytes_sent;
     s->keys_attended = sum.keys_attended;
     s->keys_read = sum.keys_read;
+    s->plain_rows = sum.plain_rows;
     s->verify_rows = (int64_t)sum.verify_rows;
     s->verify_violations = (int64_t)sum.verify_violations;
     s->verify_undecided = (int64_t)sum.verify_undecided;

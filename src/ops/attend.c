@@ -165,9 +165,8 @@ cpa_status cpa_attend_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *gi
 
 /* ---- attend ---- */
 
-static cpa_status check_attend(const cpa_attend_plan *plan, const cpa_attend_args *args, const cpa_stream *stream,
-                               cpa_error *err) {
-    REQUIRE(err, plan->device == stream->device, "attend: the plan and the stream belong to different devices");
+static cpa_status check_attend(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_error *err) {
+    cpa_device *device = plan->device;
     REQUIRE(err, plan->is_set, "attend: the plan has not been set");
     REQUIRE(err, plan->block_size != CPA_TENSOR_BLOCK, "attend: the plan was set by cpa_varlen_plan_set");
     if (plan->n_items == 0) return CPA_OK;
@@ -195,7 +194,7 @@ static cpa_status check_attend(const cpa_attend_plan *plan, const cpa_attend_arg
     CPA_TRY(cpa_check_state("attend", &args->state, plan->rows, plan->shape.q_heads, plan->shape.v_dim, err));
     CPA_TRY(cpa_check_mask("attend", &args->mask, err));
     CPA_TRY(cpa_check_score("attend", args->rules, args->custom, args->bias, err));
-    CPA_TRY(cpa_check_score_reach("attend", stream->device, plan->end, args->rules, args->custom, args->bias, err));
+    CPA_TRY(cpa_check_score_reach("attend", device, plan->end, args->rules, args->custom, args->bias, err));
     REQUIRE(err, args->scale - args->scale == 0, "attend: scale is %g, expected a finite number", (double)args->scale);
     REQUIRE(err, args->resume == 0 || args->resume == 1, "attend: resume is %d, expected 0 or 1", args->resume);
     REQUIRE(err, (args->out && !args->resume) || (args->state.o && args->state.lse),
@@ -204,7 +203,7 @@ static cpa_status check_attend(const cpa_attend_plan *plan, const cpa_attend_arg
     cpa_attention_shape shape = plan->shape;
     shape.dtype = args->q_dtype;
     shape.kv_dtype = kv->dtype;
-    return stream->device->operators->attend_supported(stream->device, "attend", &shape, &args->mask, err);
+    return device->operators->attend_supported(device, "attend", &shape, &args->mask, err);
 }
 
 cpa_status cpa_attend(const cpa_attend_plan *plan, const cpa_attend_args *given, cpa_stream *stream) {
@@ -212,8 +211,24 @@ cpa_status cpa_attend(const cpa_attend_plan *plan, const cpa_attend_args *given,
     if (!stream) return CPA_INVALID;
     CPA_TRY(CPA_STRUCT_TAKE("attend", given, cpa_attend_args, state, &args, &stream->error));
     REQUIRE(&stream->error, plan, "attend: the plan is NULL");
-    CPA_TRY(check_attend(plan, &args, stream, &stream->error));
+    REQUIRE(&stream->error, plan->device == stream->device,
+            "attend: the plan and the stream belong to different devices");
+    CPA_TRY(check_attend(plan, &args, &stream->error));
     return stream->device->operators->attend(plan, &args, NULL, stream);
+}
+
+cpa_status cpa_attend_plan_kernel(const cpa_attend_plan *plan, const cpa_attend_args *given, cpa_attend_kernels *out,
+                                  size_t size, cpa_error *err) {
+    cpa_attend_args args;
+    cpa_attend_kernels kernels;
+    REQUIRE(err, plan && out, "attend: %s is NULL", plan ? "out" : "the plan");
+    REQUIRE(err, plan->is_set, "attend: the plan has not been set");
+    if (given) {
+        CPA_TRY(CPA_STRUCT_TAKE("attend", given, cpa_attend_args, state, &args, err));
+        CPA_TRY(check_attend(plan, &args, err));
+    }
+    plan->device->operators->attend_kernels(plan, given ? &args : NULL, &kernels);
+    return cpa_struct_give(&kernels, sizeof kernels, out, size);
 }
 
 /* ---- merge ---- */

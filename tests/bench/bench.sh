@@ -67,6 +67,7 @@ results_are_right() {
         bench 1 attend --dtype $dtype --shapes 1x96x96,2x33x201 --iters 3 --result-json attend.json
         expect_right 2
         expect_json attend.json 2
+        grep -q '"kernels": *"[A-Za-z]' attend.json || fail "the file names no kernel"
         bench 1 varlen_attend --dtype $dtype --shapes 3x77x77:mask=full,2x5x130:head-dim=72 --iters 3
         expect_right 2
         bench 1 merge --dtype $dtype --shapes 40x2,1200x5 --iters 3
@@ -90,7 +91,8 @@ results_are_right() {
     done
     bench 1 attend --shapes 3x1x500,9x1x500:ragged=true,1x20x90:mask=full,1x20x90:v-head-dim=72:dtype=bf16 --iters 3
     expect_right 4
-    awk '!/^#/ && $(NF - 2) <= 0 { bad = 1 } END { exit bad }' out.txt || fail "no share of the read bandwidth"
+    awk '!/^#/ && $(NF - 3) <= 0 { bad = 1 } END { exit bad }' out.txt || fail "no share of the read bandwidth"
+    awk '!/^#/ && $(NF - 2) !~ /^[A-Za-z]/ { bad = 1 } END { exit bad }' out.txt || fail "no kernel is named"
     bench 1 attend --shapes 3x1x500:kv-cache-dtype=int8,2x33x201:kv-cache-dtype=fp8_e4m3:dtype=bf16 --iters 3
     expect_right 2
     # LSEs of 17.6, and scores of many terms, which fp32 rounds by more than the least tolerance.

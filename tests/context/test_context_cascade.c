@@ -1,9 +1,11 @@
 /* Cascade attention under context parallelism: decode of sequences that begin alike, whose rows the ranks own in turn,
- * one or several a sequence, beside a prefill, against float64; on the host with the bits that they have alone. */
+ * one or several a sequence, beside a prefill, against float64; on the host with the bits that they have alone. And
+ * what a context counts of it. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/operators.h"
 #include "src/context/context.h"
 #include "tests/fixtures/comm_fixture.h"
 #include "tests/fixtures/context_fixture.h"
@@ -60,7 +62,10 @@ static void check_step(cpa_test_shape shape, int64_t rows) {
     CU_ASSERT(cpa_test_same_bits_or_right(&cache, shape.mask, chunks, SEQUENCES, &alone, &together));
     CU_ASSERT_EQUAL(alone_stats.keys_read, alone_stats.keys_attended);
     CU_ASSERT_EQUAL(stats.keys_attended, alone_stats.keys_attended);
-    if (cpa_test_promises_bits()) CU_ASSERT(stats.keys_read < stats.keys_attended);
+    if (cpa_test_promises_bits()) {
+        CU_ASSERT(stats.keys_read < stats.keys_attended);
+        CU_ASSERT_EQUAL(stats.plain_rows, 0); /* the host has no plain kernel */
+    }
     cpa_test_result_destroy(&together);
     cpa_test_result_destroy(&alone);
     cpa_test_cache_destroy(&cache);
@@ -89,9 +94,46 @@ static void several_rows_of_each_beside_a_prefill(void) {
     check_step(shape_of(CPA_F32, 16, 32, 32, WINDOW), 4);
 }
 
+/* A device whose attends are all plain: what it tells, and has told in all. */
+static const cpa_operator_table *of_device;
+static int64_t told_rows;
+
+static cpa_status attend_plainly(const cpa_attend_plan *plan, const cpa_attend_args *args, const void *ready_q,
+                                 cpa_stream *stream) {
+    stream->plain_rows += plan->rows_attended;
+    told_rows += plan->rows_attended;
+    return of_device->attend(plan, args, ready_q, stream);
+}
+
+static void rows_of_plain_kernels_are_counted(void) {
+    const cpa_test_shape shape = shape_of(CPA_F32, 16, 16, 16, CAUSAL);
+    cpa_device *device;
+    cpa_stream *stream;
+    cpa_test_cache cache;
+    cpa_test_chunk chunks[SEQUENCES];
+    cpa_context_stats stats;
+    if (!cpa_test_promises_bits()) return; /* a device counts those that are so */
+    cpa_test_device_open(1, &device, &stream);
+    make_cache(&cache, shape);
+    for (int64_t i = 0; i < SEQUENCES; i++)
+        chunks[i] = (cpa_test_chunk){i, cache.sequences[i].length - 1, 1, CPA_PASS_Q};
+    cpa_operator_table operators = *(of_device = device->operators);
+    operators.attend = attend_plainly;
+    device->operators = &operators;
+    told_rows = 0;
+    cpa_test_result result = attend(device, stream, &cache, CPA_CASCADE_OFF, chunks, &stats);
+    CU_ASSERT(stats.plain_rows > 0 || cpa_test_ranks() > 1); /* a rank may have none */
+    CU_ASSERT_EQUAL(stats.plain_rows, told_rows);
+    device->operators = of_device;
+    cpa_test_result_destroy(&result);
+    cpa_test_cache_destroy(&cache);
+    cpa_test_device_close(device, stream);
+}
+
 static const cpa_test TESTS[] = {
     {"decode of sequences that begin alike", decode_of_sequences_that_begin_alike},
     {"several rows of each beside a prefill", several_rows_of_each_beside_a_prefill},
+    {"rows of plain kernels are counted", rows_of_plain_kernels_are_counted},
 };
 
 CPA_MPI_DEVICE_TEST_MAIN("cascade attention of a context", TESTS)

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cuda/attend/attend_choice.h"
+#include "kernels/cuda/attend/attend_kernels.h"
 #include "tests/fixtures/unit.h"
 
 static const char *const RULES[] = {"none", "softcap", "temperature", "alibi", "sinks", "bits", "bias"};
@@ -13,6 +13,8 @@ static const char *const BLOCKS[] = {"1", "8", "16", "64"};
 static const char *const LAYOUTS[] = {"rows", "vllm-x"};
 static const char *const WIDTHS[] = {"64", "80", "128", "192", "256"};
 enum { N_RULES = 7, N_CACHES = 3, N_BLOCKS = 4, N_LAYOUTS = 2, N_WIDTHS = 5 };
+
+enum { OF_DECODE = 1 << CPA_CUDA_DECODE, OF_PREFILL = 1 << CPA_CUDA_PREFILL, OF_SHARED = 1 << CPA_CUDA_SHARED };
 
 /* A call; arrays that are only asked for are there at this address. */
 static char memory[16] __attribute__((aligned(16)));
@@ -35,8 +37,8 @@ static cpa_cuda_attend_args args_of(int rule, int cache, int block, int layout, 
                               .v_token_stride = in_runs ? 1 : (int64_t)heads * v_dim,
                               .k_head_stride = in_runs ? (int64_t)block_size * k_dim : k_dim,
                               .v_head_stride = in_runs ? (int64_t)block_size * v_dim : v_dim,
-                              .k_run_shift = in_runs ? 3 : 30,
-                              .v_run_shift = in_runs ? 0 : 30,
+                              .k_run_shift = in_runs ? 3 : CPA_KV_ONE_RUN,
+                              .v_run_shift = in_runs ? 0 : CPA_KV_ONE_RUN,
                               .q_heads = 4 * heads,
                               .kv_heads = heads,
                               .group = 4,
@@ -59,21 +61,37 @@ static cpa_cuda_attend_args args_of(int rule, int cache, int block, int layout, 
     return a;
 }
 
-static cpa_cuda_attend_choice choice_of(const cpa_cuda_attend_args *a, int of_many, cpa_cuda_path path) {
-    const int runs = a->k_run_shift<30, wide = a->k_dim> 192 || a->v_dim > 128;
-    const int quantised = cpa_dtype_is_quantised(a->kv_dtype);
-    const cpa_cuda_attend_spec spec = {
-        .path = path,
-        .wide_fits = 1,
-        .has_decode = !of_many,
-        .has_prefill = of_many,
-        .has_widened = of_many && (quantised || runs) && !(quantised && wide), /* as a plan would reserve it */
-        .has_blocks = 1,
-        .knows_runs = runs,
-        .tile_rows = cpa_cuda_hopper_rows(a->k_dim, a->v_dim, 1 << a->block_shift, 0),
+static cpa_attention_shape shape_of(const cpa_cuda_attend_args *a) {
+    return (cpa_attention_shape){.q_heads = a->q_heads,
+                                 .kv_heads = a->kv_heads,
+                                 .k_dim = a->k_dim,
+                                 .v_dim = a->v_dim,
+                                 .layout = a->k_run_shift < CPA_KV_ONE_RUN ? CPA_VLLM_X : 0};
+}
+
+/* Of a plan of the shape with such pieces, as it would know and reserve what it has. */
+static cpa_cuda_attend_spec spec_of(const cpa_cuda_attend_args *a, const cpa_attention_shape *shape, int32_t pieces,
+                                    cpa_cuda_path path) {
+    const cpa_kv_view kv = {.block_size = 1 << a->block_shift, .num_blocks = 100};
+    const int codes = cpa_dtype_is_quantised(a->kv_dtype), in_runs = shape->layout == CPA_VLLM_X;
+    const cpa_cuda_width width = cpa_cuda_width_of(a->k_dim, a->v_dim);
+    return (cpa_cuda_attend_spec){
+        .call = cpa_cuda_call_of(path, a, &kv),
+        .shape = shape,
+        .block_size = kv.block_size,
+        .width = width,
+        .pieces = pieces,
+        .widened = pieces != OF_DECODE && (codes || in_runs) && !(codes && width == CPA_CUDA_256),
+        .cp_size = 1,
+        .tile_rows = cpa_cuda_hopper_rows(a->k_dim, a->v_dim, kv.block_size, 0),
         .rows = 4096,
     };
-    return cpa_cuda_choose_attend(&spec, a);
+}
+
+static cpa_cuda_attend_choice choice_of(const cpa_cuda_attend_args *a, int32_t pieces, cpa_cuda_path path) {
+    const cpa_attention_shape shape = shape_of(a);
+    const cpa_cuda_attend_spec spec = spec_of(a, &shape, pieces, path);
+    return cpa_cuda_choose_attend(&spec);
 }
 
 /* ---- the table ---- */
@@ -123,9 +141,13 @@ static const table_line *line_of(int rule, int cache, int block, int layout, int
     return found;
 }
 
-static int is_right(const char *expected, const cpa_cuda_attend_choice *choice, cpa_cuda_attend_kernel kernel) {
-    return !strcmp(expected, cpa_cuda_attend_kernel_name(kernel)) &&
-           (choice->why != NULL) == (kernel == CPA_CUDA_PLAIN);
+static const char *name_of(const cpa_cuda_attend_choice *choice, cpa_cuda_pieces pieces) {
+    return choice->of[pieces].kernel ? choice->of[pieces].kernel->name : "none";
+}
+
+static int is_right(const char *expected, const cpa_cuda_attend_choice *choice, cpa_cuda_pieces pieces) {
+    return !strcmp(expected, name_of(choice, pieces)) &&
+           (choice->plain != NULL) == (choice->of[pieces].kernel == &cpa_cuda_kernel_simple);
 }
 
 static void every_combination_is_a_line_of_the_table(void) {
@@ -139,15 +161,16 @@ static void every_combination_is_a_line_of_the_table(void) {
         if (layout == 1 && (cache == 2 || block < 2)) continue; /* there is no such cache */
         const table_line *line = line_of(rule, cache, block, layout, width, &count);
         cpa_cuda_attend_args a = args_of(rule, cache, block, layout, width);
-        const cpa_cuda_attend_choice few = choice_of(&a, 0, CPA_CUDA_HOPPER), many = choice_of(&a, 1, CPA_CUDA_HOPPER);
-        const int ok =
-            count == 1 && is_right(line->decode, &few, few.decode) && is_right(line->prefill, &many, many.prefill);
+        const cpa_cuda_attend_choice few = choice_of(&a, OF_DECODE, CPA_CUDA_HOPPER),
+                                     many = choice_of(&a, OF_PREFILL, CPA_CUDA_HOPPER);
+        const int ok = count == 1 && is_right(line->decode, &few, CPA_CUDA_DECODE) &&
+                       is_right(line->prefill, &many, CPA_CUDA_PREFILL);
         if (!ok)
             printf("\n    %s over %s, blocks of %s, %s, heads of %s: in %d lines; %s, %s", RULES[rule], CACHES[cache],
-                   BLOCKS[block], LAYOUTS[layout], WIDTHS[width], count, cpa_cuda_attend_kernel_name(few.decode),
-                   cpa_cuda_attend_kernel_name(many.prefill));
+                   BLOCKS[block], LAYOUTS[layout], WIDTHS[width], count, name_of(&few, CPA_CUDA_DECODE),
+                   name_of(&many, CPA_CUDA_PREFILL));
         wrong += !ok;
-        plain += few.why != NULL;
+        plain += few.plain != NULL;
         combinations++;
     }
     printf("%d combinations ", combinations);
@@ -168,19 +191,19 @@ static void the_reason_is_told(void) {
         cpa_cuda_attend_args a =
             args_of(!strcmp(what, "slopes") ? 3 : !strcmp(what, "path"), !strcmp(what, "path"), 2, 0, 2);
         cpa_cuda_path path = CPA_CUDA_HOPPER;
-        CU_ASSERT_PTR_NULL(choice_of(&a, 0, path).why);
+        CU_ASSERT_PTR_NULL(choice_of(&a, OF_DECODE, path).plain);
         if (!strcmp(what, "dtype")) a.q_dtype = a.kv_dtype = CPA_F32;
         if (!strcmp(what, "stride")) a.q_row_stride += 4;
         if (!strcmp(what, "address")) a.k = memory + 2;
-        if (!strcmp(what, "scale")) a.scale = -1;
+        if (!strcmp(what, "scale")) a.scale = a.score.pre_scale = -1;
         if (!strcmp(what, "out")) a.out_scale = (const float *)memory;
         if (!strcmp(what, "slopes")) a.scale = a.score.pre_scale = 0x1p-124f;
         if (!strcmp(what, "path") || !strcmp(what, "out")) path = CPA_CUDA_PORTABLE;
         if (!strcmp(what, "simple")) path = CPA_CUDA_SIMPLE;
-        const cpa_cuda_attend_choice choice = choice_of(&a, 0, path);
-        CU_ASSERT_PTR_NOT_NULL_FATAL(choice.why);
-        CU_ASSERT(strstr(choice.why, cases[i].why) != NULL);
-        CU_ASSERT_EQUAL(choice.decode, CPA_CUDA_PLAIN);
+        const cpa_cuda_attend_choice choice = choice_of(&a, OF_DECODE, path);
+        CU_ASSERT_PTR_NOT_NULL_FATAL(choice.plain);
+        CU_ASSERT(strstr(choice.plain, cases[i].why) != NULL);
+        CU_ASSERT_PTR_EQUAL(choice.of[CPA_CUDA_DECODE].kernel, &cpa_cuda_kernel_simple);
     }
 }
 
@@ -190,18 +213,12 @@ static void rows_that_share_keys(void) {
         for (int cache = 0; cache < N_CACHES; cache++)
             for (int block = 0; block < N_BLOCKS; block++) {
                 const cpa_cuda_attend_args a = args_of(rule, cache, block, 0, 2);
-                const cpa_cuda_attend_spec spec = {.path = CPA_CUDA_HOPPER,
-                                                   .wide_fits = 1,
-                                                   .has_decode = 1,
-                                                   .has_shared = 1,
-                                                   .has_widened = cache > 0,
-                                                   .has_blocks = 1,
-                                                   .tile_rows = 128,
-                                                   .rows = 64};
-                const cpa_cuda_attend_choice choice = cpa_cuda_choose_attend(&spec, &a);
-                const cpa_cuda_attend_kernel fast = cache > 0 ? CPA_CUDA_WIDENED_BOXES : CPA_CUDA_BOXES;
-                CU_ASSERT_EQUAL(choice.shared, rule == 6 ? CPA_CUDA_PLAIN : fast);
-                CU_ASSERT_EQUAL(choice.why != NULL, rule == 6);
+                const cpa_cuda_attend_choice choice = choice_of(&a, OF_DECODE | OF_SHARED, CPA_CUDA_HOPPER);
+                const cpa_cuda_attend_kernel *fast =
+                    cache > 0 ? &cpa_cuda_kernel_widen_hopper : &cpa_cuda_kernel_hopper;
+                CU_ASSERT_PTR_EQUAL(choice.of[CPA_CUDA_SHARED].kernel, rule == 6 ? &cpa_cuda_kernel_simple : fast);
+                CU_ASSERT_EQUAL(choice.plain != NULL, rule == 6);
+                CU_ASSERT_EQUAL(choice.of[CPA_CUDA_DECODE].kernel == &cpa_cuda_kernel_simple, rule == 6);
             }
 }
 
@@ -210,23 +227,134 @@ static void long_pieces_have_ctas_of_their_own(void) {
     static const struct {
         int width, causal;
         int64_t keys;
-        cpa_cuda_attend_kernel kernel;
-    } cases[] = {{2, 1, 16 << 10, CPA_CUDA_PERSISTENT},
-                 {2, 1, 32 << 10, CPA_CUDA_BOXES},
-                 {2, 0, 8 << 10, CPA_CUDA_PERSISTENT},
-                 {2, 0, 16 << 10, CPA_CUDA_BOXES},
-                 {0, 1, 64 << 10, CPA_CUDA_PERSISTENT}}; /* narrow heads have three warpgroups */
+        const cpa_cuda_attend_kernel *kernel;
+    } cases[] = {{2, 1, 16 << 10, &cpa_cuda_kernel_persistent},
+                 {2, 1, 32 << 10, &cpa_cuda_kernel_hopper},
+                 {2, 0, 8 << 10, &cpa_cuda_kernel_persistent},
+                 {2, 0, 16 << 10, &cpa_cuda_kernel_hopper},
+                 {0, 1, 64 << 10, &cpa_cuda_kernel_persistent}}; /* narrow heads have three warpgroups */
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         cpa_cuda_attend_args a = args_of(0, 0, 3, 0, cases[i].width);
         a.mask.causal = cases[i].causal;
-        const cpa_cuda_attend_spec spec = {.path = CPA_CUDA_HOPPER,
-                                           .wide_fits = 1,
-                                           .has_prefill = 1,
-                                           .has_blocks = 1,
-                                           .tile_rows = 128,
-                                           .rows = 4096,
-                                           .most_keys = cases[i].keys};
-        CU_ASSERT_EQUAL(cpa_cuda_choose_attend(&spec, &a).prefill, cases[i].kernel);
+        const cpa_attention_shape shape = shape_of(&a);
+        cpa_cuda_attend_spec spec = spec_of(&a, &shape, OF_PREFILL, CPA_CUDA_HOPPER);
+        spec.most_keys = cases[i].keys;
+        const cpa_cuda_chosen chosen = cpa_cuda_choose_attend(&spec).of[CPA_CUDA_PREFILL];
+        CU_ASSERT_PTR_EQUAL(chosen.kernel, cases[i].kernel);
+        CU_ASSERT_PTR_EQUAL(chosen.fastest, &cpa_cuda_kernel_persistent);
+        CU_ASSERT_EQUAL(chosen.why == NULL, chosen.kernel == chosen.fastest);
+    }
+}
+
+/* ---- the rows of the table ---- */
+
+/* A call that a kernel takes, of the first of the caches that it is for. */
+static cpa_cuda_attend_spec taken_by(const cpa_cuda_attend_kernel *kernel, const cpa_attention_shape *shape) {
+    const int32_t cache = kernel->takes.caches & -kernel->takes.caches;
+    const int codes = (cache & (CPA_CUDA_CODES | CPA_CUDA_RUN_CODES)) != 0;
+    return (cpa_cuda_attend_spec){
+        .call = {.path = CPA_CUDA_HOPPER,
+                 .q_dtype = CPA_BF16,
+                 .kv_dtype = codes ? CPA_FP8_E4M3 : CPA_BF16,
+                 .cache = (cpa_cuda_cache)cache,
+                 .rules = kernel == &cpa_cuda_kernel_portable_ruled_codes ? CPA_CUDA_SOFTCAP : 0},
+        .shape = shape,
+        .block_size = cache == CPA_CUDA_ELEMENTS_APART ? 8 : 64,
+        .width = CPA_CUDA_128,
+        .pieces = kernel->takes.pieces,
+        .widened = 1,
+        .cp_size = 1,
+        .tile_rows = 128,
+        .rows = 4096,
+    };
+}
+
+/* Takes something away from a call. */
+static void take_away(cpa_cuda_attend_spec *spec, cpa_attention_shape *shape, const char *what) {
+    static const struct {
+        const char *what;
+        cpa_cuda_oddities oddity;
+    } odd[] = {{"alignment", CPA_CUDA_UNALIGNED}, {"whole blocks", CPA_CUDA_PARTED_BLOCKS},
+               {"blocks", CPA_CUDA_NO_BLOCKS},    {"near rows", CPA_CUDA_FAR_ROWS},
+               {"scale", CPA_CUDA_SCALE_BELOW_0}, {"out alone", CPA_CUDA_STATE},
+               {"one stretch", CPA_CUDA_GAP}};
+    cpa_cuda_attend_call *call = &spec->call;
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++)
+        if (!strcmp(what, odd[i].what)) call->oddities |= odd[i].oddity;
+    if (!strcmp(what, "tensor cores")) call->path = CPA_CUDA_SIMPLE;
+    if (!strcmp(what, "9.0")) call->path = CPA_CUDA_PORTABLE;
+    if (!strcmp(what, "dtype")) call->q_dtype = CPA_F32;
+    if (!strcmp(what, "shared memory")) spec->no_memory = 1;
+    if (!strcmp(what, "no rules")) call->rules = CPA_CUDA_SOFTCAP;
+    if (!strcmp(what, "rules")) call->rules = 0;
+    if (!strcmp(what, "no bias")) call->rules = CPA_CUDA_BIAS;
+    if (!strcmp(what, "width")) spec->width = CPA_CUDA_192_128;
+    if (!strcmp(what, "whole columns")) shape->k_dim = 120;
+    if (!strcmp(what, "long blocks")) spec->block_size = 8, call->cache = CPA_CUDA_ELEMENTS_APART;
+    if (!strcmp(what, "room")) spec->widened = 0;
+    if (!strcmp(what, "small tiles")) spec->tile_rows = 192;
+    if (!strcmp(what, "group")) shape->q_heads = 5 * shape->kv_heads;
+    if (!strcmp(what, "one rank")) spec->cp_size = 2;
+    if (!strcmp(what, "few keys")) spec->most_keys = 1 << 20;
+    if (!strcmp(what, "narrow codes")) {
+        spec->width = CPA_CUDA_192_128;
+        call->cache = CPA_CUDA_CODES, call->kv_dtype = CPA_INT8, call->rules = CPA_CUDA_SOFTCAP;
+    }
+}
+
+static void a_kernel_says_what_it_misses(void) {
+    static const struct {
+        const cpa_cuda_attend_kernel *kernel; /* NULL: all but the plain one */
+        const char *what, *why;
+    } cases[] = {{NULL, "tensor cores", "without their instructions"},
+                 {NULL, "dtype", "neither bf16 nor fp16"},
+                 {NULL, "scale", "not positive"},
+                 {NULL, "alignment", "off 16 bytes"},
+                 {NULL, "shared memory", "shared memory of a CTA"},
+                 {&cpa_cuda_kernel_decode_blocks, "9.0", "before 9.0"},
+                 {&cpa_cuda_kernel_decode_blocks, "no rules", "score rules"},
+                 {&cpa_cuda_kernel_decode_blocks, "width", "more than 128 columns"},
+                 {&cpa_cuda_kernel_decode_blocks, "whole columns", "off 16 columns"},
+                 {&cpa_cuda_kernel_decode_blocks, "whole blocks", "blocks off 16 bytes"},
+                 {&cpa_cuda_kernel_decode, "no rules", "score rules"},
+                 {&cpa_cuda_kernel_decode_ruled_caches, "9.0", "before 9.0"},
+                 {&cpa_cuda_kernel_persistent, "9.0", "before 9.0"},
+                 {&cpa_cuda_kernel_persistent, "no rules", "score rules"},
+                 {&cpa_cuda_kernel_persistent, "width", "more than 128 columns"},
+                 {&cpa_cuda_kernel_persistent, "long blocks", "fewer than 16 tokens"},
+                 {&cpa_cuda_kernel_persistent, "group", "groups of query heads"},
+                 {&cpa_cuda_kernel_persistent, "out alone", "in a state"},
+                 {&cpa_cuda_kernel_persistent, "one rank", "one rank of several"},
+                 {&cpa_cuda_kernel_persistent, "one stretch", "a window beside sinks"},
+                 {&cpa_cuda_kernel_persistent, "near rows", "2^31"},
+                 {&cpa_cuda_kernel_persistent, "few keys", "so many keys"},
+                 {&cpa_cuda_kernel_hopper, "9.0", "before 9.0"},
+                 {&cpa_cuda_kernel_hopper, "blocks", "no blocks"},
+                 {&cpa_cuda_kernel_hopper, "no bias", "a bias of scores"},
+                 {&cpa_cuda_kernel_hopper, "small tiles", "more rows"},
+                 {&cpa_cuda_kernel_widen_hopper, "no bias", "a bias of scores"},
+                 {&cpa_cuda_kernel_widen_hopper, "room", "no memory"},
+                 {&cpa_cuda_kernel_widen_hopper, "narrow codes", "score rules over codes"},
+                 {&cpa_cuda_kernel_portable_ruled_codes, "9.0", "before 9.0"},
+                 {&cpa_cuda_kernel_portable_ruled_codes, "rules", "without rules"},
+                 {&cpa_cuda_kernel_portable, "narrow codes", "score rules over codes"},
+                 {&cpa_cuda_kernel_widen_portable, "room", "no memory"}};
+    const cpa_attention_shape usual = {.q_heads = 32, .kv_heads = 8, .k_dim = 128, .v_dim = 128, .layout = CPA_VLLM_X};
+    for (int k = 0; cpa_cuda_attend_kernels[k] != &cpa_cuda_kernel_simple; k++) {
+        const cpa_cuda_attend_kernel *kernel = cpa_cuda_attend_kernels[k];
+        const cpa_cuda_attend_spec taken = taken_by(kernel, &usual);
+        CU_ASSERT_PTR_NULL(cpa_cuda_kernel_refuses(kernel, &taken));
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            cpa_attention_shape shape = usual;
+            cpa_cuda_attend_spec spec = taken_by(kernel, &shape);
+            if (cases[i].kernel && cases[i].kernel != kernel) continue;
+            take_away(&spec, &shape, cases[i].what);
+            const char *why = cpa_cuda_kernel_refuses(kernel, &spec);
+            const int ok = why && strstr(why, cases[i].why);
+            if (!ok) printf("\n    %s without %s: %s", kernel->name, cases[i].what, why ? why : "takes it");
+            CU_ASSERT(ok);
+            CU_ASSERT_PTR_NULL(cpa_cuda_kernel_refuses(&cpa_cuda_kernel_simple, &spec));
+        }
     }
 }
 
@@ -235,5 +363,6 @@ static const cpa_test tests[] = {
     {"rows that share keys", rows_that_share_keys},
     {"long pieces have CTAs of their own", long_pieces_have_ctas_of_their_own},
     {"the reason for the plain kernel is told", the_reason_is_told},
+    {"a kernel says what it misses", a_kernel_says_what_it_misses},
 };
 CPA_TEST_MAIN("attend_choice", tests)

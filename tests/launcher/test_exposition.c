@@ -91,6 +91,7 @@ static void what_the_engine_counts_is_told(void) {
         "cpattn_exchange_bytes_total{model_name=\"m\"} 4096",
         "cpattn_exposed_comm_seconds_total{model_name=\"m\"} 0.125",
         "cpattn_rank_imbalance{model_name=\"m\"} 1.5",
+        "cpattn_attend_plain_rows_total{model_name=\"m\"} 21",
         "cpattn_chunks_total{model_name=\"m\",algorithm=\"pass-kv\"} 11",
         "cpattn_chunks_total{model_name=\"m\",algorithm=\"pass-q\"} 12",
         "cpattn_chunks_total{model_name=\"m\",algorithm=\"none\"} 13",
@@ -113,6 +114,7 @@ static void what_the_engine_counts_is_told(void) {
                                     .bytes_sent = 4096,
                                     .exposed_comm_s = 0.125,
                                     .imbalance = 1.5,
+                                    .plain_rows = 21,
                                     .planned_pass_kv = 11,
                                     .planned_pass_q = 12,
                                     .planned_local = 13};

@@ -15,7 +15,7 @@ extern "C" {
 
 enum {
     CPA_CUDA_DECODE_ROWS = 16,   /* of a warp of the decode kernel; items of at most so many go there, or of twice as
-                                    many, see cpa_cuda_most_decode_rows */
+                                    many, see cpa_cuda_decode_geometry */
     CPA_CUDA_PREFILL_ROWS = 128, /* rows of a prefill tile; of the Hopper kernel's, see cpa_cuda_hopper_rows */
     CPA_CUDA_PREFILL_KEYS = 128, /* prefill pieces begin at multiples of this many keys */
     CPA_CUDA_DECODE_KEYS = 64,   /* decode pieces */
@@ -110,6 +110,7 @@ typedef struct cpa_cuda_plan_memory {
     cudaStream_t uploaded; /* the stream that copied the staging to the image after the plan was set, if `current` */
     uint64_t captures;     /* of that stream then */
     int current;
+    struct cpa_cuda_attend_choices *choices; /* host; attend_kernels.h */
 } cpa_cuda_plan_memory;
 
 /* The sections of the image begin at the offsets *_at. */
@@ -225,8 +226,7 @@ typedef struct cpa_cuda_attend_args {
     int64_t q_row_stride; /* strides in elements */
     int64_t k_block_stride, k_token_stride, k_head_stride;
     int64_t v_block_stride, v_token_stride, v_head_stride;
-    int32_t k_run_shift,
-        v_run_shift; /* log2 of the elements of a run, 30: rows lie in one piece; and from run to run: */
+    int32_t k_run_shift, v_run_shift; /* log2 of the elements of a run, or CPA_KV_ONE_RUN; and from run to run: */
     int64_t k_run_stride, v_run_stride;
     cpa_dtype q_dtype, kv_dtype;
     float k_scale, v_scale;                     /* quantised caches: of the whole tensor, or */
@@ -278,64 +278,19 @@ static inline int64_t cpa_cuda_place_section(int64_t *end, int64_t bytes) {
     return at;
 }
 
-/* How many CTAs of the decode kernel share a multiprocessor. */
-static inline int32_t cpa_cuda_decode_occupancy(int32_t k_dim, int32_t v_dim) {
-    return k_dim <= 128 && v_dim <= 128 ? 2 : 1;
-}
-
-/* Whether the decode kernel has CTAs of twice as many warps, which have a multiprocessor each; and what the CTAs on one
- * take of its shared memory, at most: for a single CTA more than devices of 8.x have. */
+/* What the CTAs of decode on a multiprocessor take of its shared memory, at most: for a single one more than devices of
+ * 8.x have. */
 enum { CPA_CUDA_WIDE_BYTES = 208 << 10 };
-static inline int32_t cpa_cuda_decode_has_wide(int32_t k_dim, int32_t v_dim, int64_t element_bytes) {
-    return element_bytes == 2 && cpa_cuda_decode_occupancy(k_dim, v_dim) == 2 && (k_dim > 64 || v_dim > 64);
-}
-
-/* The most packed rows of an item that goes to the decode kernel: where rows of elements have the width of most heads
- * and lie together, two warps walk through the same keys, each with a tile of rows. */
-static inline int32_t cpa_cuda_most_decode_rows(const cpa_attention_shape *shape, int32_t block_size) {
-    const int narrow = shape->k_dim <= 64 && shape->v_dim <= 64, wide = shape->k_dim > 128 || shape->v_dim > 128;
-    const int together = shape->layout != CPA_VLLM_X && block_size >= CPA_CUDA_DECODE_RUN;
-    return together && !narrow && !wide && !cpa_dtype_is_quantised(shape->kv_dtype) ? 2 * CPA_CUDA_DECODE_ROWS
-                                                                                    : CPA_CUDA_DECODE_ROWS;
-}
-
-/* How many KV heads a CTA of the decode kernel takes. Rows of 128 bytes are too short for the memory to read them at
- * its full rate where the next row of the head lies elsewhere: those of two heads, which lie side by side, are not. */
-static inline int32_t cpa_cuda_decode_heads(int32_t kv_heads, int32_t k_dim, int32_t v_dim, int64_t element_bytes) {
-    return kv_heads % 2 == 0 && k_dim * element_bytes <= 128 && v_dim * element_bytes <= 128 ? 2 : 1;
-}
-
-/* The same of a shape; rows in runs are not short where they lie. */
-static inline int32_t cpa_cuda_decode_shape_heads(const cpa_attention_shape *shape) {
-    const int64_t element_bytes = cpa_dtype_is_quantised(shape->kv_dtype) ? 1 : 2; /* that the kernel takes */
-    return shape->layout == CPA_VLLM_X
-               ? 1
-               : cpa_cuda_decode_heads(shape->kv_heads, shape->k_dim, shape->v_dim, element_bytes);
-}
 
 /* attend_plan_update.cu: the items, pieces and row maps of what an update reads. */
 cpa_status cpa_cuda_read_sequences(const cpa_cuda_update_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_assign_pieces(const cpa_cuda_update_args *args, cpa_stream *stream);
 
-cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_args *args, int64_t rows, cpa_stream *stream);
-/* Without CTAs, and the portable one without pieces: nothing is enqueued, and CPA_UNSUPPORTED, without a message, says
- * that the device has not the shared memory that the kernel takes for heads of these widths. */
-cpa_status cpa_cuda_attend_decode(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide, int32_t row_tiles,
-                                  cpa_stream *stream);
-/* The same where scores have rules; and over quantised caches, blocks shorter than a run and rows in runs, on compute
- * capability 9.0. */
-cpa_status cpa_cuda_attend_decode_ruled(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide, int32_t row_tiles,
-                                        cpa_stream *stream);
-cpa_status cpa_cuda_attend_decode_ruled_caches(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream);
-/* The same of the caches that it takes, on compute capability 9.0. */
-int cpa_cuda_decode_takes_blocks(const cpa_cuda_attend_args *args);
-cpa_status cpa_cuda_attend_decode_blocks(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream);
-/* `tile_rows`: the most rows of a piece. */
-cpa_status cpa_cuda_attend_portable(const cpa_cuda_attend_args *args, int32_t n_pieces, int32_t tile_rows,
-                                    cpa_stream *stream);
-/* The same over quantised caches where scores have rules, on compute capability 9.0. */
-cpa_status cpa_cuda_attend_portable_ruled_codes(const cpa_cuda_attend_args *args, int32_t n_pieces, int32_t tile_rows,
-                                                cpa_stream *stream);
+/* Has the arguments name the keys and values of a view, whose strides are resolved. */
+void cpa_cuda_take_view(cpa_cuda_attend_args *args, const cpa_kv_view *kv);
+/* The most packed rows of an item that goes to the kernels of decode. */
+int32_t cpa_cuda_most_decode_rows(const cpa_attention_shape *shape, int32_t block_size);
+
 /* The pools of keys and of values as (dim, token, head, block), without pages of one block, for boxes of 64 columns and
  * of those of the tail, if there is one. */
 typedef struct cpa_cuda_hopper_maps {
@@ -349,8 +304,6 @@ typedef struct cpa_cuda_persistent_maps {
     CUtensorMap q, q_tail;
     cpa_cuda_hopper_maps pools;
 } cpa_cuda_persistent_maps;
-/* Whether it takes heads of such widths and groups, and gives what is asked for. */
-int cpa_cuda_persistent_fits(const cpa_cuda_attend_args *args);
 cpa_status cpa_cuda_attend_persistent(const cpa_cuda_attend_args *args, const cpa_cuda_persistent_maps *maps,
                                       int32_t n_pieces, uint32_t *tickets, cpa_stream *stream);
 /* Widens `blocks` (on the device) of a quantised cache to the dtype of the queries: place i of the work space becomes
@@ -384,7 +337,7 @@ int32_t cpa_cuda_hopper_box(int32_t k_dim, int32_t v_dim, int32_t block_size, in
 /* Columns of the boxes of its tail maps: 16 or 32; 0: it takes none. Where keys have scales, that is so for all
  * heads. */
 int32_t cpa_cuda_hopper_tail(int32_t k_dim, int32_t v_dim);
-/* Rows of its tiles; it takes smaller ones as well. Plans, which know of no rules, are made for those without. */
+/* Rows of its tiles; it takes smaller ones as well. */
 int32_t cpa_cuda_hopper_rows(int32_t k_dim, int32_t v_dim, int32_t block_size, int32_t ruled);
 cpa_status cpa_cuda_attend_combine(const cpa_cuda_attend_args *args, int32_t n_splits, cpa_stream *stream);
 

@@ -5,6 +5,7 @@
 #include "base/array.h"
 #include "base/check.h"
 #include "base/min_max.h"
+#include "kernels/cuda/attend/attend_kernels.h"
 #include "kernels/cuda/attend/attend_split.h"
 
 /* Time of a multiprocessor, in eighths of what it takes to read CPA_CUDA_DECODE_KEYS keys and values of one head from
@@ -54,8 +55,7 @@ static int64_t tiles_of(const cascade_costs *c, const cpa_cascade_node *node) {
 
 /* Half as much is read of narrow heads, while a tile takes the same time: its rows are more, and exponentials bind. */
 static int64_t tile_cost(const cpa_attend_batch *batch) {
-    const cpa_attention_shape *shape = &batch->shape;
-    return TILE_COST * (shape->k_dim <= 64 && shape->v_dim <= 64 ? 2 : 1);
+    return TILE_COST * (cpa_cuda_width_of(batch->shape.k_dim, batch->shape.v_dim) == CPA_CUDA_64 ? 2 : 1);
 }
 
 static cascade_costs costs_of(const cpa_cascade *tree, const cpa_attend_batch *batch, int32_t tile_rows) {

@@ -419,35 +419,22 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS)
 }
 
 template <typename C>
-cpa_status launch(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
+cpa_status launch(const cpa_cuda_attend_launch *l, cpa_stream *stream) {
     static uint64_t prepared;
-    return launch_decode<C>(attend_decode_blocks<C>, &prepared, args, ctas, stream);
+    return launch_decode<C>(attend_decode_blocks<C>, &prepared, l, stream);
 }
 
 template <typename Element>
-cpa_status launch_codes(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
-    const bool long_blocks = args->block_shift >= 5;
-    if (args->kv_dtype == CPA_FP8_E4M3)
-        return long_blocks ? launch<config<Element, e4m3_codes, 32>>(args, ctas, stream)
-                           : launch<config<Element, e4m3_codes, 16>>(args, ctas, stream);
-    return long_blocks ? launch<config<Element, void, 32>>(args, ctas, stream)
-                       : launch<config<Element, void, 16>>(args, ctas, stream);
+cpa_status launch_codes(const cpa_cuda_attend_launch *l, cpa_stream *stream) {
+    const bool long_blocks = l->spec->block_size >= KEYS;
+    if (l->spec->call.cache == CPA_CUDA_RUN_CODES)
+        return long_blocks ? launch<config<Element, e4m3_codes, 32>>(l, stream)
+                           : launch<config<Element, e4m3_codes, 16>>(l, stream);
+    return long_blocks ? launch<config<Element, void, 32>>(l, stream) : launch<config<Element, void, 16>>(l, stream);
 }
 
 } // namespace
 
-extern "C" int cpa_cuda_decode_takes_blocks(const cpa_cuda_attend_args *args) {
-    const int64_t strides = args->k_block_stride | args->k_head_stride | args->v_block_stride | args->v_head_stride;
-    const int64_t element_bytes = cpa_dtype_bytes(args->kv_dtype);
-    return args->k_run_shift < 30 && !args->score.any && args->block_shift >= 4 && args->k_dim <= 128 && args->k_dim % 16 == 0 &&
-           args->v_dim <= 128 && args->v_dim % 16 == 0 &&
-           strides * element_bytes % 16 == 0 &&
-           args->k_block_stride * element_bytes <= UINT32_MAX && args->v_block_stride * element_bytes <= UINT32_MAX &&
-           (args->k_words_at | args->v_words_at) % 16 == 0;
-}
-
-extern "C" cpa_status cpa_cuda_attend_decode_blocks(const cpa_cuda_attend_args *args, int32_t ctas,
-                                                    cpa_stream *stream) {
-    return args->q_dtype == CPA_BF16 ? launch_codes<__nv_bfloat16>(args, ctas, stream)
-                                     : launch_codes<__half>(args, ctas, stream);
+extern "C" cpa_status cpa_cuda_attend_decode_blocks(const cpa_cuda_attend_launch *l, cpa_stream *stream) {
+    return l->spec->call.q_dtype == CPA_BF16 ? launch_codes<__nv_bfloat16>(l, stream) : launch_codes<__half>(l, stream);
 }

@@ -9,45 +9,42 @@ namespace {
  * probability, which more warps hide where they have the registers; the widest have as many stages as fit beside the
  * queries. */
 template <typename Element, typename Codes, int Heads, run_rows Rows, bool Runs>
-cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
+cpa_status launch_widths(const cpa_cuda_attend_launch *l, cpa_stream *stream) {
     constexpr bool Q = !std::is_void<Codes>::value, MANY = std::is_same<Codes, e4m3_codes>::value;
     constexpr int WARPS = MANY ? 6 : 4, STAGES = Q && !MANY ? 5 : 3;
-    if (args->k_dim <= 128 && args->v_dim <= 128)
-        return launch<config<Element, Codes, 128, 128, STAGES, WARPS, Heads, true, Rows, Runs>>(args, ctas, stream);
-    return launch<config<Element, Codes, 256, 256, Q ? 4 : 2, 4, 1, true, Rows, Runs>>(args, ctas, stream);
+    if (l->spec->width <= CPA_CUDA_128)
+        return launch<config<Element, Codes, 128, 128, STAGES, WARPS, Heads, true, Rows, Runs>>(l, stream);
+    return launch<config<Element, Codes, 256, 256, Q ? 4 : 2, 4, 1, true, Rows, Runs>>(l, stream);
 }
 
 /* Blocks of fewer tokens. Pairs of narrow heads are for two CTAs there. */
 template <typename Element>
-cpa_status launch_apart(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
-    if (cpa_cuda_decode_heads(args->kv_heads, args->k_dim, args->v_dim, 2) == 2)
-        return launch<config<Element, void, 64, 64, 6, 4, 2, true, ROWS_APART>>(args, ctas, stream);
-    return launch_widths<Element, void, 1, ROWS_APART, false>(args, ctas, stream);
+cpa_status launch_apart(const cpa_cuda_attend_launch *l, cpa_stream *stream) {
+    if (l->spec->heads == 2) return launch<config<Element, void, 64, 64, 6, 4, 2, true, ROWS_APART>>(l, stream);
+    return launch_widths<Element, void, 1, ROWS_APART, false>(l, stream);
 }
 
 template <typename Element, typename Codes>
-cpa_status launch_codes(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
-    if (cpa_cuda_decode_heads(args->kv_heads, args->k_dim, args->v_dim, 1) == 2)
-        return launch_widths<Element, Codes, 2, ROWS_EITHER, false>(args, ctas, stream);
-    return launch_widths<Element, Codes, 1, ROWS_EITHER, false>(args, ctas, stream);
+cpa_status launch_codes(const cpa_cuda_attend_launch *l, cpa_stream *stream) {
+    if (l->spec->heads == 2) return launch_widths<Element, Codes, 2, ROWS_EITHER, false>(l, stream);
+    return launch_widths<Element, Codes, 1, ROWS_EITHER, false>(l, stream);
 }
 
 template <typename Element>
-cpa_status launch_caches(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
-    const bool quantised = cpa_dtype_is_quantised(args->kv_dtype);
-    if (args->k_run_shift < 30)
-        return quantised ? launch_widths<Element, e4m3_codes, 1, ROWS_TOGETHER, true>(args, ctas, stream)
-                         : launch_widths<Element, void, 1, ROWS_TOGETHER, true>(args, ctas, stream);
-    if (!quantised) return launch_apart<Element>(args, ctas, stream);
-    return launch_for_codes(args->kv_dtype, [&](auto tag) {
-        return launch_codes<Element, typename decltype(tag)::codes>(args, ctas, stream);
-    });
+cpa_status launch_caches(const cpa_cuda_attend_launch *l, cpa_stream *stream) {
+    switch (l->spec->call.cache) {
+        case CPA_CUDA_RUNS: return launch_widths<Element, void, 1, ROWS_TOGETHER, true>(l, stream);
+        case CPA_CUDA_RUN_CODES: return launch_widths<Element, e4m3_codes, 1, ROWS_TOGETHER, true>(l, stream);
+        case CPA_CUDA_CODES: break;
+        default: return launch_apart<Element>(l, stream);
+    }
+    return launch_for_codes(l->spec->call.kv_dtype,
+                            [&](auto tag) { return launch_codes<Element, typename decltype(tag)::codes>(l, stream); });
 }
 
 } // namespace
 
-extern "C" cpa_status cpa_cuda_attend_decode_ruled_caches(const cpa_cuda_attend_args *args, int32_t ctas,
-                                                          cpa_stream *stream) {
-    return args->q_dtype == CPA_BF16 ? launch_caches<__nv_bfloat16>(args, ctas, stream)
-                                     : launch_caches<__half>(args, ctas, stream);
+extern "C" cpa_status cpa_cuda_attend_decode_ruled_caches(const cpa_cuda_attend_launch *l, cpa_stream *stream) {
+    return l->spec->call.q_dtype == CPA_BF16 ? launch_caches<__nv_bfloat16>(l, stream)
+                                             : launch_caches<__half>(l, stream);
 }

@@ -75,13 +75,6 @@ cpa_status launch_widths(const persistent_args &args, cpa_stream *stream) {
 
 } // namespace
 
-extern "C" int cpa_cuda_persistent_fits(const cpa_cuda_attend_args *a) {
-    const bool out_alone = a->out && !a->o && !a->resume && !a->out_scale;
-    const bool one_stretch = a->map.cp_size == 1 && (a->mask.window == 0 || a->mask.sinks == 0);
-    return shape_of(a->k_dim, a->v_dim, true, false, true) <= SQUARE && 1 << a->block_shift >= FEW_ROWS &&
-           !a->score.any && GROUP_ROWS % a->group == 0 && out_alone && one_stretch;
-}
-
 extern "C" cpa_status cpa_cuda_attend_persistent(const cpa_cuda_attend_args *a, const cpa_cuda_persistent_maps *maps,
                                                  int32_t n_pieces, uint32_t *tickets, cpa_stream *stream) {
     const int32_t box = cpa_cuda_hopper_box(a->k_dim, a->v_dim, 1 << a->block_shift, 0);

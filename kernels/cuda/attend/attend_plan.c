@@ -5,7 +5,7 @@
 
 #include "base/check.h"
 #include "base/hash.h"
-#include "kernels/cuda/attend/attend.h"
+#include "kernels/cuda/attend/attend_kernels.h"
 #include "kernels/cuda/attend/attend_plan.h"
 
 enum {
@@ -176,9 +176,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
                                .group = batch->shape.q_heads / batch->shape.kv_heads,
                                .multiprocessors = device->multiprocessors,
                                .wide_fits = device->base.caps.shared_bytes >= CPA_CUDA_WIDE_BYTES,
-                               .tile_rows = CPA_CUDA_PREFILL_ROWS};
-    if (device->path == CPA_CUDA_HOPPER)
-        b.tile_rows = cpa_cuda_hopper_rows(batch->shape.k_dim, batch->shape.v_dim, batch->block_size, 0);
+                               .tile_rows = cpa_cuda_plan_tile_rows(base->device, &batch->shape, batch->block_size)};
     CPA_TRY(cpa_cuda_select(base->device, err));
     plan->base.n_items = 0; /* until the plan is whole again */
     packed.cascade_attention = given->block_tables_on_device ? CPA_CASCADE_OFF : given->cascade_attention;
@@ -238,6 +236,9 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
     cpa_attend_plan_describe(base, batch, fusion);
     if (b.n_shared > 0) base->keys_read -= cpa_cascade_keys_saved(&b.cascade->tree);
     if (b.padded_items) base->n_items = b.padded_items;
+    memory->choices->n = memory->choices->next = 0;
+    const cpa_cuda_attend_call call = cpa_cuda_planned_call(base->device, &base->shape, base->block_size, fusion);
+    if (plan->rows > 0) (void)cpa_cuda_plan_choice(plan, &call);
     return CPA_OK;
 }
 

@@ -3,8 +3,8 @@
 
 #include "base/array.h"
 #include "base/check.h"
-#include "kernels/cuda/attend/attend.h"
 #include "kernels/cuda/attend/attend_cascade.h"
+#include "kernels/cuda/attend/attend_kernels.h"
 
 /* Room in the pinned images and their twin on the device; what was there is lost when they grow, but for the attends
  * that are enqueued. */
@@ -63,7 +63,7 @@ int cpa_cuda_plan_reserve_widened(cpa_cuda_plan *plan, const cpa_attend_batch *b
     cpa_cuda_plan_memory *memory = plan->memory;
     const int quantised = cpa_dtype_is_quantised(batch->shape.kv_dtype);
     const int hopper = ((const cpa_cuda_device *)plan->base.device)->path == CPA_CUDA_HOPPER;
-    if (quantised && (!hopper || batch->shape.k_dim > 192 || batch->shape.v_dim > 128)) return 0;
+    if (quantised && (!hopper || cpa_cuda_width_of(batch->shape.k_dim, batch->shape.v_dim) == CPA_CUDA_256)) return 0;
     if (bytes <= memory->widened_capacity) return 1;
     int64_t capacity = bytes > 2 * memory->widened_capacity ? bytes : 2 * memory->widened_capacity;
     cpa_cuda_retire(plan->base.device, memory->widened);
@@ -87,7 +87,9 @@ cpa_status cpa_cuda_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_e
     cpa_cuda_plan *plan = calloc(1, sizeof *plan);
     cpa_cuda_plan_memory *memory = calloc(1, sizeof *memory);
     cpa_cuda_cascade *cascade = calloc(1, sizeof *cascade);
-    if (!plan || !memory || !cascade) {
+    struct cpa_cuda_attend_choices *choices = calloc(1, sizeof *choices);
+    if (!plan || !memory || !cascade || !choices) {
+        free(choices);
         free(cascade);
         free(memory);
         free(plan);
@@ -96,6 +98,7 @@ cpa_status cpa_cuda_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_e
     plan->base.device = device;
     plan->memory = memory;
     memory->cascade = cascade;
+    memory->choices = choices;
     *out = &plan->base;
     return CPA_OK;
 }
@@ -113,6 +116,7 @@ void cpa_cuda_plan_destroy(cpa_attend_plan *base) {
     free(plan->memory->packed);
     free(plan->memory->packed_tables);
     cpa_cuda_cascade_destroy(plan->memory->cascade);
+    free(plan->memory->choices);
     free(plan->memory);
     free(plan);
 }

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "base/check.h"
-#include "kernels/cuda/attend/attend.h"
+#include "kernels/cuda/attend/attend_kernels.h"
 #include "kernels/cuda/attend/attend_split.h"
 
 /* CTAs of decode for as many sequences as there can be, each as long as it can be. */
@@ -96,6 +96,7 @@ cpa_status cpa_cuda_plan_reserve(cpa_attend_plan *base, const cpa_attend_reserva
     base->fusion =
         (cpa_attend_fusion){.padded_items = r->sequences, .ready_row = r->ready_row, .ready_rows = r->ready_rows};
     base->n_items = r->sequences;
+    base->rows_attended = r->sequences * r->rows;
     base->shape = r->shape;
     base->block_size = r->block_size;
     CPA_TRY_GOTO(cpa_cuda_plan_allocate_image(plan, plan->image_bytes, err), failed);
@@ -124,7 +125,7 @@ cpa_status cpa_cuda_plan_update(cpa_attend_plan *base, const cpa_attend_update *
         .reservation = *r,
         .group = r->shape.q_heads / r->shape.kv_heads,
         .ctas = plan->decode_ctas,
-        .heads = cpa_cuda_decode_shape_heads(&r->shape),
+        .heads = cpa_cuda_decode_geometry(&r->shape, r->block_size).heads,
         .tables = (int32_t *)(image + plan->tables_at),
         .items = (cpa_cuda_item *)(image + plan->items_at),
         .units = (cpa_cuda_unit *)(image + plan->units_at),

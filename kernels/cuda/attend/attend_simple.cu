@@ -1,5 +1,6 @@
 /* attend for any dtype, width and block size, in fp32 without tensor cores: what the other kernels do not take, and
  * what tests compare them with. A warp a row and head; the lanes share the elements of a head. */
+#include "kernels/cuda/attend/attend_kernels.h"
 #include "kernels/cuda/attend/score.cuh"
 #include "kernels/cuda/cache/quant.cuh"
 #include "kernels/cuda/device/warp.cuh"
@@ -182,7 +183,9 @@ __global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a, in
 
 } // namespace
 
-extern "C" cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_args *args, int64_t rows, cpa_stream *stream) {
+extern "C" cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_launch *launch, cpa_stream *stream) {
+    const cpa_cuda_attend_args *args = launch->args;
+    const int64_t rows = launch->plan->rows;
     dim3 grid((unsigned)((rows + WARPS - 1) / WARPS), args->kv_heads);
     const auto kernel = args->score.any || args->score.sink_logits ? attend_simple<true> : attend_simple<false>;
     kernel<<<grid, WARPS * WARP_LANES, 0, cpa_cuda_handle(stream)>>>(*args, rows);

@@ -1,6 +1,24 @@
 #include "kernels/cuda/attend/attend_split.h"
 
-#include "kernels/cuda/attend/attend.h"
+#include "kernels/cuda/attend/attend_kernels.h"
+
+/* Where rows of elements have the width of most heads and lie together, two warps walk through the same keys, each with
+ * a tile of rows. Rows in runs are not short where they lie. */
+cpa_cuda_attend_geometry cpa_cuda_decode_geometry(const cpa_attention_shape *shape, int32_t block_size) {
+    const int codes = cpa_dtype_is_quantised(shape->kv_dtype), runs = shape->layout == CPA_VLLM_X;
+    const cpa_cuda_width width = cpa_cuda_width_of(shape->k_dim, shape->v_dim);
+    const int usual = width == CPA_CUDA_128 && !codes && !runs && block_size >= CPA_CUDA_DECODE_RUN;
+    return (cpa_cuda_attend_geometry){
+        .rows = usual ? 2 * CPA_CUDA_DECODE_ROWS : CPA_CUDA_DECODE_ROWS,
+        .heads = runs ? 1 : cpa_cuda_decode_heads(shape->kv_heads, shape->k_dim, shape->v_dim, codes ? 1 : 2),
+        .ctas = width <= CPA_CUDA_128 ? 2 : 1,
+        .wide = usual,
+    };
+}
+
+int32_t cpa_cuda_most_decode_rows(const cpa_attention_shape *shape, int32_t block_size) {
+    return cpa_cuda_decode_geometry(shape, block_size).rows;
+}
 
 /* With so many CTAs, which take `heads` heads each. */
 static cpa_cuda_decode_shares share(const cpa_attend_batch *batch, int64_t ctas, int64_t heads) {
@@ -30,17 +48,13 @@ static cpa_cuda_decode_shares share(const cpa_attend_batch *batch, int64_t ctas,
 
 /* Wide CTAs, half as many, leave fewer states to join; they are taken where no multiprocessor has more keys then. */
 cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int32_t multiprocessors, int wide_fits) {
-    const int32_t k_dim = batch->shape.k_dim, v_dim = batch->shape.v_dim;
-    const int64_t element_bytes = cpa_dtype_is_quantised(batch->shape.kv_dtype) ? 1 : 2; /* that the kernel takes */
-    const int64_t heads = cpa_cuda_decode_shape_heads(&batch->shape);
-    const int64_t occupancy = cpa_cuda_decode_occupancy(k_dim, v_dim), places = multiprocessors * heads;
-    const cpa_cuda_decode_shares shares = share(batch, occupancy * places / batch->shape.kv_heads, heads);
-    cpa_cuda_decode_shares wide = share(batch, places / batch->shape.kv_heads, heads);
+    const cpa_cuda_attend_geometry geometry = cpa_cuda_decode_geometry(&batch->shape, batch->block_size);
+    const int64_t places = (int64_t)multiprocessors * geometry.heads;
+    const cpa_cuda_decode_shares shares = share(batch, geometry.ctas * places / batch->shape.kv_heads, geometry.heads);
+    cpa_cuda_decode_shares wide = share(batch, places / batch->shape.kv_heads, geometry.heads);
     wide.wide = 1;
-    if (batch->block_size < CPA_CUDA_DECODE_RUN) return shares; /* whose kernel has none */
-    if (batch->shape.layout == CPA_VLLM_X || shares.row_tiles > 1) return shares;
-    if (!wide_fits || !cpa_cuda_decode_has_wide(k_dim, v_dim, element_bytes) || !wide.apart) return shares;
-    return wide.longest <= occupancy * shares.longest ? wide : shares;
+    if (!wide_fits || !geometry.wide || shares.row_tiles > 1 || !wide.apart) return shares;
+    return wide.longest <= geometry.ctas * shares.longest ? wide : shares;
 }
 
 int64_t cpa_cuda_prefill_tiles(const cpa_attend_batch *batch, const cpa_attend_item *item, int32_t tile_rows) {

@@ -22,6 +22,12 @@ static inline int64_t cpa_cuda_packed_rows(const cpa_attend_batch *batch, const 
     return item->q_count * (batch->shape.q_heads / batch->shape.kv_heads);
 }
 
+/* How many KV heads a CTA of decode takes. Rows of 128 bytes are too short for the memory to read them at its full rate
+ * where the next row of the head lies elsewhere: those of two heads, which lie side by side, are not. */
+static inline int32_t cpa_cuda_decode_heads(int32_t kv_heads, int32_t k_dim, int32_t v_dim, int64_t element_bytes) {
+    return kv_heads % 2 == 0 && k_dim * element_bytes <= 128 && v_dim * element_bytes <= 128 ? 2 : 1;
+}
+
 /* Decode units: the items of at most cpa_cuda_most_decode_rows packed rows. Their keys count in tiles of
  * CPA_CUDA_DECODE_KEYS. */
 typedef struct cpa_cuda_decode_shares {

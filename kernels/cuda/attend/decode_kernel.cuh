@@ -47,7 +47,7 @@ struct config {
     static constexpr int STAGE_BYTES = WORDS_AT + (QUANTISED ? 2 * KEYS * 4 : 0); /* the scales of keys and of values */
     static constexpr int WARP_BYTES = Stages * STAGE_BYTES;
     static constexpr int SHARED_BYTES = WARPS / Tiles * WARP_BYTES;
-    /* Of a multiprocessor, as cpa_cuda_decode_occupancy and cpa_cuda_decode_has_wide say. */
+    /* Of a multiprocessor, as cpa_cuda_decode_geometry says. */
     static constexpr int CTAS = 2 * SHARED_BYTES <= CPA_CUDA_WIDE_BYTES ? 2 : 1;
     static_assert(WARP_BYTES % 16 == 0, "of whole chunks");
 
@@ -323,9 +323,9 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode(const __gri
 }
 
 template <typename C>
-cpa_status launch(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
+cpa_status launch(const cpa_cuda_attend_launch *l, cpa_stream *stream) {
     static uint64_t prepared;
-    return launch_decode<C>(attend_decode<C>, &prepared, args, ctas, stream);
+    return launch_decode<C>(attend_decode<C>, &prepared, l, stream);
 }
 
 } // namespace

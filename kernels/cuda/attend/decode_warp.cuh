@@ -6,6 +6,7 @@
 
 #include "base/dependent.cuh"
 #include "kernels/cuda/attend/attend.cuh"
+#include "kernels/cuda/attend/attend_kernels.h"
 #include "kernels/cuda/attend/decode_join.cuh"
 #include "kernels/cuda/attend/decode_quant.cuh"
 
@@ -176,15 +177,15 @@ __device__ inline void copy_piece(cpa_cuda_piece &to, const cpa_cuda_piece &from
 
 /* Launches a kernel of decode: a CTA for each C::HEADS heads and share of the plan. */
 template <typename C>
-cpa_status launch_decode(void (*kernel)(cpa_cuda_attend_args), uint64_t *prepared, const cpa_cuda_attend_args *args,
-                         int32_t ctas, cpa_stream *stream) {
-    if (ctas == 0)
+cpa_status launch_decode(void (*kernel)(cpa_cuda_attend_args), uint64_t *prepared, const cpa_cuda_attend_launch *l,
+                         cpa_stream *stream) {
+    if (l->count == 0)
         return cpa_cuda_fits(stream, (const void *)kernel, C::SHARED_BYTES) ? CPA_OK : CPA_UNSUPPORTED;
     cpa_status status = cpa_cuda_shared_memory(stream, (const void *)kernel, C::SHARED_BYTES, prepared);
     if (status != CPA_OK) return status;
     const cpa_cuda_device *device = cpa_cuda_device_of(stream);
-    const dim3 grid(args->kv_heads / C::HEADS, ctas);
-    cpa_cuda_attend_args a = *args;
+    cpa_cuda_attend_args a = *l->args;
+    const dim3 grid(a.kv_heads / C::HEADS, l->count);
     /* Else half of the device is left to what waits for other devices. */
     const bool few = 2 * (int64_t)grid.x * grid.y <= C::CTAS * device->multiprocessors;
     a.early = a.early && (a.alone || few || a.beside_shared);

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/attend/attend.cuh"
+#include "kernels/cuda/attend/attend_kernels.h"
 #include "kernels/cuda/attend/mma.cuh"
 #include "kernels/cuda/attend/online_softmax.cuh"
 #include "kernels/cuda/attend/score.cuh"
@@ -447,19 +448,15 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_portable(const __g
     store_state<C>(a, piece, kv_group, state, row, lane);
 }
 
-/* Without pieces it is empty. */
-inline dim3 portable_grid(const cpa_cuda_attend_args *args, int32_t n_pieces, int32_t tile_rows) {
-    return dim3(n_pieces * args->kv_heads, (tile_rows + ROWS - 1) / ROWS);
-}
-
 template <typename C>
-cpa_status launch(const cpa_cuda_attend_args *args, dim3 grid, cpa_stream *stream) {
+cpa_status launch(const cpa_cuda_attend_launch *l, cpa_stream *stream) {
     static uint64_t prepared;
-    if (grid.x == 0)
+    if (l->count == 0)
         return cpa_cuda_fits(stream, (const void *)attend_portable<C>, C::SHARED_BYTES) ? CPA_OK : CPA_UNSUPPORTED;
     cpa_status status = cpa_cuda_shared_memory(stream, (const void *)attend_portable<C>, C::SHARED_BYTES, &prepared);
     if (status != CPA_OK) return status;
-    attend_portable<C><<<grid, C::THREADS, C::SHARED_BYTES, cpa_cuda_handle(stream)>>>(*args);
+    const dim3 grid(l->count * l->args->kv_heads, (l->plan->tile_rows + ROWS - 1) / ROWS);
+    attend_portable<C><<<grid, C::THREADS, C::SHARED_BYTES, cpa_cuda_handle(stream)>>>(*l->args);
     return cpa_cuda_launched(stream, "attend");
 }
 

@@ -264,6 +264,7 @@ static const cpa_operator_table operator_table = {
     .plan_update = cpa_cuda_plan_update,
     .plan_destroy = cpa_cuda_plan_destroy,
     .attend_supported = cpa_cuda_attend_supported,
+    .attend_kernels = cpa_cuda_attend_kernels_of,
     .attend = cpa_cuda_attend,
     .merge = cpa_cuda_merge,
     .state_pack = cpa_cuda_state_pack,

@@ -21,7 +21,7 @@ struct target {
     float scale;
     const float *head_scales;
     int32_t head_scale_step;
-    int32_t run_shift; /* 30: rows lie in one piece; else log2 of the elements of a run, */
+    int32_t run_shift; /* CPA_KV_ONE_RUN: rows lie in one piece; else log2 of the elements of a run, */
     int64_t run_stride; /* and elements from one to the next */
 };
 
@@ -168,7 +168,7 @@ __device__ void store_cached(const rope_args &a, head_place at, lane_columns col
     for (int r = 0; r < ROUNDS; r++) {
         const int32_t column = columns.first + r * columns.apart;
         if (column >= at.dim) continue;
-        if (t.run_shift < 30) {
+        if (t.run_shift < CPA_KV_ONE_RUN) {
             store_runs<T, UNIT>(t, a.kv_dtype, row, column, word, part.unit[r]);
         } else if (quantised) {
             store_codes<T, UNIT>(t.pool + row + column, a.kv_dtype, word, part.unit[r]);

@@ -19,6 +19,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "kernels/attend_log.h"
 #include "kernels/host/attend/attend_cascade.h"
 #include "kernels/host/attend/attend_out.h"
 #include "kernels/host/attend/attend_rows.h"
@@ -169,18 +170,36 @@ cpa_status cpa_host_attend_supported(const cpa_device *device, const char *where
                     where, shape->v_dim, shape->k_dim);
 }
 
-static const cpa_attend_isa *isa_of(const cpa_stream *stream, const cpa_attend_args *args) {
-    const cpa_host_device *device = cpa_host_device_of(stream);
-    const int pairs = device->pair_isa && args->q_dtype == CPA_BF16 && args->kv.dtype == CPA_BF16;
-    return pairs ? device->pair_isa : device->isa;
+static const cpa_attend_isa *isa_of(const cpa_device *base, cpa_dtype q_dtype, cpa_dtype kv_dtype) {
+    const cpa_host_device *device = (const cpa_host_device *)base;
+    return device->pair_isa && q_dtype == CPA_BF16 && kv_dtype == CPA_BF16 ? device->pair_isa : device->isa;
+}
+
+/* Few rows are those whose heads go together; see cpa_host_unit_heads. */
+void cpa_host_attend_kernels_of(const cpa_attend_plan *base, const cpa_attend_args *args, cpa_attend_kernels *out) {
+    const cpa_host_plan *plan = (const cpa_host_plan *)base;
+    const cpa_host_device *device = (const cpa_host_device *)base->device;
+    const cpa_attend_isa *isa =
+        isa_of(base->device, args ? args->q_dtype : base->shape.dtype, args ? args->kv.dtype : base->shape.kv_dtype);
+    const cpa_attend_isa *fastest = device->pair_isa ? device->pair_isa : isa;
+    const cpa_attend_kernel kernel = {isa->name, fastest->name,
+                                      isa == fastest ? NULL : "queries, keys or values that are not bf16"};
+    *out = (cpa_attend_kernels){0};
+    for (int64_t i = 0; i < plan->batch.n_items; i++) {
+        const int64_t rows = plan->items[i].q_count * (base->shape.q_heads / base->shape.kv_heads);
+        if (rows > 0) *(rows <= device->isa->rows ? &out->decode : &out->prefill) = kernel;
+    }
+    if (plan->n_shared > 0) out->shared = kernel;
 }
 
 cpa_status cpa_host_attend(const cpa_attend_plan *base, const cpa_attend_args *args, const void *ready_q,
                            cpa_stream *stream) {
     const cpa_host_plan *plan = (const cpa_host_plan *)base;
     const cpa_attend_batch *batch = &plan->batch;
-    cpa_attend_job job = {.plan = plan, .isa = isa_of(stream, args), .args = *args, .stream = stream};
+    cpa_attend_job job = {
+        .plan = plan, .isa = isa_of(stream->device, args->q_dtype, args->kv.dtype), .args = *args, .stream = stream};
     if (!base->n_items) return CPA_OK;
+    cpa_attend_log_kernels(base, args);
     job.args.kv = cpa_kv_view_resolve(args->kv);
     job.args.state = cpa_partial_resolve(args->state, batch->shape.q_heads, batch->shape.v_dim);
     if (!job.args.q_row_stride) job.args.q_row_stride = (int64_t)batch->shape.q_heads * batch->shape.k_dim;

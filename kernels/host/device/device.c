@@ -222,6 +222,7 @@ static const cpa_operator_table operator_table = {
     .plan_update = cpa_host_plan_update,
     .plan_destroy = cpa_host_plan_destroy,
     .attend_supported = cpa_host_attend_supported,
+    .attend_kernels = cpa_host_attend_kernels_of,
     .attend = cpa_host_attend,
     .merge = cpa_host_merge,
     .state_pack = cpa_host_state_pack,

@@ -67,6 +67,7 @@ cpa_status cpa_host_plan_update(cpa_attend_plan *plan, const cpa_attend_update *
 void cpa_host_plan_destroy(cpa_attend_plan *plan);
 cpa_status cpa_host_attend_supported(const cpa_device *device, const char *where, const cpa_attention_shape *shape,
                                      const cpa_mask *mask, cpa_error *err);
+void cpa_host_attend_kernels_of(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_attend_kernels *out);
 cpa_status cpa_host_attend(const cpa_attend_plan *plan, const cpa_attend_args *args, const void *ready_q,
                            cpa_stream *stream);
 cpa_status cpa_host_merge(const cpa_merge_args *args, const cpa_store_batch *awaited, cpa_stream *stream);

@@ -1,0 +1,130 @@
+/* The kernels that copy boxes of keys and values by tensor maps, on compute capability 9.0, and the maps. */
+#include "base/check.h"
+#include "kernels/cuda/attend/attend_kernels.h"
+
+/* ---- what they take ---- */
+
+/* With rules it takes smaller pieces of some heads than plans have of tensors without pages. (A bias is read element by
+ * element, in more code than the kernel has registers for.) */
+static const char *hopper_refuses(const cpa_cuda_attend_spec *spec) {
+    const cpa_attention_shape *shape = spec->shape;
+    const int32_t rows = cpa_cuda_hopper_rows(shape->k_dim, shape->v_dim, spec->block_size, spec->call.rules != 0);
+    if (spec->call.oddities & CPA_CUDA_NO_BLOCKS) return "a cache of no blocks";
+    return spec->tile_rows > rows ? "score rules over tiles that are cut for more rows" : NULL;
+}
+
+/* CTAs that stay gain where pieces begin and end. In between the two warpgroups of those for wider heads take 1 - 3%
+ * longer than those of a CTA a piece (H200), which are better where pieces have many keys. */
+static const char *persistent_refuses(const cpa_cuda_attend_spec *spec) {
+    enum { LEAST_BLOCK = 16, GROUP_ROWS = 64, MOST_KEYS = 12 << 10 }; /* tokens of a box; rows that take turns */
+    const int32_t odd = spec->call.oddities, group = spec->shape->q_heads / spec->shape->kv_heads;
+    const int64_t keys = odd & CPA_CUDA_FULL ? spec->most_keys : spec->most_keys / 2;
+    const char *why = hopper_refuses(spec);
+    if (why) return why;
+    if (spec->block_size < LEAST_BLOCK) return "blocks of fewer than 16 tokens";
+    if (GROUP_ROWS % group != 0) return "groups of query heads that are no part of 64";
+    if (odd & (CPA_CUDA_STATE | CPA_CUDA_OUT_CODES)) return "results in a state or in fp8";
+    if (spec->cp_size > 1 || odd & CPA_CUDA_GAP) return "keys of one rank of several, or a window beside sinks";
+    if (odd & CPA_CUDA_FAR_ROWS || spec->rows > INT32_MAX) return "2^31 rows of queries, or elements of one";
+    const int many = keys > MOST_KEYS && spec->block_size != CPA_TENSOR_BLOCK && spec->width != CPA_CUDA_64;
+    return many ? "so many keys that a CTA a piece is faster" : NULL;
+}
+
+static cpa_cuda_attend_geometry hopper_geometry(const cpa_attention_shape *shape, int32_t block_size) {
+    return (cpa_cuda_attend_geometry){
+        .rows = cpa_cuda_hopper_rows(shape->k_dim, shape->v_dim, block_size, 0), .heads = 1, .ctas = 1};
+}
+
+/* ---- maps ---- */
+
+/* A tensor of elements with up to four dimensions, the innermost first; those but that one have strides in bytes. */
+typedef struct mapped_tensor {
+    void *memory;
+    cpa_dtype dtype;
+    cuuint64_t dims[4], strides[3];
+} mapped_tensor;
+
+/* A map of boxes of `columns`, 64 or fewer, by `rows` and `next` of the dimensions behind. What of a box lies past the
+ * tensor reads zeros. */
+static cpa_status encode_map(const mapped_tensor *tensor, int32_t columns, int32_t rows, int32_t next, CUtensorMap *out,
+                             cpa_stream *stream) {
+    const cuuint32_t boxes[] = {(cuuint32_t)columns, (cuuint32_t)rows, (cuuint32_t)next, 1}, steps[] = {1, 1, 1, 1};
+    const CUtensorMapSwizzle swizzle = columns == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
+                                       : columns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                       : CU_TENSOR_MAP_SWIZZLE_32B;
+    const CUtensorMapDataType type =
+        tensor->dtype == CPA_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    const CUresult result = cpa_cuda_device_of(stream)->encode(
+        out, type, 4, tensor->memory, tensor->dims, tensor->strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result != CUDA_SUCCESS)
+        return cpa_fail(&stream->error, CPA_DEVICE, "attend: cuTensorMapEncodeTiled failed with error %d", (int)result);
+    return CPA_OK;
+}
+
+/* The pools of keys and of values as tensors of (dim, token, head, block), with boxes of `box` tokens. What has no
+ * pages is one block of all rows. */
+static cpa_status encode_pools(const cpa_kv_view *kv, int32_t box, int32_t tail, cpa_cuda_hopper_maps *maps,
+                               cpa_stream *stream) {
+    const int flat = kv->block_size == CPA_TENSOR_BLOCK;
+    for (cpa_kv_part part = CPA_KEYS; part <= CPA_VALUES; part++) {
+        const cpa_kv_pool pool = cpa_kv_pool_of(kv, part);
+        const mapped_tensor tensor = {
+            .memory = pool.memory,
+            .dtype = kv->dtype,
+            .dims = {(cuuint64_t)pool.dim, (cuuint64_t)(flat ? kv->num_blocks : kv->block_size),
+                     (cuuint64_t)kv->kv_heads, (cuuint64_t)(kv->num_blocks > 0 && !flat ? kv->num_blocks : 1)},
+            .strides = {(cuuint64_t)pool.token_stride, (cuuint64_t)pool.head_stride, (cuuint64_t)pool.block_stride}};
+        CPA_TRY(encode_map(&tensor, 64, box, 1, part == CPA_KEYS ? &maps->k : &maps->v, stream));
+        if (tail) CPA_TRY(encode_map(&tensor, tail, box, 1, part == CPA_KEYS ? &maps->k_tail : &maps->v_tail, stream));
+    }
+    return CPA_OK;
+}
+
+static cpa_status launch_hopper(const cpa_cuda_attend_launch *launch, cpa_stream *stream) {
+    const cpa_cuda_attend_args *a = launch->args;
+    const int32_t block_size = launch->kv->block_size;
+    cpa_cuda_hopper_maps maps = {0};
+    if (!cpa_cuda_hopper_takes_rows(block_size)) {
+        const int32_t box = cpa_cuda_hopper_box(a->k_dim, a->v_dim, block_size, a->score.any);
+        const int32_t tail = a->k_scales ? 0 : cpa_cuda_hopper_tail(a->k_dim, a->v_dim);
+        CPA_TRY(encode_pools(launch->kv, box, tail, &maps, stream));
+    }
+    return cpa_cuda_attend_hopper(a, &maps, launch->count, stream);
+}
+
+static cpa_status launch_persistent(const cpa_cuda_attend_launch *launch, cpa_stream *stream) {
+    enum { ROWS = 64 }; /* of a box of queries */
+    const cpa_cuda_attend_args *a = launch->args;
+    const cpa_cuda_plan *plan = launch->plan;
+    const int32_t box = cpa_cuda_hopper_box(a->k_dim, a->v_dim, launch->kv->block_size, 0),
+                  tail = cpa_cuda_hopper_tail(a->k_dim, a->v_dim);
+    const cuuint64_t row_bytes = (cuuint64_t)(a->q_row_stride * cpa_dtype_bytes(a->q_dtype)),
+                     head_bytes = (cuuint64_t)(a->k_dim * cpa_dtype_bytes(a->q_dtype));
+    const mapped_tensor q = {.memory = (void *)(uintptr_t)a->q,
+                             .dtype = a->q_dtype,
+                             .dims = {(cuuint64_t)a->k_dim, (cuuint64_t)a->q_heads, (cuuint64_t)plan->base.rows, 1},
+                             .strides = {head_bytes, row_bytes, row_bytes}};
+    cpa_cuda_persistent_maps maps = {0};
+    CPA_TRY(encode_map(&q, 64, a->group, ROWS / a->group, &maps.q, stream));
+    if (tail) CPA_TRY(encode_map(&q, tail, a->group, ROWS / a->group, &maps.q_tail, stream));
+    CPA_TRY(encode_pools(launch->kv, box, tail, &maps.pools, stream));
+    uint32_t *tickets = (uint32_t *)(plan->memory->image + plan->tickets_at);
+    return cpa_cuda_attend_persistent(a, &maps, launch->count, tickets, stream);
+}
+
+const cpa_cuda_attend_kernel cpa_cuda_kernel_hopper = {
+    .name = "hopper",
+    .takes = {1 << CPA_CUDA_PREFILL | 1 << CPA_CUDA_SHARED, CPA_CUDA_ROWS, CPA_CUDA_ALL_RULES - CPA_CUDA_BIAS,
+              CPA_CUDA_HOPPER, CPA_CUDA_256},
+    .refuses = hopper_refuses,
+    .geometry = hopper_geometry,
+    .launch = launch_hopper,
+};
+const cpa_cuda_attend_kernel cpa_cuda_kernel_persistent = {
+    .name = "persistent",
+    .takes = {1 << CPA_CUDA_PREFILL, CPA_CUDA_ROWS, 0, CPA_CUDA_HOPPER, CPA_CUDA_128},
+    .refuses = persistent_refuses,
+    .geometry = hopper_geometry,
+    .launch = launch_persistent,
+};

@@ -1,0 +1,136 @@
+/* The table, how it is asked, and its rows for whose launches nothing is prepared. */
+#include "kernels/cuda/attend/attend_kernels.h"
+
+#define REFERENCE(id) &cpa_cuda_kernel_##id,
+const cpa_cuda_attend_kernel *const cpa_cuda_attend_kernels[] = {CPA_CUDA_ATTEND_KERNELS(REFERENCE) NULL};
+
+/* What no kernel on tensor cores takes. */
+static const char *tensor_cores_refuse(const cpa_cuda_attend_spec *spec) {
+    const cpa_cuda_attend_call *call = &spec->call;
+    const int hopper = call->path == CPA_CUDA_HOPPER, small_blocks = spec->block_size < CPA_CUDA_DECODE_RUN;
+    const int codes = cpa_cuda_has_codes(spec), runs = cpa_cuda_in_runs(spec), odd = call->oddities;
+    if (call->path == CPA_CUDA_SIMPLE) return "a device without their instructions";
+    if (call->q_dtype != CPA_BF16 && call->q_dtype != CPA_F16) return "queries that are neither bf16 nor fp16";
+    if (call->kv_dtype != call->q_dtype && !codes) return "a cache of another dtype than the queries";
+    if (odd & CPA_CUDA_SCALE_BELOW_0) return "a scale that is not positive";
+    if (odd & CPA_CUDA_UNALIGNED) return "q, k, v, out or state.o off 16 bytes, or widths or strides off 8 elements";
+    if (spec->no_memory) return "heads too wide for the shared memory of a CTA";
+    if (odd & CPA_CUDA_OUT_CODES && !hopper) return "results in fp8 before 9.0";
+    if (call->rules & CPA_CUDA_ALIBI && odd & CPA_CUDA_SCALE_TINY) return "ALiBi beside a scale below 2^-100";
+    if (call->rules && !hopper && (codes || small_blocks || runs)) return "score rules over this cache before 9.0";
+    if (!runs) return NULL;
+    if (spec->shape->layout != CPA_VLLM_X) return "rows in runs of which the plan was not told";
+    if (codes && call->kv_dtype != CPA_FP8_E4M3) return "codes of rows in runs other than fp8_e4m3";
+    return small_blocks ? "rows in runs in blocks of fewer than 16 tokens" : NULL;
+}
+
+const char *cpa_cuda_kernel_refuses(const cpa_cuda_attend_kernel *kernel, const cpa_cuda_attend_spec *spec) {
+    const char *why = NULL;
+    if (kernel->takes.path == CPA_CUDA_SIMPLE) return NULL;
+    if (kernel->over) {
+        why = cpa_cuda_kernel_refuses(kernel->over, spec);
+        if (!why && !spec->widened) why = "no memory, or heads too wide, to widen blocks";
+    } else {
+        why = tensor_cores_refuse(spec);
+    }
+    if (why) return why;
+    if (spec->call.path < kernel->takes.path) return "a device before 9.0";
+    if (spec->call.rules & ~kernel->takes.rules) return kernel->takes.rules ? "a bias of scores" : "score rules";
+    if (spec->width > kernel->takes.width) return "heads of more than 128 columns";
+    return kernel->refuses ? kernel->refuses(spec) : NULL;
+}
+
+static cpa_cuda_chosen choose(const cpa_cuda_attend_spec *spec, cpa_cuda_pieces pieces) {
+    cpa_cuda_chosen chosen = {0};
+    for (int i = 0; cpa_cuda_attend_kernels[i]; i++) {
+        const cpa_cuda_attend_kernel *kernel = chosen.kernel = cpa_cuda_attend_kernels[i];
+        if (!(kernel->takes.pieces & 1 << pieces) || !(kernel->takes.caches & spec->call.cache)) continue;
+        const char *why = cpa_cuda_kernel_refuses(kernel, spec);
+        if (!chosen.fastest) chosen.fastest = kernel, chosen.why = why;
+        if (!why) break;
+    }
+    return chosen;
+}
+
+cpa_cuda_attend_choice cpa_cuda_choose_attend(const cpa_cuda_attend_spec *spec) {
+    cpa_cuda_attend_choice choice = {.spec = *spec};
+    for (int i = 0; i < CPA_CUDA_PIECE_KINDS; i++) {
+        if (spec->pieces & 1 << i) choice.of[i] = choose(spec, (cpa_cuda_pieces)i);
+        if (choice.of[i].kernel == &cpa_cuda_kernel_simple) choice.plain = choice.of[i].why;
+    }
+    for (int i = 0; i < CPA_CUDA_PIECE_KINDS && choice.plain; i++) {
+        if (!choice.of[i].kernel) continue;
+        choice.of[i].kernel = &cpa_cuda_kernel_simple;
+        choice.of[i].why = choice.plain;
+    }
+    return choice;
+}
+
+/* ---- rows ---- */
+
+enum { OF_DECODE = 1 << CPA_CUDA_DECODE, OF_PREFILL = 1 << CPA_CUDA_PREFILL, OF_SHARED = 1 << CPA_CUDA_SHARED };
+
+static const char *decode_blocks_refuses(const cpa_cuda_attend_spec *spec) {
+    if ((spec->shape->k_dim | spec->shape->v_dim) % 16 != 0) return "heads off 16 columns";
+    return spec->call.oddities & CPA_CUDA_PARTED_BLOCKS ? "blocks off 16 bytes, or of 4 GiB and more" : NULL;
+}
+
+static const char *portable_refuses(const cpa_cuda_attend_spec *spec) {
+    return spec->call.rules && cpa_cuda_has_codes(spec) ? "score rules over codes" : NULL;
+}
+
+static const char *portable_ruled_codes_refuses(const cpa_cuda_attend_spec *spec) {
+    return spec->call.rules ? NULL : "scores without rules";
+}
+
+static cpa_cuda_attend_geometry portable_geometry(const cpa_attention_shape *shape, int32_t block_size) {
+    (void)shape, (void)block_size;
+    return (cpa_cuda_attend_geometry){.rows = CPA_CUDA_PREFILL_ROWS, .heads = 1, .ctas = 1};
+}
+
+const cpa_cuda_attend_kernel cpa_cuda_kernel_decode_blocks = {
+    .name = "decode_blocks",
+    .takes = {OF_DECODE, CPA_CUDA_RUNS | CPA_CUDA_RUN_CODES, 0, CPA_CUDA_HOPPER, CPA_CUDA_128},
+    .refuses = decode_blocks_refuses,
+    .geometry = cpa_cuda_decode_geometry,
+    .launch = cpa_cuda_attend_decode_blocks,
+};
+const cpa_cuda_attend_kernel cpa_cuda_kernel_decode = {
+    .name = "decode",
+    .takes = {OF_DECODE, CPA_CUDA_ALL_CACHES, 0, CPA_CUDA_PORTABLE, CPA_CUDA_256},
+    .geometry = cpa_cuda_decode_geometry,
+    .launch = cpa_cuda_attend_decode,
+};
+const cpa_cuda_attend_kernel cpa_cuda_kernel_decode_ruled = {
+    .name = "decode_ruled",
+    .takes = {OF_DECODE, CPA_CUDA_ELEMENTS, CPA_CUDA_ALL_RULES, CPA_CUDA_PORTABLE, CPA_CUDA_256},
+    .geometry = cpa_cuda_decode_geometry,
+    .launch = cpa_cuda_attend_decode_ruled,
+};
+const cpa_cuda_attend_kernel cpa_cuda_kernel_decode_ruled_caches = {
+    .name = "decode_ruled_caches",
+    .takes = {OF_DECODE, CPA_CUDA_ALL_CACHES - CPA_CUDA_ELEMENTS, CPA_CUDA_ALL_RULES, CPA_CUDA_HOPPER, CPA_CUDA_256},
+    .geometry = cpa_cuda_decode_geometry,
+    .launch = cpa_cuda_attend_decode_ruled_caches,
+};
+const cpa_cuda_attend_kernel cpa_cuda_kernel_portable = {
+    .name = "portable",
+    .takes = {OF_PREFILL, CPA_CUDA_ROWS | CPA_CUDA_CODES, CPA_CUDA_ALL_RULES, CPA_CUDA_PORTABLE, CPA_CUDA_256},
+    .refuses = portable_refuses,
+    .geometry = portable_geometry,
+    .launch = cpa_cuda_attend_portable,
+};
+const cpa_cuda_attend_kernel cpa_cuda_kernel_portable_ruled_codes = {
+    .name = "portable_ruled_codes",
+    .takes = {OF_PREFILL, CPA_CUDA_CODES, CPA_CUDA_ALL_RULES, CPA_CUDA_HOPPER, CPA_CUDA_256},
+    .refuses = portable_ruled_codes_refuses,
+    .geometry = portable_geometry,
+    .launch = cpa_cuda_attend_portable_ruled_codes,
+};
+const cpa_cuda_attend_kernel cpa_cuda_kernel_simple = {
+    .name = "simple",
+    .takes = {OF_DECODE | OF_PREFILL | OF_SHARED, CPA_CUDA_ALL_CACHES, CPA_CUDA_ALL_RULES, CPA_CUDA_SIMPLE,
+              CPA_CUDA_256},
+    .geometry = portable_geometry,
+    .launch = cpa_cuda_attend_simple,
+};
