@@ -12,24 +12,29 @@
 #include "bench/inputs.h"
 #include "bench/memory.h"
 #include "bench/rules.h"
+#include "kernels/block_layout.h"
 #include "kernels/self_test.h"
 
 typedef struct attend_state {
     cpa_bench_site *site;
     cpa_bench_attend_work work;
-    cpa_kv_view kv;                   /* of all copies */
-    int64_t copies, k_bytes, v_bytes; /* how many, and of one */
-    int32_t *block_tables;            /* of all sequences, one after another */
-    int64_t *tables;                  /* [n_sequences + 1] where that of each begins */
-    cpa_attend_plan **plans;          /* [n_steps] */
+    cpa_kv_view kv; /* of all copies */
+    int64_t copies;
+    int64_t cache_bytes;     /* of one copy */
+    int32_t *block_tables;   /* of all sequences, one after another */
+    int64_t *tables;         /* [n_sequences + 1] where that of each begins */
+    cpa_attend_plan **plans; /* [n_steps] */
     void *q, *out;
     float *lse;
     cpa_bench_score score;
 } attend_state;
 
-/* Writes one copy of the cache, and repeats it. */
+/* Writes one copy of the cache, of blocks as the engine has them, and repeats it. */
 static cpa_status make_cache(attend_state *s, cpa_error *err) {
     const cpa_bench_options *o = &s->site->options;
+    const cpa_attention_shape shape = cpa_bench_shape(o);
+    const cpa_block_layout layout = cpa_block_layout_of(&shape, (int32_t)o->block_size);
+    void *memory = NULL;
     int64_t n = s->work.n_sequences, longest = 0;
     s->tables = calloc((size_t)n + 1, sizeof *s->tables);
     if (!s->tables) return cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory for tables");
@@ -37,10 +42,10 @@ static cpa_status make_cache(attend_state *s, cpa_error *err) {
         s->tables[i + 1] = s->tables[i] + (s->work.lengths[i] + o->block_size - 1) / o->block_size;
         longest = cpa_max64(longest, s->work.lengths[i]);
     }
-    s->k_bytes = s->tables[n] * cpa_bench_block_bytes(o, CPA_SYNTH_K);
-    s->v_bytes = s->tables[n] * cpa_bench_block_bytes(o, CPA_SYNTH_V);
-    s->copies = cpa_bench_copies(s->site, s->k_bytes + s->v_bytes);
-    CPA_TRY(cpa_bench_make_cache(s->site, s->tables[n] * s->copies, &s->kv, err));
+    s->cache_bytes = s->tables[n] * layout.bytes;
+    s->copies = cpa_bench_copies(s->site, s->cache_bytes);
+    CPA_TRY(cpa_bench_poisoned(s->site, s->cache_bytes * s->copies, &memory, err));
+    s->kv = cpa_block_layout_view(&layout, memory, s->tables[n] * s->copies, 0);
     CPA_TRY(cpa_bench_block_order(o, s->tables[n], &s->block_tables, err));
     int64_t *positions = cpa_bench_positions(0, longest);
     cpa_status status = positions ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory for positions");
@@ -53,8 +58,7 @@ static cpa_status make_cache(attend_state *s, cpa_error *err) {
     }
     free(positions);
     CPA_TRY(status);
-    CPA_TRY(cpa_bench_replicate(s->site, s->kv.k, s->k_bytes, s->k_bytes * s->copies, err));
-    return cpa_bench_replicate(s->site, s->kv.v, s->v_bytes, s->v_bytes * s->copies, err);
+    return cpa_bench_replicate(s->site, memory, s->cache_bytes, s->cache_bytes * s->copies, err);
 }
 
 static cpa_status make_rows(attend_state *s, cpa_error *err) {
@@ -139,8 +143,8 @@ static cpa_attend_args args_of(const attend_state *s, int64_t call) {
     int64_t copy = call % s->copies;
     cpa_kv_view kv = s->kv;
     kv.num_blocks /= s->copies;
-    kv.k = (char *)kv.k + copy * s->k_bytes;
-    kv.v = (char *)kv.v + copy * s->v_bytes;
+    kv.k = (char *)kv.k + copy * s->cache_bytes;
+    kv.v = (char *)kv.v + copy * s->cache_bytes;
     return (cpa_attend_args){
         .size = sizeof(cpa_attend_args),
         .q = s->q,
@@ -239,7 +243,6 @@ static void release(void *state) {
     cpa_device_free(s->site->device, s->q);
     free(s->block_tables);
     free(s->tables);
-    cpa_device_free(s->site->device, s->kv.v);
     cpa_device_free(s->site->device, s->kv.k);
     cpa_bench_attend_work_release(&s->work);
     free(s);

@@ -62,6 +62,22 @@ static inline cpa_kv_view cpa_kv_view_of(const cpa_attention_shape *shape, int32
     return cpa_kv_view_order(kv, shape->layout);
 }
 
+/* What a view says of the shape of its cache; there are as many query heads as KV heads. */
+static inline cpa_attention_shape cpa_kv_view_shape(const cpa_kv_view *kv) {
+    cpa_attention_shape shape = {0};
+    shape.q_heads = shape.kv_heads = kv->kv_heads;
+    shape.k_dim = kv->k_dim;
+    shape.v_dim = kv->v_dim;
+    shape.kv_dtype = kv->dtype;
+    shape.layout = kv->layout;
+    shape.k_scale = kv->k_scale;
+    shape.v_scale = kv->v_scale;
+    shape.k_scales = kv->k_scales;
+    shape.v_scales = kv->v_scales;
+    shape.n_scales = kv->n_scales;
+    return shape;
+}
+
 /* The keys, or the values, of a resolved view; what is not a pointer, a width or a scale is in bytes. A row is one run
  * of bytes, or under CPA_VLLM_X several. */
 typedef struct cpa_kv_pool {

@@ -61,6 +61,22 @@ typedef struct cpa_hash_rows_args {
     cpa_dtype dtype;
 } cpa_hash_rows_args;
 
+/* copy_blocks: whole blocks as bytes, whatever their sections: in each of `layers` layers, block pairs[i][0] of src to
+ * block pairs[i][1] of dst. Either may be page-locked host memory. No block is both read and written, or written twice.
+ * Places, strides and lengths are in bytes, and multiples of CPA_SECTION_ALIGNMENT (kernels/block_layout.h). */
+typedef struct cpa_block_place {
+    char *first;          /* block 0 of the first layer */
+    int64_t stride;       /* from block to block */
+    int64_t layer_stride; /* from layer to layer */
+} cpa_block_place;
+typedef struct cpa_copy_blocks_args {
+    cpa_block_place src, dst;
+    int64_t bytes; /* of a block in one layer */
+    int32_t layers;
+    const int64_t (*pairs)[2]; /* [n_pairs], host; may go when the call returns */
+    int64_t n_pairs;
+} cpa_copy_blocks_args;
+
 /* What ranks have computed parts of, at most CPA_MERGE_MAX_STATES. join_columns: row i of out is row i of each part,
  * one behind the other, to the bit. sum_parts: out = ((part 0 + part 1) + ...) + bias, in fp32, rounded once. There are
  * rows; `parts` are arrays on the host, what they point to and the rest is on the device, contiguous. */
@@ -137,6 +153,7 @@ struct cpa_operator_table {
     cpa_status (*kv_move)(const cpa_kv_move_args *args, cpa_stream *stream);
     cpa_status (*kv_convert)(const cpa_kv_convert_args *args, cpa_stream *stream);
     cpa_status (*kv_pack)(const cpa_kv_pack_args *args, cpa_stream *stream);
+    cpa_status (*copy_blocks)(const cpa_copy_blocks_args *args, cpa_stream *stream);
 
     /* Copies row map[i] of src to row i of dst, row_bytes each (gather). map is on the device; NULL: row i. */
     cpa_status (*gather_rows)(void *dst, const void *src, const int32_t *map, int64_t rows, int64_t row_bytes,

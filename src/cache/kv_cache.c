@@ -9,14 +9,21 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/hash.h"
+#include "kernels/block_layout.h"
 #include "kernels/operators.h"
+
+typedef struct cache_layer {
+    cpa_block_layout layout;
+    int64_t before; /* bytes of a block in the layers before */
+} cache_layer;
 
 struct cpa_kv_cache {
     cpa_device *device;
-    cpa_kv_cache_options options;
-    int64_t k_bytes, v_bytes, block_bytes; /* of a layer's keys and values in a block; of a block */
-    void *k, *v;                           /* device: [layers][num_blocks + 1] */
-    void *host;                            /* page-locked: [host_blocks][layers][keys, values] */
+    int64_t num_blocks, host_blocks, block_bytes;
+    cache_layer *layers;
+    int32_t n_layers;
+    char *memory;        /* device: [layers][num_blocks + 1], so that what a layer reads lies together */
+    char *host;          /* page-locked: [host_blocks][layers], so that a block is one run of bytes */
     uint64_t *checksums; /* [host_blocks]; 0 for what never left, which nothing else has in practice */
     int64_t (*pairs)[2]; /* of the moves at hand */
     int64_t cap_pairs;
@@ -25,33 +32,50 @@ struct cpa_kv_cache {
 /* ---- memory ---- */
 
 int64_t cpa_kv_cache_block_bytes(const cpa_attention_shape *shape, int32_t layers, int32_t block_size) {
-    return layers *
-           (cpa_shape_block_bytes(shape, CPA_KEYS, block_size) + cpa_shape_block_bytes(shape, CPA_VALUES, block_size));
+    return layers * cpa_block_layout_of(shape, block_size).bytes;
+}
+
+static cpa_status lay_out(cpa_kv_cache *cache, const cpa_kv_cache_options *o, cpa_error *err) {
+    cache->layers = calloc((size_t)o->layers, sizeof *cache->layers);
+    if (!cache->layers) return cpa_fail(err, CPA_NO_MEMORY, "KV cache: no memory for %" PRId32 " layers", o->layers);
+    cache->n_layers = o->layers;
+    for (int32_t i = 0; i < o->layers; i++) {
+        const cpa_block_layout layout = cpa_block_layout_of(&o->shapes[o->n_shapes == 1 ? 0 : i], o->block_size);
+        cache->layers[i] = (cache_layer){layout, cache->block_bytes};
+        cache->block_bytes += layout.bytes;
+    }
+    return CPA_OK;
 }
 
 static cpa_status allocate(cpa_kv_cache *cache, cpa_error *err) {
     const cpa_device_table *table = cache->device->table;
-    const cpa_kv_cache_options *o = &cache->options;
-    const int64_t blocks = o->layers * (o->num_blocks + 1);
-    CPA_TRY(table->alloc(cache->device, blocks * cache->k_bytes, &cache->k, err));
-    CPA_TRY(table->alloc(cache->device, blocks * cache->v_bytes, &cache->v, err));
-    if (o->host_blocks == 0) return CPA_OK;
-    cache->checksums = calloc((size_t)o->host_blocks, sizeof *cache->checksums);
+    void *memory;
+    CPA_TRY(table->alloc(cache->device, (cache->num_blocks + 1) * cache->block_bytes, &memory, err));
+    cache->memory = memory;
+    if (cache->host_blocks == 0) return CPA_OK;
+    cache->checksums = calloc((size_t)cache->host_blocks, sizeof *cache->checksums);
     if (!cache->checksums) return cpa_fail(err, CPA_NO_MEMORY, "KV cache: no memory for checksums");
-    return table->alloc_host(cache->device, o->host_blocks * cache->block_bytes, &cache->host, err);
+    CPA_TRY(table->alloc_host(cache->device, cache->host_blocks * cache->block_bytes, &memory, err));
+    cache->host = memory;
+    return CPA_OK;
+}
+
+/* The bytes of a layer's blocks in a tier; layers behind it that are as long go on from there. */
+static cpa_block_place place_of(const cpa_kv_cache *cache, cpa_kv_tier tier, int32_t layer) {
+    const cache_layer *l = &cache->layers[layer];
+    if (tier == CPA_TIER_HOST) return (cpa_block_place){cache->host + l->before, cache->block_bytes, l->layout.bytes};
+    const int64_t blocks = cache->num_blocks + 1;
+    return (cpa_block_place){cache->memory + blocks * l->before, l->layout.bytes, blocks * l->layout.bytes};
 }
 
 static cpa_status clear_null_block(cpa_kv_cache *cache, cpa_stream *stream, cpa_error *err) {
     const cpa_device_table *table = cache->device->table;
-    const int64_t null_block = cpa_kv_cache_null_block(cache);
-    void *zeros = calloc(1, (size_t)(cache->k_bytes > cache->v_bytes ? cache->k_bytes : cache->v_bytes));
+    void *zeros = calloc(1, (size_t)cache->block_bytes);
     if (!zeros) return cpa_fail(err, CPA_NO_MEMORY, "KV cache: no memory for a block");
     cpa_status status = CPA_OK;
-    for (int32_t layer = 0; layer < cache->options.layers && status == CPA_OK; layer++) {
-        const cpa_kv_view kv = cpa_kv_cache_view(cache, layer);
-        status = table->copy((char *)kv.k + null_block * cache->k_bytes, zeros, cache->k_bytes, stream);
-        if (status != CPA_OK) break;
-        status = table->copy((char *)kv.v + null_block * cache->v_bytes, zeros, cache->v_bytes, stream);
+    for (int32_t layer = 0; layer < cache->n_layers && status == CPA_OK; layer++) {
+        const cpa_block_place at = place_of(cache, CPA_TIER_DEVICE, layer);
+        status = table->copy(at.first + cache->num_blocks * at.stride, zeros, at.stride, stream);
     }
     if (status == CPA_OK) status = table->stream_sync(stream);
     free(zeros);
@@ -63,11 +87,10 @@ cpa_status cpa_kv_cache_create(const cpa_kv_cache_options *options, cpa_stream *
     cpa_kv_cache *cache = calloc(1, sizeof *cache);
     if (!cache) return cpa_fail(err, CPA_NO_MEMORY, "KV cache: no memory");
     cache->device = stream->device;
-    cache->options = *options;
-    cache->k_bytes = cpa_shape_block_bytes(&options->shape, CPA_KEYS, options->block_size);
-    cache->v_bytes = cpa_shape_block_bytes(&options->shape, CPA_VALUES, options->block_size);
-    cache->block_bytes = cpa_kv_cache_block_bytes(&options->shape, options->layers, options->block_size);
-    cpa_status status = allocate(cache, err);
+    cache->num_blocks = options->num_blocks;
+    cache->host_blocks = options->host_blocks;
+    cpa_status status = lay_out(cache, options, err);
+    if (status == CPA_OK) status = allocate(cache, err);
     if (status == CPA_OK) status = clear_null_block(cache, stream, err);
     if (status != CPA_OK) {
         cpa_kv_cache_destroy(cache);
@@ -81,39 +104,26 @@ void cpa_kv_cache_destroy(cpa_kv_cache *cache) {
     if (!cache) return;
     const cpa_device_table *table = cache->device->table;
     if (cache->host) table->free_host(cache->device, cache->host);
-    if (cache->v) table->free(cache->device, cache->v);
-    if (cache->k) table->free(cache->device, cache->k);
+    if (cache->memory) table->free(cache->device, cache->memory);
     free(cache->pairs);
     free(cache->checksums);
+    free(cache->layers);
     free(cache);
 }
 
 cpa_kv_view cpa_kv_cache_view(const cpa_kv_cache *cache, int32_t layer) {
-    const cpa_kv_cache_options *o = &cache->options;
-    cpa_kv_view view = cpa_kv_view_of(&o->shape, o->block_size, o->num_blocks + 1);
-    view.k = (char *)cache->k + layer * view.num_blocks * cache->k_bytes;
-    view.v = (char *)cache->v + layer * view.num_blocks * cache->v_bytes;
-    return view;
+    return cpa_block_layout_view(&cache->layers[layer].layout, place_of(cache, CPA_TIER_DEVICE, layer).first,
+                                 cache->num_blocks + 1, 0);
 }
 
 int32_t cpa_kv_cache_null_block(const cpa_kv_cache *cache) {
-    return (int32_t)cache->options.num_blocks;
+    return (int32_t)cache->num_blocks;
 }
 
 /* ---- the host tier ---- */
 
 static char *host_block(const cpa_kv_cache *cache, int64_t block) {
-    return (char *)cache->host + block * cache->block_bytes;
-}
-
-/* The blocks of a layer in host memory, as a cache. */
-static cpa_kv_view host_view(const cpa_kv_cache *cache, int32_t layer) {
-    const cpa_kv_cache_options *o = &cache->options;
-    cpa_kv_view view = cpa_kv_view_of(&o->shape, o->block_size, o->host_blocks);
-    view.k = (char *)cache->host + layer * (cache->k_bytes + cache->v_bytes);
-    view.v = (char *)view.k + cache->k_bytes;
-    view.k_block_stride = view.v_block_stride = cache->block_bytes / cpa_dtype_bytes(o->shape.kv_dtype);
-    return view;
+    return cache->host + block * cache->block_bytes;
 }
 
 /* h -> (h ^ word) * odd, then a shifted copy xored in: each step is one-to-one in h and in the word, so two memories
@@ -164,15 +174,16 @@ cpa_status cpa_kv_cache_move(cpa_kv_cache *cache, cpa_kv_tier from, cpa_kv_tier 
         cache->pairs[count][0] = moves[i].from;
         cache->pairs[count++][1] = moves[i].to;
     }
-    for (int32_t layer = 0; count > 0 && layer < cache->options.layers; layer++) {
-        const cpa_kv_view device = cpa_kv_cache_view(cache, layer);
-        const cpa_kv_view host = cache->host ? host_view(cache, layer) : device;
-        cpa_kv_copy_args copy = {.size = sizeof copy,
-                                 .src = from == CPA_TIER_HOST ? host : device,
-                                 .dst = to == CPA_TIER_HOST ? host : device,
-                                 .pairs = (const int64_t(*)[2])cache->pairs,
-                                 .n_pairs = count};
-        CPA_TRY(stream->device->operators->kv_copy(&copy, stream));
+    for (int32_t layer = 0, end; count > 0 && layer < cache->n_layers; layer = end) {
+        const int64_t bytes = cache->layers[layer].layout.bytes;
+        for (end = layer + 1; end < cache->n_layers && cache->layers[end].layout.bytes == bytes;) end++;
+        const cpa_copy_blocks_args copy = {.src = place_of(cache, from, layer),
+                                           .dst = place_of(cache, to, layer),
+                                           .bytes = bytes,
+                                           .layers = end - layer,
+                                           .pairs = (const int64_t(*)[2])cache->pairs,
+                                           .n_pairs = count};
+        CPA_TRY(stream->device->operators->copy_blocks(&copy, stream));
     }
     if (to != CPA_TIER_HOST || count == 0) return CPA_OK;
     CPA_TRY(stream->device->table->stream_sync(stream));

@@ -1,8 +1,9 @@
-/* The KV cache of a rank: it owns the memory of all layers and knows what a block of it is.
+/* The KV cache of a rank: it owns the memory of all layers.
  *
- * A block is block_size tokens of one sequence in every layer, keys and values. Blocks lie in tiers: those of the
- * device, which operators see a layer at a time through views, and those in host memory, which keep what gave way to
- * others, each with a checksum. Block numbers are those of a tier. */
+ * A block is block_size tokens of one sequence in every layer, in each the bytes of that layer's layout
+ * (kernels/block_layout.h). Blocks lie in tiers that hold the same bytes: those of the device, which operators see a
+ * layer at a time through views, and those in host memory, which keep what gave way to others, each with a checksum.
+ * Block numbers are those of a tier. */
 #ifndef CPA_KV_CACHE_H
 #define CPA_KV_CACHE_H
 
@@ -14,7 +15,8 @@
 typedef enum cpa_kv_tier { CPA_TIER_DEVICE = 0, CPA_TIER_HOST } cpa_kv_tier;
 
 typedef struct cpa_kv_cache_options {
-    cpa_attention_shape shape;
+    const cpa_attention_shape *shapes; /* [n_shapes]: of each layer, or one of all; read by the call alone */
+    int32_t n_shapes;                  /* as many as layers, or 1 */
     int32_t layers;
     int32_t block_size;
     int64_t num_blocks;  /* of the device, the null block not counted */
@@ -23,7 +25,7 @@ typedef struct cpa_kv_cache_options {
 
 typedef struct cpa_kv_cache cpa_kv_cache;
 
-/* Bytes of one block: all layers, keys and values. */
+/* Bytes of one block: all layers, of one shape. */
 int64_t cpa_kv_cache_block_bytes(const cpa_attention_shape *shape, int32_t layers, int32_t block_size);
 
 /* Allocates all tiers and clears the null block, on a stream of the device, which it waits for. The device must outlive
@@ -41,8 +43,8 @@ cpa_kv_view cpa_kv_cache_view(const cpa_kv_cache *cache, int32_t layer);
  * block that is free or someone else's need not be. */
 int32_t cpa_kv_cache_null_block(const cpa_kv_cache *cache);
 
-/* Moves, or copies, the blocks of one rank's entries of a list from tier to tier or within the device; every layer is a
- * kv_copy on the stream. No block is both read and written. Copies to and within the device are enqueued alone, and
+/* Moves, or copies, the blocks of one rank's entries of a list from tier to tier or within the device, as bytes; layers
+ * of one length go together. No block is both read and written. Copies to and within the device are enqueued alone, and
  * read their source until the stream is idle; those to the host have arrived when this returns, since their checksums
  * are taken then. A block that comes back from the host with another checksum than it left with is not written to the
  * device: damaged[i], of n, is set to 1 for such a move and left alone for the others, and the error is logged. */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "kernels/block_layout.h"
 #include "kernels/synthesize.h"
 #include "src/check/reference.h"
 #include "src/check/self_test_pages.h"
@@ -85,18 +86,20 @@ cpa_status cpa_self_test_make_inputs(cpa_kernel_test *t, int64_t prefill, cpa_er
     return cpa_self_test_device(t, q * element, t->q_raw, &t->q_device, err);
 }
 
-static cpa_kv_view make_view(const cpa_kernel_test *t, int64_t n_blocks) {
+/* Blocks of the layout that the engine's caches have. */
+static cpa_block_layout layout_of(const cpa_kernel_test *t) {
     cpa_attention_shape shape = t->options->model.attention;
     shape.k_scales = shape.v_scales = NULL; /* rows have their own in their place */
     shape.n_scales = 0;
-    return cpa_kv_view_of(&shape, t->options->block_size, n_blocks);
+    return cpa_block_layout_of(&shape, t->options->block_size);
 }
 
 static cpa_status make_pool(cpa_kernel_test *t, cpa_kv_view *view, cpa_error *err) {
-    CPA_TRY(
-        cpa_self_test_device(t, view->num_blocks * cpa_kv_pool_of(view, CPA_KEYS).block_stride, NULL, &view->k, err));
-    return cpa_self_test_device(t, view->num_blocks * cpa_kv_pool_of(view, CPA_VALUES).block_stride, NULL, &view->v,
-                                err);
+    const cpa_block_layout layout = layout_of(t);
+    void *memory = NULL;
+    CPA_TRY(cpa_self_test_device(t, t->n_blocks * layout.bytes, NULL, &memory, err));
+    *view = cpa_block_layout_view(&layout, memory, t->n_blocks, 0);
+    return CPA_OK;
 }
 
 cpa_status cpa_self_test_write_pages(cpa_kernel_test *t, cpa_error *err) {
@@ -116,7 +119,6 @@ cpa_status cpa_self_test_write_pages(cpa_kernel_test *t, cpa_error *err) {
         int64_t local = shard ? i - t->keys[0] : i;
         slots[i] = t->tables[t->first_entry[shard] + local / block] * block + local % block;
     }
-    t->kv = make_view(t, t->n_blocks);
     CPA_TRY(make_pool(t, &t->kv, err));
     CPA_TRY(cpa_self_test_device(t, n * (int64_t)sizeof *slots, slots, &slots_device, err));
     CPA_TRY(cpa_self_test_device(t, n * shape->kv_heads * shape->k_dim * element, t->k_raw, &k_device, err));
@@ -166,7 +168,8 @@ static cpa_status check_block(cpa_kernel_test *t, const cpa_kv_view *view, cpa_k
 
 cpa_status cpa_self_test_check_pages(cpa_kernel_test *t, cpa_error *err) {
     const int64_t block = t->options->block_size, heads = t->options->model.attention.kv_heads;
-    cpa_kv_view packed = make_view(t, t->n_blocks);
+    const cpa_block_layout layout = layout_of(t);
+    cpa_kv_view packed;
     cpa_kv_range ranges[CPA_SELF_TEST_SHARDS] = {
         {.count = t->keys[0]}, {.table = t->first_entry[1], .count = t->keys[1], .dst_block = t->first_entry[1]}};
     CPA_TRY(make_pool(t, &packed, err));
@@ -177,11 +180,11 @@ cpa_status cpa_self_test_check_pages(cpa_kernel_test *t, cpa_error *err) {
         const cpa_kv_part part = i % 2 ? CPA_VALUES : CPA_KEYS;
         const cpa_kv_pool pool = cpa_kv_pool_of(&packed, part);
         const int shard = i / 2;
-        const int64_t bytes = pool.block_stride, before = shard ? t->keys[0] : 0;
+        const int64_t bytes = layout.sections[part].bytes, before = shard ? t->keys[0] : 0;
         for (int64_t done = 0; done < t->keys[shard]; done += block) {
             int64_t left = t->keys[shard] - done;
-            CPA_TRY(t->device->table->copy(t->got, pool.memory + (ranges[shard].dst_block + done / block) * bytes,
-                                           bytes, t->stream));
+            const char *from = pool.memory + (ranges[shard].dst_block + done / block) * pool.block_stride;
+            CPA_TRY(t->device->table->copy(t->got, from, bytes, t->stream));
             CPA_TRY(t->device->table->stream_sync(t->stream));
             CPA_TRY(check_block(t, &packed, part, (left < block ? left : block) * heads, (before + done) * heads, err));
         }

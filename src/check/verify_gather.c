@@ -5,6 +5,7 @@
 
 #include "base/array.h"
 #include "base/check.h"
+#include "kernels/block_layout.h"
 #include "kernels/operators.h"
 
 enum { EXCHANGE_BYTES = 32 << 20 };
@@ -242,17 +243,15 @@ static cpa_status gather_groups(gather *g, const cpa_verify_group *groups, int64
 cpa_status cpa_verify_gather(cpa_verify *verify, const cpa_step_plan *plan, const cpa_verify_group *groups,
                              int64_t n_groups, cpa_verify_parts_fn fn, void *ctx, cpa_error *err) {
     const cpa_worker_options *options = &verify->worker->options;
-    const cpa_attention_shape *shape = &options->model.attention;
+    const cpa_block_layout layout = cpa_block_layout_of(&options->model.attention, options->block_size);
     gather g = {
         .verify = verify,
         .plan = plan,
         .map = options->map,
         .rank = verify->control->rank,
         .size = verify->control->size,
-        .k_bytes = cpa_shape_row_bytes(shape, CPA_KEYS) +
-                   cpa_kv_scale_bytes(shape->kv_dtype, CPA_KEYS, cpa_shape_tensor_scale(shape, CPA_KEYS)),
-        .v_bytes = cpa_shape_row_bytes(shape, CPA_VALUES) +
-                   cpa_kv_scale_bytes(shape->kv_dtype, CPA_VALUES, cpa_shape_tensor_scale(shape, CPA_VALUES)),
+        .k_bytes = layout.sections[CPA_KEYS].row_bytes + layout.sections[CPA_KEYS].scale_bytes,
+        .v_bytes = layout.sections[CPA_VALUES].row_bytes + layout.sections[CPA_VALUES].scale_bytes,
         .part_tokens = options->block_size > CPA_PART_TOKENS ? options->block_size : CPA_PART_TOKENS,
         .fn = fn,
         .ctx = ctx,

@@ -38,25 +38,8 @@ static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const
                         stream ? "of another device" : "NULL");
     }
     CPA_TRY(cpa_check_view("attend", kv, &c->ops.error));
-    if (kv->dtype != o->shape.kv_dtype || kv->block_size != o->block_size || kv->kv_heads != o->shape.kv_heads ||
-        kv->k_dim != o->shape.k_dim || kv->v_dim != o->shape.v_dim) {
-        return cpa_fail(
-            &c->ops.error, CPA_INVALID,
-            "attend: cache of dtype %d, block size %d, %d heads of %d and %d, expected what the context was "
-            "created for: %d, %d, %d, %d and %d",
-            (int)kv->dtype, kv->block_size, kv->kv_heads, kv->k_dim, kv->v_dim, (int)o->shape.kv_dtype, o->block_size,
-            o->shape.kv_heads, o->shape.k_dim, o->shape.v_dim);
-    }
-    if (kv->k_scale != o->shape.k_scale || kv->v_scale != o->shape.v_scale) {
-        return cpa_fail(&c->ops.error, CPA_INVALID,
-                        "attend: cache with the scales %g and %g, expected those of the context, %g and %g",
-                        (double)kv->k_scale, (double)kv->v_scale, (double)o->shape.k_scale, (double)o->shape.v_scale);
-    }
-    if (kv->n_scales != o->shape.n_scales) {
-        return cpa_fail(&c->ops.error, CPA_INVALID,
-                        "attend: cache with %d scales of heads, expected as many as the context has, %d", kv->n_scales,
-                        o->shape.n_scales);
-    }
+    const cpa_cache_form cache = cpa_cache_form_of("the cache", kv), own = {"the context", o->shape, o->block_size};
+    CPA_TRY(cpa_check_same_cache("attend", &cache, &own, 0, &c->ops.error));
     const cpa_planned_step *step = cpa_context_step(c);
     if (step->max_block >= kv->num_blocks) {
         return cpa_fail(&c->ops.error, CPA_INVALID,

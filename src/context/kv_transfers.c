@@ -17,7 +17,7 @@ cpa_status cpa_kv_transfers_create(cpa_kv_transfers *t, cpa_context_ops *ops, co
     for (int32_t round = 1; staging->regions > 1 && round < size; round++)
         t->region_of[cpa_round_recv_peer(size, ops->rank, round)] = round - 1;
     void *memory;
-    CPA_TRY(ops->device->table->alloc(ops->device, blocks * staging->block_bytes, &memory, &ops->error));
+    CPA_TRY(ops->device->table->alloc(ops->device, blocks * staging->layout.bytes, &memory, &ops->error));
     t->memory = memory;
     return CPA_OK;
 }
@@ -27,6 +27,7 @@ void cpa_kv_transfers_destroy(cpa_kv_transfers *t) {
     for (int64_t i = 0; i < t->n_plans; i++) t->ops->device->operators->plan_destroy(t->plans[i]);
     t->ops->device->table->free(t->ops->device, t->memory);
     free(t->routes);
+    free(t->pairs);
     free(t->ranges);
     free(t->plans);
     free(t->list);
@@ -108,6 +109,7 @@ void cpa_kv_transfers_place(const cpa_kv_transfers *t, cpa_kv_transfer *open, in
 
 cpa_status cpa_kv_transfers_add(cpa_kv_transfers *t, const cpa_kv_transfer *placed, cpa_kv_attended attended) {
     CPA_TRY(cpa_context_ensure_array(t->ops, &t->list, &t->capacity, t->count + 1, sizeof *t->list));
+    CPA_TRY(cpa_context_ensure_array(t->ops, &t->pairs, &t->pairs_capacity, placed->send_blocks, sizeof *t->pairs));
     t->list[t->count] = *placed;
     t->list[t->count++].attended = attended;
     return CPA_OK;
@@ -126,23 +128,16 @@ int64_t cpa_kv_transfers_recv_block(const cpa_kv_transfers *t, const cpa_kv_tran
 
 static void use_staging(cpa_kv_transfers *t, int64_t blocks) {
     cpa_context_stats *stats = &t->ops->stats;
-    t->bytes_in_use += blocks * t->staging.block_bytes;
+    t->bytes_in_use += blocks * t->staging.layout.bytes;
     if (t->bytes_in_use > stats->staging_bytes) stats->staging_bytes = t->bytes_in_use;
 }
 
 static char *staging_at(const cpa_kv_transfers *t, int64_t block) {
-    return t->memory + block * t->staging.block_bytes;
+    return t->memory + block * t->staging.layout.bytes;
 }
 
-/* Blocks of staging as a cache, each K then V. */
 static cpa_kv_view staging_view(const cpa_kv_transfers *t, int64_t first, int64_t blocks) {
-    cpa_attention_shape shape = t->ops->options.shape;
-    shape.layout = CPA_TOKEN_MAJOR; /* whatever that of the cache, so that all ranks agree on it */
-    cpa_kv_view view = cpa_kv_view_of(&shape, t->ops->options.block_size, blocks);
-    view.k = staging_at(t, first);
-    view.v = staging_at(t, first) + t->staging.k_bytes;
-    view.k_block_stride = view.v_block_stride = t->staging.block_bytes / cpa_dtype_bytes(shape.kv_dtype);
-    return view;
+    return cpa_block_layout_view(&t->staging.layout, staging_at(t, first), blocks, 0);
 }
 
 cpa_kv_view cpa_kv_transfers_view(const cpa_kv_transfers *t) {
@@ -153,12 +148,34 @@ void cpa_kv_transfers_begin(cpa_kv_transfers *t) {
     t->bytes_in_use = 0;
 }
 
-cpa_status cpa_kv_transfers_pack(cpa_kv_transfers *t, int64_t index, const cpa_kv_view *cache,
-                                 const int32_t *block_tables, cpa_stream *stream) {
-    const cpa_kv_transfer *transfer = &t->list[index];
-    use_staging(t, transfer->send_blocks);
-    if (!transfer->packs) return CPA_OK;
-    cpa_kv_pack_args packing = {
+/* Copies whole blocks out of a cache of the layout of staging; what lies past the tokens of a range goes along. */
+static cpa_status pack_blocks(cpa_kv_transfers *t, const cpa_kv_transfer *transfer, const cpa_kv_view *cache,
+                              const int32_t *block_tables, cpa_stream *stream) {
+    const int64_t block_size = cache->block_size, bytes = t->staging.layout.bytes;
+    const int64_t stride = cpa_kv_view_resolve(*cache).k_block_stride * cpa_dtype_bytes(cache->dtype);
+    int64_t n = 0;
+    for (int64_t i = transfer->range; i < transfer->range + transfer->n_ranges; i++) {
+        const cpa_kv_range *range = &t->ranges[i];
+        const int32_t *table = block_tables + range->table + range->first / block_size;
+        for (int64_t block = 0; block * block_size < range->count; block++, n++) {
+            t->pairs[n][0] = table[block];
+            t->pairs[n][1] = range->dst_block + block;
+        }
+    }
+    const cpa_copy_blocks_args copy = {
+        .src = {cache->k, stride, 0},
+        .dst = {staging_at(t, cpa_kv_transfers_send_block(t, transfer)), bytes, 0},
+        .bytes = bytes,
+        .layers = 1,
+        .pairs = (const int64_t(*)[2])t->pairs,
+        .n_pairs = n,
+    };
+    return t->ops->device->operators->copy_blocks(&copy, stream);
+}
+
+static cpa_status pack_rows(cpa_kv_transfers *t, const cpa_kv_transfer *transfer, const cpa_kv_view *cache,
+                            const int32_t *block_tables, cpa_stream *stream) {
+    const cpa_kv_pack_args packing = {
         .size = sizeof packing,
         .src = *cache,
         .dst = staging_view(t, cpa_kv_transfers_send_block(t, transfer), transfer->send_blocks),
@@ -166,8 +183,18 @@ cpa_status cpa_kv_transfers_pack(cpa_kv_transfers *t, int64_t index, const cpa_k
         .ranges = t->ranges + transfer->range,
         .n_ranges = transfer->n_ranges,
     };
+    return t->ops->device->operators->kv_pack(&packing, stream);
+}
+
+cpa_status cpa_kv_transfers_pack(cpa_kv_transfers *t, int64_t index, const cpa_kv_view *cache,
+                                 const int32_t *block_tables, cpa_stream *stream) {
+    const cpa_kv_transfer *transfer = &t->list[index];
+    use_staging(t, transfer->send_blocks);
+    if (!transfer->packs) return CPA_OK;
     int64_t span = cpa_spans_begin(&t->ops->spans, CPA_SPAN_PACK, transfer->round, stream);
-    cpa_status status = t->ops->device->operators->kv_pack(&packing, stream);
+    cpa_status status = cpa_block_layout_matches(&t->staging.layout, cache)
+                            ? pack_blocks(t, transfer, cache, block_tables, stream)
+                            : pack_rows(t, transfer, cache, block_tables, stream);
     cpa_spans_end(&t->ops->spans, span, stream);
     return cpa_context_check(t->ops, status, stream);
 }
@@ -179,9 +206,9 @@ cpa_status cpa_kv_transfers_start(cpa_kv_transfers *t, int64_t index, cpa_stream
         t->ops->messages[i] = (cpa_message){
             .peer = route->peer,
             .send = staging_at(t, cpa_kv_transfers_send_block(t, transfer)),
-            .send_bytes = route->send_blocks * t->staging.block_bytes,
+            .send_bytes = route->send_blocks * t->staging.layout.bytes,
             .recv = staging_at(t, cpa_kv_transfers_recv_block(t, transfer, route->region)),
-            .recv_bytes = route->recv_blocks * t->staging.block_bytes,
+            .recv_bytes = route->recv_blocks * t->staging.layout.bytes,
         };
     }
     use_staging(t, transfer->recv_blocks);

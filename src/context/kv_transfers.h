@@ -6,6 +6,7 @@
 #ifndef CPA_KV_TRANSFERS_H
 #define CPA_KV_TRANSFERS_H
 
+#include "kernels/block_layout.h"
 #include "src/context/context_ops.h"
 
 enum { CPA_KV_BUFFERS = 2 }; /* segments to send, and segments to receive for each region */
@@ -38,11 +39,11 @@ typedef struct cpa_kv_transfer {
     cpa_kv_attended attended;
 } cpa_kv_transfer;
 
-/* How staging is divided, in segments of `capacity` blocks, each block K then V. */
+/* How staging is divided, in segments of `capacity` blocks. */
 typedef struct cpa_kv_staging {
-    int32_t regions;              /* to receive in, of each of two buffers: one, or one for each peer */
-    int64_t segments, capacity;   /* all segments; blocks of one */
-    int64_t k_bytes, block_bytes; /* of one block: of its keys, of both */
+    int32_t regions;            /* to receive in, of each of two buffers: one, or one for each peer */
+    int64_t segments, capacity; /* all segments; blocks of one */
+    cpa_block_layout layout;    /* of a block; rows in one piece, whatever the layout of the cache: all ranks agree */
 } cpa_kv_staging;
 
 typedef struct cpa_kv_transfers {
@@ -57,6 +58,8 @@ typedef struct cpa_kv_transfers {
     int64_t n_plans, plans_capacity, plans_in_use;
     cpa_kv_range *ranges;
     int64_t n_ranges, ranges_capacity;
+    int64_t (*pairs)[2]; /* blocks of the cache and of staging, of the transfer that is packed */
+    int64_t pairs_capacity;
     cpa_kv_route *routes;
     int64_t n_routes, routes_capacity;
     cpa_context_exchange exchange; /* the transfer in flight */

@@ -1,8 +1,8 @@
 /* pass-KV: keys and values travel to the queries, in transfers of a bounded size.
  *
- * A transfer holds pieces of the shards of several sequences, packed into blocks, each K then V, which the receiver
- * reads through a block table, as it reads a cache. The exchange of a transfer runs under the attention over the one
- * before, that of the first under the attention over the own shard.
+ * A transfer holds pieces of the shards of several sequences, packed into blocks, which the receiver reads through a
+ * block table, as it reads a cache. The exchange of a transfer runs under the attention over the one before, that of
+ * the first under the attention over the own shard.
  *
  * There are two ways to plan the transfers. Where attend promises bits, peers come one by one: each peer's shard is
  * attended from the empty state, resumed from segment to segment, and then merged, which is the arithmetic of pass-Q,
@@ -47,15 +47,16 @@ static int64_t split_of(const cpa_device_caps *caps, const cpa_context_options *
 /* What a block takes, and how many segments there are. */
 static cpa_kv_staging segments_of(const cpa_device_caps *caps, const cpa_context_options *o, int32_t ranks) {
     cpa_kv_staging staging = {.regions = gathers(caps, o) && ranks > 1 ? ranks - 1 : 1};
-    staging.k_bytes = cpa_shape_block_bytes(&o->shape, CPA_KEYS, o->block_size);
-    staging.block_bytes = staging.k_bytes + cpa_shape_block_bytes(&o->shape, CPA_VALUES, o->block_size);
+    cpa_attention_shape shape = o->shape;
+    shape.layout = CPA_TOKEN_MAJOR;
+    staging.layout = cpa_block_layout_of(&shape, o->block_size);
     staging.segments = CPA_KV_BUFFERS * (1 + staging.regions);
     return staging;
 }
 
 int64_t cpa_pass_kv_least_staging(const cpa_device_caps *caps, const cpa_context_options *options, int32_t ranks) {
     const cpa_kv_staging staging = segments_of(caps, options, ranks);
-    return staging.segments * (split_of(caps, options) / options->block_size) * staging.block_bytes;
+    return staging.segments * (split_of(caps, options) / options->block_size) * staging.layout.bytes;
 }
 
 /* How a shard may be cut, and how many blocks a segment has. */
@@ -75,7 +76,7 @@ static cpa_status size_staging(cpa_pass_kv *kv, cpa_kv_staging *out) {
                         " segments of %" PRId64 " tokens",
                         stats->staging_bound, least, staging.segments, kv->split);
     }
-    const int64_t capacity = stats->staging_bound / staging.segments / staging.block_bytes;
+    const int64_t capacity = stats->staging_bound / staging.segments / staging.layout.bytes;
     staging.capacity = cpa_min64(capacity, INT32_MAX / staging.segments);
     *out = staging;
     return CPA_OK;

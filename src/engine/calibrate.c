@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "comm/rounds.h"
+#include "kernels/block_layout.h"
 #include "kernels/operators.h"
 #include "src/engine/calibrate_decode.h"
 #include "src/engine/calibrate_prefill.h"
@@ -41,12 +42,14 @@ static cpa_status probe_allocate(probe *p, cpa_error *err) {
     const cpa_attention_shape *shape = &p->options->model.attention;
     const cpa_device_table *table = p->device->table;
     const cpa_operator_table *operators = p->device->operators;
-    int64_t element = cpa_dtype_bytes(shape->dtype), kv_tokens = p->kv.num_blocks * p->kv.block_size;
+    const cpa_block_layout layout = cpa_block_layout_of(shape, p->options->block_size);
+    const int64_t blocks = (p->keys + layout.block_size - 1) / layout.block_size;
+    const int64_t element = cpa_dtype_bytes(shape->dtype), kv_tokens = blocks * layout.block_size;
+    void *memory;
     CPA_TRY(table->stream_create(p->device, &p->stream, err));
     CPA_TRY(operators->plan_create(p->device, &p->plan, err));
-    int64_t pool_element = cpa_dtype_bytes(p->kv.dtype) * p->kv.num_blocks;
-    CPA_TRY(table->alloc(p->device, p->kv.k_block_stride * pool_element, &p->kv.k, err));
-    CPA_TRY(table->alloc(p->device, p->kv.v_block_stride * pool_element, &p->kv.v, err));
+    CPA_TRY(table->alloc(p->device, blocks * layout.bytes, &memory, err));
+    p->kv = cpa_block_layout_view(&layout, memory, blocks, 0);
     CPA_TRY(table->alloc(p->device, kv_tokens * shape->kv_heads * shape->k_dim * element, &p->k, err));
     CPA_TRY(table->alloc(p->device, kv_tokens * shape->kv_heads * shape->v_dim * element, &p->v, err));
     CPA_TRY(table->alloc(p->device, kv_tokens * shape->q_heads * shape->k_dim * element, &p->q, err));
@@ -64,7 +67,6 @@ static void probe_free(probe *p) {
     table->free(p->device, p->q);
     table->free(p->device, p->v);
     table->free(p->device, p->k);
-    table->free(p->device, p->kv.v);
     table->free(p->device, p->kv.k);
     if (p->plan) operators->plan_destroy(p->plan);
     if (p->stream) table->stream_destroy(p->stream);
@@ -144,26 +146,7 @@ static cpa_status probe_time(probe *p, double *seconds) {
 
 static cpa_status run_probe(cpa_device *device, const cpa_worker_options *options, int64_t keys, double *seconds,
                             cpa_error *err) {
-    const cpa_attention_shape *shape = &options->model.attention;
-    int64_t bs = options->block_size;
-    probe p = {
-        .options = options,
-        .device = device,
-        .keys = keys,
-        .queries = keys / QUERIES_PART,
-        .kv = cpa_kv_view_order((cpa_kv_view){.dtype = shape->kv_dtype,
-                                              .block_size = options->block_size,
-                                              .num_blocks = (keys + bs - 1) / bs,
-                                              .kv_heads = shape->kv_heads,
-                                              .k_dim = shape->k_dim,
-                                              .v_dim = shape->v_dim,
-                                              .k_scale = shape->k_scale,
-                                              .v_scale = shape->v_scale,
-                                              .n_scales = shape->n_scales,
-                                              .k_scales = shape->k_scales,
-                                              .v_scales = shape->v_scales},
-                                shape->layout),
-    };
+    probe p = {.options = options, .device = device, .keys = keys, .queries = keys / QUERIES_PART};
     cpa_error own = {CPA_OK, ""};
     cpa_status status;
     CPA_TRY_GOTO(probe_allocate(&p, &own), done);

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 
 #include "base/check.h"
+#include "kernels/block_layout.h"
 #include "kernels/device.h"
-#include "kernels/kv_view.h"
 
 cpa_status cpa_calibrate_stream_failed(const cpa_calibrate_probe *p, cpa_status status, cpa_error *err) {
     return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "calibration: %s", p->stream->error.message);
@@ -28,13 +28,12 @@ static cpa_status zeros(cpa_calibrate_probe *p, int64_t bytes, void **out, cpa_e
 static cpa_status make_memory(cpa_calibrate_probe *p, const cpa_worker_options *o, int64_t rows, int64_t keys,
                               cpa_error *err) {
     const cpa_attention_shape *shape = &o->model.attention;
-    const int64_t element = cpa_dtype_bytes(shape->kv_dtype);
-    p->kv = cpa_kv_view_of(shape, o->block_size, 1);
+    const cpa_block_layout layout = cpa_block_layout_of(shape, o->block_size);
     p->table = calloc((size_t)((keys + o->block_size - 1) / o->block_size), sizeof *p->table);
     if (!p->table) return cpa_fail(err, CPA_NO_MEMORY, "calibration: no memory");
     CPA_TRY(p->device->table->stream_create(p->device, &p->stream, err));
-    CPA_TRY(zeros(p, p->kv.k_block_stride * element, &p->kv.k, err));
-    CPA_TRY(zeros(p, p->kv.v_block_stride * element, &p->kv.v, err));
+    CPA_TRY(zeros(p, layout.bytes, &p->kv.k, err));
+    p->kv = cpa_block_layout_view(&layout, p->kv.k, 1, 0);
     CPA_TRY(zeros(p, rows * cpa_shape_q_bytes(shape), &p->q, err));
     return zeros(p, rows * cpa_shape_out_bytes(shape), &p->out, err);
 }
@@ -54,7 +53,6 @@ void cpa_calibrate_probe_close(cpa_calibrate_probe *p) {
     cpa_context_destroy(p->context);
     table->free(p->device, p->out);
     table->free(p->device, p->q);
-    table->free(p->device, p->kv.v);
     table->free(p->device, p->kv.k);
     if (p->stream) table->stream_destroy(p->stream);
     free(p->table);

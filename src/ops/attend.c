@@ -173,12 +173,9 @@ static cpa_status check_attend(const cpa_attend_plan *plan, const cpa_attend_arg
     CPA_TRY(cpa_check_dtype("attend", "q_dtype", args->q_dtype, err));
     CPA_TRY(cpa_check_view("attend", &args->kv, err));
     const cpa_kv_view *kv = &args->kv;
-    REQUIRE(err,
-            kv->kv_heads == plan->shape.kv_heads && kv->k_dim == plan->shape.k_dim && kv->v_dim == plan->shape.v_dim &&
-                kv->block_size == plan->block_size,
-            "attend: the cache has kv_heads %d, k_dim %d, v_dim %d, block_size %d, but the plan has %d, %d, %d, %d",
-            kv->kv_heads, kv->k_dim, kv->v_dim, kv->block_size, plan->shape.kv_heads, plan->shape.k_dim,
-            plan->shape.v_dim, plan->block_size);
+    const cpa_cache_form cache = cpa_cache_form_of("the cache", kv),
+                         planned = {"the plan", plan->shape, plan->block_size};
+    CPA_TRY(cpa_check_same_cache("attend", &cache, &planned, 1, err));
     REQUIRE(err, plan->max_block < kv->num_blocks, "attend: the plan reads block %lld, but the cache has %lld blocks",
             (long long)plan->max_block, (long long)kv->num_blocks);
     REQUIRE(err, args->q, "attend: q is NULL");

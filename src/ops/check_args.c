@@ -60,41 +60,6 @@ cpa_status cpa_check_aligned(const char *where, const char *name, const void *po
     return CPA_OK;
 }
 
-cpa_status cpa_check_scales(const char *where, cpa_dtype kv_dtype, float k_scale, float v_scale, cpa_error *err) {
-    const int none = k_scale == 0 && v_scale == 0;
-    const int both = k_scale > 0 && v_scale > 0 && isfinite(k_scale) && isfinite(v_scale);
-    REQUIRE(err, none || (both && cpa_dtype_traits_of(kv_dtype)->tensor_scale),
-            "%s: k_scale is %g and v_scale is %g for a cache of %s, expected none, or both above 0 for fp8_e4m3", where,
-            (double)k_scale, (double)v_scale, cpa_dtype_name(kv_dtype));
-    return CPA_OK;
-}
-
-cpa_status cpa_check_head_scales(const char *where, cpa_dtype kv_dtype, int32_t kv_heads, float k_scale,
-                                 const float *k_scales, const float *v_scales, int32_t n_scales, cpa_error *err) {
-    if (!k_scales && !v_scales && n_scales == 0) return CPA_OK;
-    REQUIRE(err, k_scales && v_scales, "%s: %s is NULL and %s is not, expected both or none", where,
-            k_scales ? "v_scales" : "k_scales",
-            k_scales   ? "k_scales"
-            : v_scales ? "v_scales"
-                       : "n_scales");
-    REQUIRE(err, n_scales == 1 || n_scales == kv_heads, "%s: n_scales is %d, expected 1 or the %d KV heads", where,
-            n_scales, kv_heads);
-    REQUIRE(err, cpa_dtype_traits_of(kv_dtype)->tensor_scale && k_scale == 0,
-            "%s: k_scales and v_scales are given for a cache of %s whose k_scale is %g, expected fp8_e4m3 and 0", where,
-            cpa_dtype_name(kv_dtype), (double)k_scale);
-    CPA_TRY(cpa_check_aligned(where, "k_scales", k_scales, sizeof *k_scales, err));
-    return cpa_check_aligned(where, "v_scales", v_scales, sizeof *v_scales, err);
-}
-
-cpa_status cpa_check_layout(const char *where, cpa_kv_layout layout, cpa_dtype dtype, int32_t k_dim, cpa_error *err) {
-    REQUIRE(err, layout == CPA_TOKEN_MAJOR || layout == CPA_HEAD_MAJOR || layout == CPA_VLLM_X,
-            "%s: layout is %d, expected 0, 1 or 2", where, (int)layout);
-    const int32_t x = (int32_t)(16 / cpa_dtype_bytes(dtype));
-    REQUIRE(err, layout != CPA_VLLM_X || k_dim % x == 0,
-            "%s: k_dim is %d, expected a multiple of %d in the layout of runs of 16 bytes", where, k_dim, x);
-    return CPA_OK;
-}
-
 /* Adds what lies between the first and the last of `count` things that are `stride` apart. */
 static int add_extent(int64_t *elements, int64_t count, int64_t stride) {
     int64_t between;
@@ -127,124 +92,183 @@ cpa_status cpa_check_state(const char *where, const cpa_partial *state, int64_t 
     return cpa_check_rows(where, "lse_row_stride", rows, state->lse_row_stride, heads, bytes, err);
 }
 
+/* ---- shapes of caches ---- */
+
+/* Keys that hold their values are latent: wider than heads are otherwise. */
+enum { MOST_LATENT_DIM = 1 << 12 };
+
+static cpa_status check_widths(const char *where, const cpa_attention_shape *s, cpa_error *err) {
+    if (!s->v_in_k) {
+        CPA_TRY(cpa_check_dim(where, "k_dim", s->k_dim, err));
+        return cpa_check_dim(where, "v_dim", s->v_dim, err);
+    }
+    REQUIRE(err, s->v_dim >= 1 && s->v_dim <= s->k_dim && s->k_dim <= MOST_LATENT_DIM,
+            "%s: v_in_k is 1, v_dim is %d and k_dim is %d; expected values within keys of at most %d", where, s->v_dim,
+            s->k_dim, MOST_LATENT_DIM);
+    return CPA_OK;
+}
+
+static cpa_status check_layout(const char *where, const cpa_attention_shape *s, cpa_error *err) {
+    REQUIRE(err, s->layout == CPA_TOKEN_MAJOR || s->layout == CPA_HEAD_MAJOR || s->layout == CPA_VLLM_X,
+            "%s: layout is %d, expected 0, 1 or 2", where, (int)s->layout);
+    const int32_t x = cpa_kv_key_run(s->kv_dtype);
+    REQUIRE(err, s->layout != CPA_VLLM_X || s->k_dim % x == 0,
+            "%s: k_dim is %d, expected a multiple of %d in the layout of runs of 16 bytes", where, s->k_dim, x);
+    return CPA_OK;
+}
+
+/* Scales of keys and of values go together and with the dtype of the cache: those of heads, */
+static cpa_status check_head_scales(const char *where, const cpa_attention_shape *s, cpa_error *err) {
+    const float *k_scales = s->k_scales, *v_scales = s->v_scales;
+    if (!k_scales && !v_scales && s->n_scales == 0) return CPA_OK;
+    REQUIRE(err, k_scales && v_scales, "%s: %s is NULL and %s is not, expected both or none", where,
+            k_scales ? "v_scales" : "k_scales",
+            k_scales   ? "k_scales"
+            : v_scales ? "v_scales"
+                       : "n_scales");
+    REQUIRE(err, s->n_scales == 1 || s->n_scales == s->kv_heads, "%s: n_scales is %d, expected 1 or the %d KV heads",
+            where, s->n_scales, s->kv_heads);
+    REQUIRE(err, cpa_dtype_traits_of(s->kv_dtype)->tensor_scale && s->k_scale == 0,
+            "%s: k_scales and v_scales are given for a cache of %s whose k_scale is %g, expected fp8_e4m3 and 0", where,
+            cpa_dtype_name(s->kv_dtype), (double)s->k_scale);
+    CPA_TRY(cpa_check_aligned(where, "k_scales", k_scales, sizeof *k_scales, err));
+    return cpa_check_aligned(where, "v_scales", v_scales, sizeof *v_scales, err);
+}
+
+/* and those of whole tensors. */
+static cpa_status check_scales(const char *where, const cpa_attention_shape *s, cpa_error *err) {
+    const int none = s->k_scale == 0 && s->v_scale == 0;
+    const int both = s->k_scale > 0 && s->v_scale > 0 && isfinite(s->k_scale) && isfinite(s->v_scale);
+    REQUIRE(err, none || (both && cpa_dtype_traits_of(s->kv_dtype)->tensor_scale),
+            "%s: k_scale is %g and v_scale is %g for a cache of %s, expected none, or both above 0 for fp8_e4m3", where,
+            (double)s->k_scale, (double)s->v_scale, cpa_dtype_name(s->kv_dtype));
+    return CPA_OK;
+}
+
+cpa_status cpa_check_cache_shape(const char *where, const cpa_attention_shape *s, cpa_error *err) {
+    REQUIRE(err, s->kv_heads > 0 && s->kv_heads <= CPA_MOST_HEADS, "%s: kv_heads is %d, expected 1..%d", where,
+            s->kv_heads, CPA_MOST_HEADS);
+    CPA_TRY(check_widths(where, s, err));
+    REQUIRE(err, cpa_dtype_traits_of(s->kv_dtype), "%s: kv_dtype is %d, which is none", where, (int)s->kv_dtype);
+    CPA_TRY(check_layout(where, s, err));
+    CPA_TRY(check_head_scales(where, s, err));
+    return check_scales(where, s, err);
+}
+
+cpa_cache_form cpa_cache_form_of(const char *name, const cpa_kv_view *kv) {
+    return (cpa_cache_form){name, cpa_kv_view_shape(kv), kv->block_size};
+}
+
+cpa_status cpa_check_same_cache(const char *where, const cpa_cache_form *a, const cpa_cache_form *b, int widths_alone,
+                                cpa_error *err) {
+    const cpa_attention_shape *x = &a->shape, *y = &b->shape;
+    const struct {
+        const char *name;
+        double a, b;
+        int of_widths;
+    } numbers[] = {
+        {"block_size", a->block_size, b->block_size, 1},
+        {"kv_heads", x->kv_heads, y->kv_heads, 1},
+        {"k_dim", x->k_dim, y->k_dim, 1},
+        {"v_dim", x->v_dim, y->v_dim, 1},
+        {"dtype", x->kv_dtype, y->kv_dtype, 0},
+        {"k_scale", (double)x->k_scale, (double)y->k_scale, 0},
+        {"v_scale", (double)x->v_scale, (double)y->v_scale, 0},
+        {"n_scales", x->n_scales, y->n_scales, 0},
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        REQUIRE(err, numbers[i].a == numbers[i].b || (widths_alone && !numbers[i].of_widths),
+                "%s: %s has %s %g, but %s has %g", where, a->name, numbers[i].name, numbers[i].a, b->name,
+                numbers[i].b);
+    return CPA_OK;
+}
+
 /* ---- views ---- */
+
+enum { BLOCK = 0, TOKEN, HEAD, STRIDES };
 
 /* The keys or the values of a view. */
 typedef struct view_side {
-    cpa_kv_part part;
-    const char *name, *block, *token, *head; /* of the pool and its strides */
+    const char *name;
     const void *pool;
     int32_t dim;
-    int64_t block_stride, token_stride, head_stride;
-    float scale;
+    int64_t strides[STRIDES];
 } view_side;
 
-static cpa_status check_row_scales(const char *where, const cpa_kv_view *kv, const view_side *side, cpa_error *err) {
-    if (!cpa_kv_scale_bytes(kv->dtype, side->part, side->scale)) return CPA_OK;
-    int64_t least = cpa_kv_block_bytes(kv->dtype, side->part, side->scale, kv->block_size, kv->kv_heads, side->dim);
-    REQUIRE(err, side->block_stride == 0 || (side->block_stride >= least && side->block_stride % 4 == 0),
+static view_side side_of(const cpa_kv_view *kv, cpa_kv_part part) {
+    return part == CPA_KEYS
+               ? (view_side){"key", kv->k, kv->k_dim, {kv->k_block_stride, kv->k_token_stride, kv->k_head_stride}}
+               : (view_side){"value", kv->v, kv->v_dim, {kv->v_block_stride, kv->v_token_stride, kv->v_head_stride}};
+}
+
+static cpa_status check_row_scales(const char *where, const cpa_kv_view *kv, cpa_kv_part part, const view_side *side,
+                                   cpa_error *err) {
+    const float scale = cpa_kv_tensor_scale(kv, part);
+    const int64_t stride = side->strides[BLOCK];
+    if (!cpa_kv_scale_bytes(kv->dtype, part, scale)) return CPA_OK;
+    int64_t least = cpa_kv_block_bytes(kv->dtype, part, scale, kv->block_size, kv->kv_heads, side->dim);
+    REQUIRE(err, stride == 0 || (stride >= least && stride % 4 == 0),
             "%s: a block stride is %lld, expected a multiple of 4 and at least %lld, scales included", where,
-            (long long)side->block_stride, (long long)least);
+            (long long)stride, (long long)least);
     REQUIRE(err, (uintptr_t)side->pool % 4 == 0, "%s: the pool at %p is not a multiple of 4", where, side->pool);
     return CPA_OK;
 }
 
-static cpa_status check_side(const char *where, const cpa_kv_view *kv, const view_side *given,
-                             const view_side *resolved, cpa_error *err) {
-    const int64_t least_token = kv->layout == CPA_VLLM_X ? 1 : given->dim; /* check_runs knows which it has to be */
-    CPA_TRY(check_stride(where, given->block, given->block_stride, given->dim, err));
-    CPA_TRY(check_stride(where, given->token, given->token_stride, least_token, err));
-    CPA_TRY(check_stride(where, given->head, given->head_stride, given->dim, err));
-    CPA_TRY(check_row_scales(where, kv, given, err));
-    CPA_TRY(cpa_check_aligned(where, given->name, given->pool, cpa_dtype_bytes(kv->dtype), err));
-    int64_t elements = given->dim;
-    REQUIRE(err,
-            add_extent(&elements, kv->num_blocks, resolved->block_stride) &&
-                add_extent(&elements, kv->block_size, resolved->token_stride) &&
-                add_extent(&elements, kv->kv_heads, resolved->head_stride) &&
-                elements <= CPA_MOST_BYTES / cpa_dtype_bytes(kv->dtype),
-            "%s: %lld blocks with the strides %lld, %lld and %lld reach beyond 2^60 bytes", where,
-            (long long)kv->num_blocks, (long long)resolved->block_stride, (long long)resolved->token_stride,
-            (long long)resolved->head_stride);
-    return CPA_OK;
-}
-
 /* The strides of CPA_VLLM_X are its own; it is read and written 16 bytes at a time. */
-static cpa_status check_runs(const char *where, const cpa_kv_view *kv, const cpa_kv_view *order, cpa_error *err) {
-    if (kv->layout != CPA_VLLM_X) return CPA_OK;
-    const cpa_kv_view own = cpa_kv_view_resolve((cpa_kv_view){.dtype = kv->dtype,
-                                                              .block_size = kv->block_size,
-                                                              .kv_heads = kv->kv_heads,
-                                                              .k_dim = kv->k_dim,
-                                                              .v_dim = kv->v_dim,
-                                                              .layout = CPA_VLLM_X});
+static cpa_status check_runs(const char *where, const cpa_kv_view *kv, cpa_kv_part part, const view_side *side,
+                             const int64_t *resolved, cpa_error *err) {
+    const int keys = part == CPA_KEYS;
+    const int64_t token = keys ? cpa_kv_key_run(kv->dtype) : 1, head = (int64_t)kv->block_size * side->dim;
+    REQUIRE(err, (!side->strides[TOKEN] || side->strides[TOKEN] == token) && resolved[HEAD] == head,
+            "%s: strides of %s tokens %lld and of heads %lld, expected 0 or %lld and %lld in the layout of runs of 16 "
+            "bytes",
+            where, side->name, (long long)side->strides[TOKEN], (long long)resolved[HEAD], (long long)token,
+            (long long)head);
     REQUIRE(
-        err,
-        (!kv->k_token_stride || kv->k_token_stride == own.k_token_stride) &&
-            (!kv->v_token_stride || kv->v_token_stride == own.v_token_stride) &&
-            order->k_head_stride == own.k_head_stride && order->v_head_stride == own.v_head_stride,
-        "%s: strides of tokens %lld and %lld and of heads %lld and %lld, expected 0 or %lld, %lld, %lld and %lld in "
-        "the layout of runs of 16 bytes",
-        where, (long long)kv->k_token_stride, (long long)kv->v_token_stride, (long long)order->k_head_stride,
-        (long long)order->v_head_stride, (long long)own.k_token_stride, (long long)own.v_token_stride,
-        (long long)own.k_head_stride, (long long)own.v_head_stride);
-    REQUIRE(err,
-            (uintptr_t)kv->k % 16 == 0 && (uintptr_t)kv->v % 16 == 0 &&
-                order->k_block_stride % cpa_kv_key_run(kv->dtype) == 0,
-            "%s: pools at %p and %p and a k_block_stride of %lld, expected multiples of 16 bytes in the layout of runs "
-            "of 16 bytes",
-            where, kv->k, kv->v, (long long)order->k_block_stride);
+        err, (uintptr_t)side->pool % 16 == 0 && (!keys || resolved[BLOCK] % token == 0),
+        "%s: the %s pool at %p and its block stride of %lld, expected multiples of 16 bytes in the layout of runs of "
+        "16 bytes",
+        where, side->name, side->pool, (long long)resolved[BLOCK]);
     return CPA_OK;
 }
 
-static view_side keys_of(const cpa_kv_view *kv) {
-    const float scale = cpa_kv_tensor_scale(kv, CPA_KEYS);
-    return (view_side){CPA_KEYS, "the key pool", "k_block_stride",   "k_token_stride",   "k_head_stride",
-                       kv->k,    kv->k_dim,      kv->k_block_stride, kv->k_token_stride, kv->k_head_stride,
-                       scale};
-}
-
-static view_side values_of(const cpa_kv_view *kv) {
-    const float scale = cpa_kv_tensor_scale(kv, CPA_VALUES);
-    return (view_side){CPA_VALUES, "the value pool", "v_block_stride",   "v_token_stride",   "v_head_stride",
-                       kv->v,      kv->v_dim,        kv->v_block_stride, kv->v_token_stride, kv->v_head_stride,
-                       scale};
+static cpa_status check_side(const char *where, const cpa_kv_view *kv, cpa_kv_part part, cpa_error *err) {
+    static const char *const names[2][STRIDES] = {{"k_block_stride", "k_token_stride", "k_head_stride"},
+                                                  {"v_block_stride", "v_token_stride", "v_head_stride"}};
+    const cpa_kv_view full = cpa_kv_view_resolve(*kv);
+    const view_side side = side_of(kv, part), resolved = side_of(&full, part);
+    const int64_t counts[STRIDES] = {kv->num_blocks, kv->block_size, kv->kv_heads};
+    const int64_t element = cpa_dtype_bytes(kv->dtype);
+    int64_t elements = side.dim;
+    int within = 1;
+    for (int i = 0; i < STRIDES; i++) {
+        const int64_t least = i == TOKEN && kv->layout == CPA_VLLM_X ? 1 : side.dim; /* check_runs knows which it is */
+        CPA_TRY(check_stride(where, names[part][i], side.strides[i], least, err));
+        within = within && add_extent(&elements, counts[i], resolved.strides[i]);
+    }
+    CPA_TRY(check_row_scales(where, kv, part, &side, err));
+    CPA_TRY(cpa_check_aligned(where, part == CPA_KEYS ? "the key pool" : "the value pool", side.pool, element, err));
+    REQUIRE(err, within && elements <= CPA_MOST_BYTES / element,
+            "%s: %lld blocks with the strides %lld, %lld and %lld reach beyond 2^60 bytes", where,
+            (long long)kv->num_blocks, (long long)resolved.strides[BLOCK], (long long)resolved.strides[TOKEN],
+            (long long)resolved.strides[HEAD]);
+    return kv->layout == CPA_VLLM_X ? check_runs(where, kv, part, &side, resolved.strides, err) : CPA_OK;
 }
 
 cpa_status cpa_check_view(const char *where, const cpa_kv_view *kv, cpa_error *err) {
+    const cpa_attention_shape shape = cpa_kv_view_shape(kv);
     REQUIRE(err, CPA_RESERVED_IS_ZERO(*kv), "%s: the reserved bytes of the view are not zero", where);
     REQUIRE(err, kv->num_blocks >= 0, "%s: num_blocks is %lld, expected at least 0", where, (long long)kv->num_blocks);
     REQUIRE(err, kv->num_blocks == 0 || (kv->k && kv->v), "%s: the %s pool is NULL", where, kv->k ? "value" : "key");
-    REQUIRE(err, cpa_dtype_traits_of(kv->dtype), "%s: the dtype of the cache is %d, which is none", where,
-            (int)kv->dtype);
     CPA_TRY(cpa_check_block_size(where, kv->block_size, err));
-    REQUIRE(err, kv->kv_heads > 0 && kv->kv_heads <= CPA_MOST_HEADS, "%s: kv_heads is %d, expected 1..%d", where,
-            kv->kv_heads, CPA_MOST_HEADS);
-    CPA_TRY(cpa_check_dim(where, "k_dim", kv->k_dim, err));
-    CPA_TRY(cpa_check_dim(where, "v_dim", kv->v_dim, err));
-    CPA_TRY(cpa_check_scales(where, kv->dtype, kv->k_scale, kv->v_scale, err));
-    CPA_TRY(cpa_check_head_scales(where, kv->dtype, kv->kv_heads, kv->k_scale, kv->k_scales, kv->v_scales, kv->n_scales,
-                                  err));
-    CPA_TRY(cpa_check_layout(where, kv->layout, kv->dtype, kv->k_dim, err));
-    const cpa_kv_view resolved = cpa_kv_view_resolve(*kv);
-    const view_side given[] = {keys_of(kv), values_of(kv)}, full[] = {keys_of(&resolved), values_of(&resolved)};
-    CPA_TRY(check_side(where, kv, &given[0], &full[0], err));
-    CPA_TRY(check_runs(where, kv, &resolved, err));
-    return check_side(where, kv, &given[1], &full[1], err);
+    CPA_TRY(cpa_check_cache_shape(where, &shape, err));
+    CPA_TRY(check_side(where, kv, CPA_KEYS, err));
+    return check_side(where, kv, CPA_VALUES, err);
 }
 
 cpa_status cpa_check_same_shape(const char *where, const cpa_kv_view *a, const cpa_kv_view *b, cpa_error *err) {
-    REQUIRE(err,
-            a->dtype == b->dtype && a->block_size == b->block_size && a->kv_heads == b->kv_heads &&
-                a->k_dim == b->k_dim && a->v_dim == b->v_dim,
-            "%s: src has dtype %d, block_size %d, kv_heads %d, k_dim %d, v_dim %d, but dst has %d, %d, %d, %d, %d",
-            where, (int)a->dtype, a->block_size, a->kv_heads, a->k_dim, a->v_dim, (int)b->dtype, b->block_size,
-            b->kv_heads, b->k_dim, b->v_dim);
-    REQUIRE(err, a->k_scale == b->k_scale && a->v_scale == b->v_scale,
-            "%s: src has the scales %g and %g, but dst has %g and %g", where, (double)a->k_scale, (double)a->v_scale,
-            (double)b->k_scale, (double)b->v_scale);
-    REQUIRE(err, !a->k_scales == !b->k_scales && a->n_scales == b->n_scales,
-            "%s: src has %d scales of heads, but dst has %d", where, a->n_scales, b->n_scales);
+    const cpa_cache_form src = cpa_cache_form_of("src", a), dst = cpa_cache_form_of("dst", b);
+    CPA_TRY(cpa_check_same_cache(where, &src, &dst, 0, err));
     REQUIRE(err, (a->layout == CPA_VLLM_X) == (b->layout == CPA_VLLM_X),
             "%s: src has layout %d, but dst has %d; cpa_kv_convert brings blocks from one to the other", where,
             (int)a->layout, (int)b->layout);

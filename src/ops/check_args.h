@@ -35,13 +35,21 @@ cpa_status cpa_check_aligned(const char *where, const char *name, const void *po
 cpa_status cpa_check_rows(const char *where, const char *name, int64_t rows, int64_t stride, int64_t least,
                           int64_t bytes, cpa_error *err);
 
-/* Whether the scales of keys and of values, those of whole tensors, go together and with the dtype of the cache. */
-cpa_status cpa_check_scales(const char *where, cpa_dtype kv_dtype, float k_scale, float v_scale, cpa_error *err);
-/* The same of scales of heads, and whether the widths suit the layout. The dtype is valid. */
-cpa_status cpa_check_head_scales(const char *where, cpa_dtype kv_dtype, int32_t kv_heads, float k_scale,
-                                 const float *k_scales, const float *v_scales, int32_t n_scales, cpa_error *err);
-cpa_status cpa_check_layout(const char *where, cpa_kv_layout layout, cpa_dtype dtype, int32_t k_dim, cpa_error *err);
+/* What a shape says of its cache: KV heads, widths, dtype, layout and scales. */
+cpa_status cpa_check_cache_shape(const char *where, const cpa_attention_shape *shape, cpa_error *err);
 cpa_status cpa_check_view(const char *where, const cpa_kv_view *kv, cpa_error *err);
+
+/* A cache that is compared with another one: what the line calls it, its shape, and the tokens of a block. */
+typedef struct cpa_cache_form {
+    const char *name;
+    cpa_attention_shape shape;
+    int32_t block_size;
+} cpa_cache_form;
+cpa_cache_form cpa_cache_form_of(const char *name, const cpa_kv_view *kv);
+/* Whether blocks, heads and widths are the same in both and, unless those alone matter, dtype and scales. */
+cpa_status cpa_check_same_cache(const char *where, const cpa_cache_form *a, const cpa_cache_form *b, int widths_alone,
+                                cpa_error *err);
+/* Whether rows have the same bytes in two views, and lie in one piece in both or in neither. */
 cpa_status cpa_check_same_shape(const char *where, const cpa_kv_view *a, const cpa_kv_view *b, cpa_error *err);
 
 /* A partial state of `rows` rows; its pointers may be NULL. */

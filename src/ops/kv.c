@@ -161,11 +161,8 @@ static cpa_status check_kv_convert(const cpa_kv_convert_args *args, cpa_error *e
     const cpa_kv_view *a = &args->src, *b = &args->dst;
     CPA_TRY(cpa_check_view("kv_convert: src", a, err));
     CPA_TRY(cpa_check_view("kv_convert: dst", b, err));
-    REQUIRE(
-        err,
-        a->block_size == b->block_size && a->kv_heads == b->kv_heads && a->k_dim == b->k_dim && a->v_dim == b->v_dim,
-        "kv_convert: src has block_size %d, kv_heads %d, k_dim %d, v_dim %d, but dst has %d, %d, %d, %d", a->block_size,
-        a->kv_heads, a->k_dim, a->v_dim, b->block_size, b->kv_heads, b->k_dim, b->v_dim);
+    const cpa_cache_form src = cpa_cache_form_of("src", a), dst = cpa_cache_form_of("dst", b);
+    CPA_TRY(cpa_check_same_cache("kv_convert", &src, &dst, 1, err));
     REQUIRE(err, args->n_pairs == 0 || (a->k != b->k && a->v != b->v),
             "kv_convert: src and dst have the same %s pool, expected two", a->k == b->k ? "key" : "value");
     return check_pairs(&(block_pairs){"kv_convert", a, b, args->pairs, args->n_pairs}, err);

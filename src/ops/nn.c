@@ -62,15 +62,12 @@ static cpa_status check_rope(const char *where, const cpa_rope *rope, int32_t k_
 
 /* The cache that keys and values go to. */
 static cpa_status check_pages(const char *where, const cpa_qk_norm_rope_args *a, cpa_error *err) {
-    const cpa_attention_shape *s = &a->shape;
     const cpa_kv_view *kv = &a->kv;
-    if (!a->slot_mapping || s->kv_heads == 0) return CPA_OK;
+    const cpa_cache_form cache = cpa_cache_form_of("the cache", kv), rows = {"the shape", a->shape, kv->block_size};
+    if (!a->slot_mapping || a->shape.kv_heads == 0) return CPA_OK;
     CPA_TRY(cpa_check_aligned(where, "slot_mapping", a->slot_mapping, sizeof *a->slot_mapping, err));
     CPA_TRY(cpa_check_view(where, kv, err));
-    REQUIRE(err, kv->kv_heads == s->kv_heads && kv->k_dim == s->k_dim && kv->v_dim == s->v_dim,
-            "%s: the cache has kv_heads %d, k_dim %d, v_dim %d, but the shape has %d, %d, %d", where, kv->kv_heads,
-            kv->k_dim, kv->v_dim, s->kv_heads, s->k_dim, s->v_dim);
-    return CPA_OK;
+    return cpa_check_same_cache(where, &cache, &rows, 1, err);
 }
 
 static cpa_status check_qk_norm_rope(cpa_qk_norm_rope_args *a, cpa_error *err) {

@@ -3,20 +3,27 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/device.h"
-#include "kernels/kv_view.h"
+#include "kernels/block_layout.h"
+#include "kernels/operators.h"
 #include "src/cache/kv_cache.h"
 #include "tests/fixtures/unit.h"
 
-enum { LAYERS = 3, BLOCKS = 6, HOST_BLOCKS = 4, BLOCK_SIZE = 16, KV_HEADS = 2, K_DIM = 8, V_DIM = 4 };
-enum { K_BYTES = BLOCK_SIZE * KV_HEADS * (K_DIM + 4), V_BYTES = BLOCK_SIZE * KV_HEADS * (V_DIM + 4) };
+enum { LAYERS = 4, BLOCKS = 6, HOST_BLOCKS = 4, BLOCK_SIZE = 16 };
 
-static const cpa_kv_cache_options OPTIONS = {
-    .shape = {.q_heads = 4, .kv_heads = KV_HEADS, .k_dim = K_DIM, .v_dim = V_DIM, .kv_dtype = CPA_INT8},
-    .layers = LAYERS,
-    .block_size = BLOCK_SIZE,
-    .num_blocks = BLOCKS,
-    .host_blocks = HOST_BLOCKS};
+/* Blocks of three lengths, the first of which is that of two layers side by side. */
+static const cpa_attention_shape SHAPES[LAYERS] = {
+    {.q_heads = 4, .kv_heads = 2, .k_dim = 8, .v_dim = 4, .kv_dtype = CPA_INT8},
+    {.q_heads = 2, .kv_heads = 2, .k_dim = 4, .v_dim = 8, .kv_dtype = CPA_INT8, .layout = CPA_HEAD_MAJOR},
+    {.q_heads = 1, .kv_heads = 1, .k_dim = 24, .v_dim = 8, .v_in_k = 1, .kv_dtype = CPA_BF16},
+    {.q_heads = 6, .kv_heads = 3, .k_dim = 5, .v_dim = 4, .dtype = CPA_BF16, .kv_dtype = CPA_BF16},
+};
+
+static const cpa_kv_cache_options OPTIONS = {.shapes = SHAPES,
+                                             .n_shapes = LAYERS,
+                                             .layers = LAYERS,
+                                             .block_size = BLOCK_SIZE,
+                                             .num_blocks = BLOCKS,
+                                             .host_blocks = HOST_BLOCKS};
 
 typedef struct fixture {
     cpa_device *device;
@@ -24,22 +31,27 @@ typedef struct fixture {
     cpa_kv_cache *cache;
 } fixture;
 
+static int64_t bytes_of(int layer) {
+    return cpa_block_layout_of(&SHAPES[layer], BLOCK_SIZE).bytes;
+}
+
+static char *block_at(const fixture *f, int layer, int64_t block) {
+    return (char *)cpa_kv_cache_view(f->cache, layer).k + block * bytes_of(layer);
+}
+
 static void setup(fixture *f) {
     cpa_device_options device = {.size = sizeof device, .threads = 1};
     CU_ASSERT_EQUAL_FATAL(cpa_backend_host.open(&device, &f->device, NULL), CPA_OK);
     CU_ASSERT_EQUAL_FATAL(f->device->table->stream_create(f->device, &f->stream, NULL), CPA_OK);
     /* What was in use before is not zero. */
     CU_ASSERT_EQUAL_FATAL(cpa_kv_cache_create(&OPTIONS, f->stream, &f->cache, NULL), CPA_OK);
-    memset(cpa_kv_cache_view(f->cache, 0).k, 0xff, LAYERS * (BLOCKS + 1) * K_BYTES);
-    memset(cpa_kv_cache_view(f->cache, 0).v, 0xff, LAYERS * (BLOCKS + 1) * V_BYTES);
+    for (int layer = 0; layer < LAYERS; layer++)
+        memset(block_at(f, layer, 0), 0xff, (size_t)((BLOCKS + 1) * bytes_of(layer)));
     cpa_kv_cache_destroy(f->cache);
     CU_ASSERT_EQUAL_FATAL(cpa_kv_cache_create(&OPTIONS, f->stream, &f->cache, NULL), CPA_OK);
     srand(3);
-    for (int layer = 0; layer < LAYERS; layer++) {
-        const cpa_kv_view kv = cpa_kv_cache_view(f->cache, layer);
-        for (int i = 0; i < BLOCKS * K_BYTES; i++) ((uint8_t *)kv.k)[i] = (uint8_t)rand();
-        for (int i = 0; i < BLOCKS * V_BYTES; i++) ((uint8_t *)kv.v)[i] = (uint8_t)rand();
-    }
+    for (int layer = 0; layer < LAYERS; layer++)
+        for (int64_t i = 0; i < BLOCKS * bytes_of(layer); i++) block_at(f, layer, 0)[i] = (char)rand();
 }
 
 static void teardown(fixture *f) {
@@ -50,31 +62,65 @@ static void teardown(fixture *f) {
 
 static int blocks_equal(const fixture *f, int a, int b) {
     int equal = 1;
-    for (int layer = 0; layer < LAYERS; layer++) {
-        const cpa_kv_view kv = cpa_kv_cache_view(f->cache, layer);
-        const char *k = kv.k, *v = kv.v;
-        equal &=
-            !memcmp(k + a * K_BYTES, k + b * K_BYTES, K_BYTES) && !memcmp(v + a * V_BYTES, v + b * V_BYTES, V_BYTES);
-    }
+    for (int layer = 0; layer < LAYERS; layer++)
+        equal &= !memcmp(block_at(f, layer, a), block_at(f, layer, b), (size_t)bytes_of(layer));
     return equal;
 }
 
-/* The views of the layers lie apart, and behind the blocks of each is one of zeros, whatever the others hold. */
+/* The blocks of the layers lie apart, and behind those of each is one of zeros, whatever the others hold. */
 static void every_layer_has_its_blocks_and_a_null_block(void) {
     fixture f;
     setup(&f);
-    const char *k_end = NULL, *v_end = NULL;
-    CU_ASSERT_EQUAL(cpa_kv_cache_block_bytes(&OPTIONS.shape, LAYERS, BLOCK_SIZE), LAYERS * (K_BYTES + V_BYTES));
+    const char *end = NULL;
+    CU_ASSERT_EQUAL(cpa_kv_cache_block_bytes(&SHAPES[0], LAYERS, BLOCK_SIZE),
+                    LAYERS * 2 * BLOCK_SIZE * (8 + 4 + 4 + 4));
     CU_ASSERT_EQUAL(cpa_kv_cache_null_block(f.cache), BLOCKS);
     for (int layer = 0; layer < LAYERS; layer++) {
         const cpa_kv_view kv = cpa_kv_cache_view(f.cache, layer);
-        const char *k = kv.k, *v = kv.v;
         CU_ASSERT_EQUAL(kv.num_blocks, BLOCKS + 1);
-        CU_ASSERT(layer == 0 || (k == k_end && v == v_end));
-        for (int i = 0; i < K_BYTES; i++) CU_ASSERT_EQUAL_FATAL(k[BLOCKS * K_BYTES + i], 0);
-        for (int i = 0; i < V_BYTES; i++) CU_ASSERT_EQUAL_FATAL(v[BLOCKS * V_BYTES + i], 0);
-        k_end = k + (BLOCKS + 1) * K_BYTES;
-        v_end = v + (BLOCKS + 1) * V_BYTES;
+        CU_ASSERT_EQUAL(kv.k_dim, SHAPES[layer].k_dim);
+        CU_ASSERT_EQUAL(kv.k_block_stride * cpa_dtype_bytes(kv.dtype), bytes_of(layer));
+        CU_ASSERT(layer == 0 || block_at(&f, layer, 0) == end);
+        for (int64_t i = 0; i < bytes_of(layer); i++) CU_ASSERT_EQUAL_FATAL(block_at(&f, layer, BLOCKS)[i], 0);
+        end = block_at(&f, layer, BLOCKS + 1);
+    }
+    teardown(&f);
+}
+
+/* What kv_write brings into each layer is read back from a copy, and from what came back from the host. */
+static void rows_of_layers_of_several_shapes_survive_copies_and_swaps(void) {
+    enum { LATENT = 2, TOKEN = BLOCK_SIZE - 1 };
+    fixture f;
+    setup(&f);
+    cpa_block_move copy = {9, 1, 1, 2}, out = {9, 1, 2, 3}, in = {9, 1, 3, 5};
+    uint64_t damaged = 0;
+    float k[3 * 24] = {0}, v[3 * 24] = {0};
+    for (int i = 0; i < 3 * 24; i++) k[i] = (float)(i % 7 + 1), v[i] = (float)(i % 5 + 2);
+    for (int layer = 0; layer < LAYERS; layer++) {
+        const int64_t slot = 1 * BLOCK_SIZE + TOKEN;
+        cpa_kv_write_args write = {.size = sizeof write,
+                                   .tokens = 1,
+                                   .k = k,
+                                   .v = v,
+                                   .slot_mapping = &slot,
+                                   .kv = cpa_kv_cache_view(f.cache, layer)};
+        if (layer != LATENT) CU_ASSERT_EQUAL(f.device->operators->kv_write(&write, f.stream), CPA_OK);
+    }
+    CU_ASSERT_EQUAL(cpa_kv_cache_move(f.cache, CPA_TIER_DEVICE, CPA_TIER_DEVICE, 1, &copy, 1, NULL, f.stream), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_kv_cache_move(f.cache, CPA_TIER_DEVICE, CPA_TIER_HOST, 1, &out, 1, NULL, f.stream), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_kv_cache_move(f.cache, CPA_TIER_HOST, CPA_TIER_DEVICE, 1, &in, 1, &damaged, f.stream), CPA_OK);
+    CU_ASSERT_EQUAL(damaged, 0);
+    CU_ASSERT(blocks_equal(&f, 1, 2));
+    CU_ASSERT(blocks_equal(&f, 1, 5));
+    /* The last layer's, which are exact in bf16: key 14 of head 2, value 10 of head 2. */
+    const cpa_block_layout last = cpa_block_layout_of(&SHAPES[LAYERS - 1], BLOCK_SIZE);
+    const int64_t at[] = {(TOKEN * 3 + 2) * 5 + 4, last.sections[CPA_VALUES].at / 2 + (TOKEN * 3 + 2) * 4 + 2};
+    for (int part = CPA_KEYS; part <= CPA_VALUES; part++) {
+        const uint16_t *elements = (const uint16_t *)(const void *)block_at(&f, LAYERS - 1, 5);
+        const uint32_t bits = (uint32_t)elements[at[part]] << 16;
+        float found;
+        memcpy(&found, &bits, sizeof found);
+        CU_ASSERT_EQUAL(found, part == CPA_KEYS ? k[14] : v[10]);
     }
     teardown(&f);
 }
@@ -145,8 +191,8 @@ static void what_never_left_does_not_come_back(void) {
     setup(&f);
     cpa_block_move in = {9, 1, 2, 4};
     uint64_t damaged = 0;
-    const uint8_t *there = (const uint8_t *)cpa_kv_cache_view(f.cache, 0).k + 4 * K_BYTES;
-    const uint8_t before = *there;
+    const char *there = block_at(&f, 0, 4);
+    const char before = *there;
     CU_ASSERT_EQUAL(cpa_kv_cache_move(f.cache, CPA_TIER_HOST, CPA_TIER_DEVICE, 1, &in, 1, &damaged, f.stream), CPA_OK);
     CU_ASSERT_EQUAL(damaged, 1);
     CU_ASSERT_EQUAL(*there, before);
@@ -165,6 +211,8 @@ static void the_link_to_the_host_has_a_speed(void) {
 static const cpa_test tests[] = {
     {"every layer has its blocks and a null block", every_layer_has_its_blocks_and_a_null_block},
     {"a copy takes all layers", a_copy_takes_all_layers},
+    {"rows of layers of several shapes survive copies and swaps",
+     rows_of_layers_of_several_shapes_survive_copies_and_swaps},
     {"without host memory nothing moves there", without_host_memory_nothing_moves_there},
     {"a block comes back as it left, into any place", a_block_comes_back_as_it_left_into_any_place},
     {"ten thousand flipped bits are all noticed", ten_thousand_flipped_bits_are_all_noticed},

@@ -353,12 +353,12 @@ cpa_status __wrap_cpa_control_open(cpa_comm *comm, cpa_control *out, cpa_error *
 
 /* ---- damaged-swap: bits of blocks flip in host memory ---- */
 
-/* Where the move at hand copies the first layer to; its k is NULL before. */
-static cpa_kv_view first_copy;
+/* Where the move at hand copies the first layer to; its `first` is NULL before. */
+static cpa_block_place first_copy;
 
-static cpa_status kv_copy(const cpa_kv_copy_args *args, cpa_stream *stream) {
-    if (!first_copy.k) first_copy = args->dst;
-    return real_of(stream->device)->kv_copy(args, stream);
+static cpa_status copy_blocks(const cpa_copy_blocks_args *args, cpa_stream *stream) {
+    if (!first_copy.first) first_copy = args->dst;
+    return real_of(stream->device)->copy_blocks(args, stream);
 }
 
 cpa_status __real_cpa_kv_cache_move(cpa_kv_cache *cache, cpa_kv_tier from, cpa_kv_tier to, int32_t rank,
@@ -369,13 +369,12 @@ cpa_status __wrap_cpa_kv_cache_move(cpa_kv_cache *cache, cpa_kv_tier from, cpa_k
 cpa_status __wrap_cpa_kv_cache_move(cpa_kv_cache *cache, cpa_kv_tier from, cpa_kv_tier to, int32_t rank,
                                     const cpa_block_move *moves, int64_t n, uint64_t *damaged, cpa_stream *stream) {
     enum { PERIOD = 3 };
-    first_copy.k = NULL;
+    first_copy.first = NULL;
     CPA_TRY(__real_cpa_kv_cache_move(cache, from, to, rank, moves, n, damaged, stream));
-    if (!cpa_fault_is(CPA_FAULT_DAMAGED_SWAP) || to != CPA_TIER_HOST || !first_copy.k) return CPA_OK;
-    const int64_t block_bytes = first_copy.k_block_stride * cpa_dtype_bytes(first_copy.dtype);
+    if (!cpa_fault_is(CPA_FAULT_DAMAGED_SWAP) || to != CPA_TIER_HOST || !first_copy.first) return CPA_OK;
     for (int64_t i = 0; i < n; i++) {
         if (moves[i].rank != rank || moves[i].to % PERIOD != 0) continue;
-        ((char *)first_copy.k)[moves[i].to * block_bytes + block_bytes / 2] ^= 4;
+        first_copy.first[moves[i].to * first_copy.stride + first_copy.stride / 2] ^= 4;
     }
     return CPA_OK;
 }
@@ -413,7 +412,7 @@ cpa_status __wrap_cpa_device_open(const cpa_device_options *options, cpa_device 
     faulty[backend].attend = attend;
     faulty[backend].merge = merge;
     faulty[backend].kv_write = kv_write;
-    faulty[backend].kv_copy = kv_copy;
+    faulty[backend].copy_blocks = copy_blocks;
     (*out)->operators = &faulty[backend];
     if (cpa_fault_named == CPA_FAULT_BASE2_LSE) (*out)->caps.has_graphs = 0;
     return CPA_OK;

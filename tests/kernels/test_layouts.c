@@ -387,7 +387,7 @@ static void wrong_views_are_named(void) {
     } wrong[] = {
         {"layout is 3, expected 0, 1 or 2", {.layout = (cpa_kv_layout)3}},
         {"k_dim is 8, expected a multiple of 16", {.layout = CPA_VLLM_X, .dtype = CPA_FP8_E4M3}},
-        {"strides of tokens 8 and 0", {.layout = CPA_VLLM_X, .k_token_stride = 8}},
+        {"strides of key tokens 8", {.layout = CPA_VLLM_X, .k_token_stride = 8}},
         {"expected multiples of 16 bytes", {.layout = CPA_VLLM_X, .k_block_stride = 130}},
         {"n_scales is 3, expected 1 or the 2 KV heads", {.dtype = CPA_FP8_E4M3, .n_scales = 3}},
         {"expected fp8_e4m3 and 0", {.dtype = CPA_BF16, .n_scales = 1}},

@@ -4,6 +4,7 @@
 #include <cpattn/cpattn.h>
 
 #include "kernels/operators.h"
+#include "src/ops/check_args.h"
 #include "src/ops/check_shape.h"
 #include "tests/fixtures/unit.h"
 
@@ -124,6 +125,37 @@ static void values_in_keys(void) {
     bad = LATENT, bad.v_in_k = 2, refuse(bad, CPA_INVALID, "v_in_k is 2");
 }
 
+/* Each number tells two caches apart; dtype and scales do not where widths alone matter. */
+static void caches_that_differ(void) {
+    enum { WIDTHS = 4, NUMBERS = 8 };
+    static const char *const lines[NUMBERS] = {
+        "here: the one has block_size 32, but the other has 16", "here: the one has kv_heads 4, but the other has 2",
+        "here: the one has k_dim 32, but the other has 64",      "here: the one has v_dim 64, but the other has 32",
+        "here: the one has dtype 3, but the other has 2",        "here: the one has k_scale 0.5, but the other has 0",
+        "here: the one has v_scale 0.25, but the other has 0",   "here: the one has n_scales 1, but the other has 0",
+    };
+    cpa_attention_shape shape = GOOD;
+    shape.kv_dtype = CPA_F16;
+    const cpa_cache_form other = {"the other", shape, 16};
+    cpa_cache_form same = {"the one", shape, 16};
+    CU_ASSERT_EQUAL(cpa_check_same_cache("here", &same, &other, 0, NULL), CPA_OK);
+    for (int i = 0; i < NUMBERS; i++) {
+        cpa_cache_form one = same;
+        cpa_error err = {CPA_OK, ""};
+        if (i == 0) one.block_size = 32;
+        if (i == 1) one.shape.kv_heads = 4;
+        if (i == 2) one.shape.k_dim = 32;
+        if (i == 3) one.shape.v_dim = 64;
+        if (i == 4) one.shape.kv_dtype = CPA_FP8_E4M3;
+        if (i == 5) one.shape.k_scale = 0.5f;
+        if (i == 6) one.shape.v_scale = 0.25f;
+        if (i == 7) one.shape.n_scales = 1;
+        CU_ASSERT_EQUAL(cpa_check_same_cache("here", &one, &other, 0, &err), CPA_INVALID);
+        CU_ASSERT_STRING_EQUAL(err.message, lines[i]);
+        CU_ASSERT_EQUAL(cpa_check_same_cache("here", &one, &other, 1, &err), i < WIDTHS ? CPA_INVALID : CPA_OK);
+    }
+}
+
 static void expect_supported(const cpa_device *device, cpa_attention_shape shape, cpa_mask mask, cpa_status status,
                              const char *expected) {
     cpa_error err = {CPA_OK, ""};
@@ -195,6 +227,7 @@ static void supported_shapes(void) {
 
 static const cpa_test tests[] = {
     {"a bad shape is refused with its numbers", bad_shapes},
+    {"caches that differ are told apart by each number", caches_that_differ},
     {"values may lie in keys that are at least as wide", values_in_keys},
     {"a device says which shapes and masks it attends, and is asked before it does", supported_shapes},
     {"a dtype has a name, and is one of tensors or one of caches alone", names_and_kinds},

@@ -274,6 +274,7 @@ static const cpa_operator_table operator_table = {
     .kv_move = cpa_cuda_kv_move,
     .kv_convert = cpa_cuda_kv_convert,
     .kv_pack = cpa_cuda_kv_pack,
+    .copy_blocks = cpa_cuda_copy_blocks,
     .gather_rows = cpa_cuda_gather_rows,
     .synthesize = cpa_cuda_synthesize,
     .hash_rows = cpa_cuda_hash_rows,

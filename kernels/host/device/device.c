@@ -232,6 +232,7 @@ static const cpa_operator_table operator_table = {
     .kv_move = cpa_host_kv_move,
     .kv_convert = cpa_host_kv_convert,
     .kv_pack = cpa_host_kv_pack,
+    .copy_blocks = cpa_host_copy_blocks,
     .gather_rows = gather_rows,
     .synthesize = cpa_host_synthesize,
     .hash_rows = cpa_host_hash_rows,
