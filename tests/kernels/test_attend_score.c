@@ -3,7 +3,6 @@
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/convert.h"
@@ -346,6 +345,5 @@ int main(int argc, char **argv) {
     };
     int missing = cpa_test_device_missing();
     if (missing) return missing == 1 ? CPA_TEST_SKIPPED : missing;
-    int n_tests = (int)(sizeof tests / sizeof tests[0]), limit = argc > 1 ? atoi(argv[1]) : n_tests;
-    return cpa_test_main("attend_score", tests, limit < n_tests ? limit : n_tests);
+    return cpa_test_main(argc, argv, "attend_score", tests, (int)(sizeof tests / sizeof tests[0]));
 }

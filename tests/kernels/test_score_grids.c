@@ -1,7 +1,7 @@
 /* The shapes that other stacks test masks, windows and sinks with, against the float64 reference: those of SGLang's
  * test_triton_attention_kernels.py (extend with and without a mask given as bits, sliding windows, context attention,
  * decode), those of FlashInfer's test_attention_sink.py, and layers of gpt-oss and Gemma 2. Lengths are drawn; by
- * default there are two sequences of each and short ones, with the argument `whole` up to five of any length. */
+ * default there are two sequences of each and short ones, with --whole up to five of any length. */
 #include <stdio.h>
 #include <string.h>
 
@@ -128,6 +128,6 @@ int main(int argc, char **argv) {
     static const cpa_test tests[] = {{"every row of the grids matches the reference", every_row_of_the_grids}};
     const int missing = cpa_test_device_missing();
     if (missing) return missing == 1 ? CPA_TEST_SKIPPED : missing;
-    whole = argc > 1 && strcmp(argv[1], "whole") == 0;
-    return cpa_test_main("grids of rules", tests, (int)(sizeof tests / sizeof tests[0]));
+    whole = cpa_test_take_option(&argc, argv, "--whole");
+    return cpa_test_main(argc, argv, "grids of rules", tests, (int)(sizeof tests / sizeof tests[0]));
 }
