@@ -184,12 +184,11 @@ static cpa_status run(void *state, int64_t call, cpa_error *err) {
         .q = s->q,
         .q_dtype = (cpa_dtype)s->site->options.dtype,
         .kv = kv,
-        .mask = {.causal = !s->site->options.full && !s->score.has_custom},
+        .mask = {.causal = !s->site->options.full && !s->score.device.custom.bits},
         .state = {.lse = s->lse, .lse_row_stride = s->site->options.q_heads},
         .out = s->out,
-        .rules = s->score.has_rules ? &s->score.rules : NULL,
-        .custom = s->score.has_custom ? &s->score.custom : NULL,
     };
+    if (s->site->options.rules != CPA_BENCH_NO_RULE) cpa_case_score_set(&s->score.device, &args);
     for (int64_t i = 0; i < s->work.n_steps; i++) {
         CPA_TRY(cpa_bench_enqueued(s->site, cpa_attend(s->plans[i], &args, s->site->stream), err));
     }
@@ -198,7 +197,9 @@ static cpa_status run(void *state, int64_t call, cpa_error *err) {
 
 static cpa_status check(void *state, cpa_bench_row *row, cpa_error *err) {
     attend_state *s = state;
-    return cpa_bench_attend_check(s->site, &s->work, s->out, s->lse, &row->checked, &row->wrong, err);
+    const cpa_bench_attend_check_args args = {
+        .work = &s->work, .out = s->out, .lse = s->lse, .score = &s->score.checked};
+    return cpa_bench_attend_check(s->site, &args, &row->checked, &row->wrong, err);
 }
 
 static void release(void *state) {
@@ -206,7 +207,8 @@ static void release(void *state) {
     if (!s) return;
     for (int64_t i = 0; s->plans && i < s->work.n_steps; i++) cpa_attend_plan_destroy(s->plans[i]);
     free(s->plans);
-    cpa_bench_score_release(s->site, &s->score);
+    cpa_case_score_free(&s->score.device, s->site->device);
+    cpa_case_score_release(&s->score.host);
     cpa_device_free(s->site->device, s->lse);
     cpa_device_free(s->site->device, s->out);
     cpa_device_free(s->site->device, s->q);

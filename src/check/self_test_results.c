@@ -4,7 +4,7 @@
 #include <math.h>
 
 #include "base/check.h"
-#include "src/check/reference.h"
+#include "src/check/cases/judge.h"
 #include "src/check/self_test_pages.h"
 
 cpa_status cpa_self_test_make_results(cpa_kernel_test *t, cpa_error *err) {
@@ -22,6 +22,48 @@ cpa_status cpa_self_test_make_results(cpa_kernel_test *t, cpa_error *err) {
     CPA_TRY(cpa_self_test_host(t, lse, &t->want.lse, err));
     CPA_TRY(cpa_self_test_host(t, lse, &t->want.tolerance, err));
     return cpa_self_test_host(t, o + o > pages ? o + o : pages, &t->got, err);
+}
+
+enum { ROWS_APART = 9 }; /* that the reference on the host is asked for, beside the last ones */
+
+static void expect_row(cpa_kernel_test *t, cpa_mask mask, const cpa_case_score *score, int both, int64_t row,
+                       int32_t head) {
+    const cpa_attention_shape *shape = &t->options->model.attention;
+    const int64_t at = row * shape->q_heads + head, kv_head = head / (shape->q_heads / shape->kv_heads);
+    const int64_t from = both ? 0 : t->keys[0], k_stride = (int64_t)shape->kv_heads * shape->k_dim;
+    const int64_t v_stride = (int64_t)shape->kv_heads * shape->v_dim;
+    cpa_case_expected expected;
+    cpa_case_expect(&(cpa_case_row){.dtype = t->coarser,
+                                    .k_dim = shape->k_dim,
+                                    .v_dim = shape->v_dim,
+                                    .scale = (double)t->scale,
+                                    .q = t->q + at * shape->k_dim,
+                                    .k = t->k + from * k_stride + kv_head * shape->k_dim,
+                                    .v = t->v + from * v_stride + kv_head * shape->v_dim,
+                                    .k_stride = k_stride,
+                                    .v_stride = v_stride,
+                                    .n_keys = t->keys[0] - from + t->limits[row],
+                                    .key_indices = t->k_positions + from,
+                                    .index = t->q_positions[row],
+                                    .mask = mask,
+                                    .score = score,
+                                    .score_row = row,
+                                    .head = head},
+                    &expected);
+    for (int32_t d = 0; d < shape->v_dim; d++) t->want.o[at * shape->v_dim + d] = (float)expected.out[d];
+    t->want.lse[at] = (float)expected.lse;
+    t->want.tolerance[at] = (float)expected.out_tolerance;
+}
+
+void cpa_self_test_expect(cpa_kernel_test *t, cpa_mask mask, const cpa_case_score *score, int both,
+                          int32_t heads_apart) {
+    const int32_t heads = t->options->model.attention.q_heads;
+    for (int64_t i = 0; i < t->rows * heads; i++) t->want.tolerance[i] = -1;
+    for (int64_t row = 0; row < t->rows; row++) {
+        if (row % ROWS_APART != 0 && row < t->rows - CPA_SELF_TEST_DECODE_ROWS - 1) continue;
+        for (int32_t head = 0; head < heads; head++)
+            if ((head + row) % heads_apart == 0) expect_row(t, mask, score, both, row, head);
+    }
 }
 
 static cpa_status wrong_row(const cpa_kernel_test *t, const char *what, cpa_mask mask, int64_t at, const char *which,

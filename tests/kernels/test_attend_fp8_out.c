@@ -17,16 +17,16 @@ static int64_t wrong_rows(const cpa_attend_case *shape, float out_scale, int rul
     cpa_attend_fixture f;
     cpa_attend_result result;
     cpa_attend_fixture_init(&f, shape, 2);
-    cpa_test_score score = {.q_heads = shape->q_heads, .rows = f.rows};
-    if (rules & SINKS) cpa_test_score_add_sinks(&score);
-    if (rules & BITS) cpa_test_score_add_bits(&score, shape->start, (int32_t)(shape->length - shape->start));
+    cpa_case_score score = {.q_heads = shape->q_heads, .rows = f.rows};
+    if (rules & SINKS) cpa_case_score_add_sinks(&score, NULL);
+    if (rules & BITS) cpa_case_score_add_bits(&score, shape->start, (int32_t)(shape->length - shape->start), NULL);
     f.out_scale = out_scale;
     f.score = rules ? &score : NULL;
     cpa_attend_result_init(&result, &f);
     CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(&f, 0, &result), CPA_OK);
     const int64_t wrong = cpa_attend_fixture_check(&f, 0, f.rows / 20 + 1, &result, NULL);
     cpa_attend_result_destroy(&result);
-    cpa_test_score_destroy(&score);
+    cpa_case_score_release(&score);
     cpa_attend_fixture_destroy(&f);
     return wrong;
 }

@@ -10,9 +10,8 @@
 #include "kernels/attend_plan.h"
 #include "kernels/cascade.h"
 #include "kernels/operators.h"
-#include "src/check/reference.h"
+#include "src/check/cases/judge.h"
 #include "tests/fixtures/context_fixture.h"
-#include "tests/fixtures/reference_fixture.h"
 #include "tests/fixtures/unit.h"
 
 /* ---- the tree ---- */
@@ -197,7 +196,7 @@ typedef struct cascade_fixture {
     int32_t *tables;
     int64_t stride, rows;
     char *q;
-    cpa_test_score score;
+    cpa_case_score score;
 } cascade_fixture;
 
 static cpa_token_set shard_of(const cascade_fixture *f) {
@@ -284,19 +283,19 @@ static void fixture_init(cascade_fixture *f, const cascade_case *shape, int32_t 
                        width);
         }
     }
-    f->score = (cpa_test_score){.q_heads = shape->q_heads, .rows = f->rows};
+    f->score = (cpa_case_score){.q_heads = shape->q_heads, .rows = f->rows};
     if (shape->ruled == SCORE_RULES) {
         f->score.softcap = 2;
-        cpa_test_score_add_slopes(&f->score);
+        cpa_case_score_add_slopes(&f->score, NULL);
     }
-    if (shape->ruled == MASK_OF_BITS) cpa_test_score_add_bits(&f->score, 0, (int32_t)most);
+    if (shape->ruled == MASK_OF_BITS) cpa_case_score_add_bits(&f->score, 0, (int32_t)most, NULL);
     cpa_test_device_open(shape->threads, &f->device, &f->stream);
     if (cpa_attend_plan_create(f->device, &f->plan, NULL) != CPA_OK) abort();
 }
 
 static void fixture_destroy(cascade_fixture *f) {
     cpa_attend_plan_destroy(f->plan);
-    cpa_test_score_destroy(&f->score);
+    cpa_case_score_release(&f->score);
     for (int64_t i = 0; i < f->shape.sequences; i++) cpa_test_sequence_destroy(&f->sequences[i]);
     cpa_kv_fixture_destroy(&f->kv);
     free(f->tables);
@@ -339,8 +338,8 @@ static float *attend(cascade_fixture *f, cpa_cascade_attention cascade, int fuse
     void *q = cpa_test_upload(f->stream, sent, f->rows * row_bytes);
     void *ready_q = cpa_test_upload(f->stream, f->q + ready_row * row_bytes, (f->rows - ready_row) * row_bytes);
     const cpa_kv_view kv = cpa_kv_fixture_upload(&f->kv, f->stream);
-    cpa_test_score_on_device score;
-    cpa_test_score_upload(&f->score, f->stream, &score);
+    cpa_case_score_on_device score;
+    CU_ASSERT_EQUAL(cpa_case_score_upload(&f->score, f->stream, &score, NULL), CPA_OK);
     const cpa_attend_args args = {.size = sizeof args,
                                   .q = q,
                                   .q_dtype = c->dtype,
@@ -359,7 +358,7 @@ static float *attend(cascade_fixture *f, cpa_cascade_attention cascade, int fuse
     }
     CU_ASSERT_EQUAL(cpa_stream_sync(f->stream), CPA_OK);
     cpa_test_download(f->stream, result, state, bytes);
-    cpa_test_score_free(&score, f->stream);
+    cpa_case_score_free(&score, f->device);
     cpa_test_free(f->stream, state);
     cpa_test_free(f->stream, ready_q);
     cpa_test_free(f->stream, q);
@@ -368,41 +367,53 @@ static float *attend(cascade_fixture *f, cpa_cascade_attention cascade, int fuse
     return result;
 }
 
+/* What a sequence's cache has of the keys. */
+typedef struct cached_keys {
+    cpa_owner_map map;
+    const cpa_attend_item *item;
+} cached_keys;
+
+static int is_cached(const void *ctx, int64_t key) {
+    const cached_keys *c = ctx;
+    const int64_t before = cpa_tokens_before(c->map, c->item->k_set, key);
+    return before < c->item->k_count && cpa_tokens_before(c->map, c->item->k_set, key + 1) > before;
+}
+
+static int row_is_right(const cascade_fixture *f, int64_t sequence, int64_t row, int32_t head, const float *got) {
+    const cascade_case *c = &f->shape;
+    const cpa_attend_item *item = &f->items[sequence];
+    const cpa_test_sequence *s = &f->sequences[sequence];
+    const int64_t position = cpa_token_position(f->map, item->q_set, item->q_first + row);
+    const int64_t at = (item->q_row + row) * c->q_heads + head, kv_head = head / (c->q_heads / c->kv_heads);
+    const cached_keys cached = {f->map, item};
+    cpa_case_expected expected;
+    cpa_case_expect(&(cpa_case_row){.dtype = c->dtype,
+                                    .k_dim = c->dim,
+                                    .v_dim = c->dim,
+                                    .q = s->q + (position * c->q_heads + head) * c->dim,
+                                    .k = s->k + kv_head * c->dim,
+                                    .v = s->v + kv_head * c->dim,
+                                    .k_stride = (int64_t)c->kv_heads * c->dim,
+                                    .v_stride = (int64_t)c->kv_heads * c->dim,
+                                    .n_keys = s->length,
+                                    .index = position,
+                                    .mask = c->mask,
+                                    .score = &f->score,
+                                    .score_row = item->q_row + row,
+                                    .head = head,
+                                    .given = is_cached,
+                                    .given_ctx = &cached},
+                    &expected);
+    const float *lses = got + f->rows * c->q_heads * c->dim;
+    return cpa_case_is_right(&expected, &(cpa_case_result){.o = got + at * c->dim, .lse = &lses[at]}, NULL);
+}
+
 /* Rows and heads of `got` that disagree with float64. */
 static int64_t wrong_rows(const cascade_fixture *f, const float *got) {
-    const cascade_case *c = &f->shape;
-    const int64_t o_floats = f->rows * c->q_heads * c->dim;
     int64_t wrong = 0;
-    for (int64_t i = 0; i < c->sequences; i++) {
-        const cpa_attend_item *item = &f->items[i];
-        const cpa_test_sequence *s = &f->sequences[i];
-        for (int64_t at = 0; at < item->q_count * c->q_heads; at++) {
-            const int64_t row = at / c->q_heads, head = at % c->q_heads, kv_head = head / (c->q_heads / c->kv_heads);
-            const int64_t position = cpa_token_position(f->map, item->q_set, item->q_first + row);
-            const int64_t index = (item->q_row + row) * c->q_heads + head;
-            double want[CPA_MAX_HEAD_DIM], lse, tolerance;
-            cpa_reference_row reference;
-            cpa_test_keys keys;
-            cpa_reference_begin(&reference, s->q + (position * c->q_heads + head) * c->dim, c->dim, c->dim, c->dtype,
-                                0);
-            const cpa_reference_rules rules = cpa_test_score_rules(&f->score, (int32_t)head, position);
-            cpa_reference_set_rules(&reference, &rules);
-            cpa_test_keys_begin(&keys, &reference);
-            for (int64_t k = 0; k < item->k_count; k++) {
-                const int64_t key = cpa_token_position(f->map, item->k_set, k);
-                const int64_t from = (key * c->kv_heads + kv_head) * c->dim;
-                if (cpa_test_score_sees(&f->score, c->mask, item->q_row + row, position, key))
-                    cpa_test_keys_add(&keys, s->k + from, s->v + from, key, 0);
-            }
-            cpa_test_keys_end(&keys);
-            cpa_reference_end(&reference, want, &lse, &tolerance);
-            const float got_lse = got[o_floats + index];
-            const int empty = lse == -INFINITY;
-            wrong +=
-                !(cpa_reference_error(got + index * c->dim, want, c->dim) <= tolerance) ||
-                (empty ? got_lse != -INFINITY : !(fabs(got_lse - lse) <= cpa_reference_lse_tolerance(c->dtype, lse)));
-        }
-    }
+    for (int64_t i = 0; i < f->shape.sequences; i++)
+        for (int64_t at = 0; at < f->items[i].q_count * f->shape.q_heads; at++)
+            wrong += !row_is_right(f, i, at / f->shape.q_heads, (int32_t)(at % f->shape.q_heads), got);
     return wrong;
 }
 
