@@ -29,27 +29,21 @@ enum { ROWS_APART = 9 }; /* that the reference on the host is asked for, beside 
 static void expect_row(cpa_kernel_test *t, cpa_mask mask, const cpa_case_score *score, int both, int64_t row,
                        int32_t head) {
     const cpa_attention_shape *shape = &t->options->model.attention;
-    const int64_t at = row * shape->q_heads + head, kv_head = head / (shape->q_heads / shape->kv_heads);
-    const int64_t from = both ? 0 : t->keys[0], k_stride = (int64_t)shape->kv_heads * shape->k_dim;
-    const int64_t v_stride = (int64_t)shape->kv_heads * shape->v_dim;
+    const int64_t at = row * shape->q_heads + head, from = both ? 0 : t->keys[0];
+    const cpa_case_sequence all = {
+        cpa_self_test_total_keys(t), shape->q_heads, shape->kv_heads, shape->k_dim, shape->v_dim, t->q, t->k, t->v};
+    cpa_case_row question = cpa_case_row_of(&all, row, head, t->coarser);
     cpa_case_expected expected;
-    cpa_case_expect(&(cpa_case_row){.dtype = t->coarser,
-                                    .k_dim = shape->k_dim,
-                                    .v_dim = shape->v_dim,
-                                    .scale = (double)t->scale,
-                                    .q = t->q + at * shape->k_dim,
-                                    .k = t->k + from * k_stride + kv_head * shape->k_dim,
-                                    .v = t->v + from * v_stride + kv_head * shape->v_dim,
-                                    .k_stride = k_stride,
-                                    .v_stride = v_stride,
-                                    .n_keys = t->keys[0] - from + t->limits[row],
-                                    .key_indices = t->k_positions + from,
-                                    .index = t->q_positions[row],
-                                    .mask = mask,
-                                    .score = score,
-                                    .score_row = row,
-                                    .head = head},
-                    &expected);
+    question.scale = (double)t->scale;
+    question.k += from * question.k_stride;
+    question.v += from * question.v_stride;
+    question.n_keys = t->keys[0] - from + t->limits[row];
+    question.key_indices = t->k_positions + from;
+    question.index = t->q_positions[row];
+    question.mask = mask;
+    question.score = score;
+    question.score_row = row;
+    cpa_case_expect(&question, &expected);
     for (int32_t d = 0; d < shape->v_dim; d++) t->want.o[at * shape->v_dim + d] = (float)expected.out[d];
     t->want.lse[at] = (float)expected.lse;
     t->want.tolerance[at] = (float)expected.out_tolerance;

@@ -172,7 +172,7 @@ static void test_what_is_not_finite_reaches_the_rows_that_see_it_alone(void) {
         shape.dtype = (cpa_dtype)dtype;
         cpa_test_cache_init(&cache, shape, 5, lengths, placements, N);
         for (int64_t i = 0; i < N; i++) {
-            cpa_test_sequence *s = &cache.sequences[i];
+            cpa_case_sequence *s = &cache.sequences[i];
             const int64_t k_row = (int64_t)shape.kv_heads * shape.k_dim, last = lengths[i] - 1;
             if (i != 3) s->k[lengths[i] / 2 * k_row + 1] = i % 2 ? INFINITY : NAN;
             s->q[(last - (i == 2 ? 0 : 5)) * shape.q_heads * shape.k_dim] = NAN;

@@ -190,7 +190,7 @@ typedef struct cascade_fixture {
     cpa_device *device;
     cpa_stream *stream;
     cpa_attend_plan *plan;
-    cpa_test_sequence sequences[MOST_SEQUENCES];
+    cpa_case_sequence sequences[MOST_SEQUENCES];
     cpa_attend_item items[MOST_SEQUENCES];
     cpa_kv_fixture kv;
     int32_t *tables;
@@ -211,14 +211,15 @@ static void deal_sequences(cascade_fixture *f) {
     for (int64_t e = 0; e < c->sequences * f->stride; e++) f->tables[e] = 2147480000;
     for (int64_t i = 0; i < c->sequences; i++) {
         const int64_t levels = 1 + cpa_test_random_below(3), with = cpa_test_random_below(i + (i == 0));
-        cpa_test_sequence *own = &f->sequences[i];
-        const cpa_test_sequence *other = &f->sequences[with];
+        cpa_case_sequence *own = &f->sequences[i];
+        const cpa_case_sequence *other = &f->sequences[with];
         const int64_t rows = 1 + cpa_test_random_below(c->rows);
         int64_t along = i == 0 ? 0 : levels * c->prefix;
         if (i > 0 && along > other->length) along = other->length / c->prefix * c->prefix;
         const int64_t more = cpa_test_random_below(4 - along / c->prefix);
         const int64_t length = along + (i == 0 ? 3 : more) * c->prefix + rows + cpa_test_random_below(300);
-        cpa_test_sequence_init(own, 100 + (uint64_t)i, length, c->q_heads, c->kv_heads, c->dim, c->dim, c->dtype);
+        *own = (cpa_case_sequence){length, c->q_heads, c->kv_heads, c->dim, c->dim, NULL, NULL, NULL};
+        if (cpa_case_sequence_make(own, 100 + (uint64_t)i, 0, c->dtype, NULL) != CPA_OK) abort();
         const size_t width = (size_t)c->kv_heads * (size_t)c->dim * sizeof(float);
         if (along > 0) {
             memcpy(own->k, other->k, (size_t)along * width);
@@ -247,7 +248,7 @@ static void deal_sequences(cascade_fixture *f) {
 }
 
 /* The keys and values of a sequence become what a quantised cache holds of them. */
-static void read_back(cascade_fixture *f, cpa_test_sequence *s, const int32_t *table) {
+static void read_back(cascade_fixture *f, cpa_case_sequence *s, const int32_t *table) {
     const int32_t block_size = f->shape.block_size, heads = s->kv_heads;
     const int64_t keys = cpa_tokens_before(f->map, shard_of(f), s->length);
     for (int64_t i = 0; i < keys * heads; i++) {
@@ -296,7 +297,7 @@ static void fixture_init(cascade_fixture *f, const cascade_case *shape, int32_t 
 static void fixture_destroy(cascade_fixture *f) {
     cpa_attend_plan_destroy(f->plan);
     cpa_case_score_release(&f->score);
-    for (int64_t i = 0; i < f->shape.sequences; i++) cpa_test_sequence_destroy(&f->sequences[i]);
+    for (int64_t i = 0; i < f->shape.sequences; i++) cpa_case_sequence_release(&f->sequences[i]);
     cpa_kv_fixture_destroy(&f->kv);
     free(f->tables);
     free(f->q);
@@ -382,28 +383,17 @@ static int is_cached(const void *ctx, int64_t key) {
 static int row_is_right(const cascade_fixture *f, int64_t sequence, int64_t row, int32_t head, const float *got) {
     const cascade_case *c = &f->shape;
     const cpa_attend_item *item = &f->items[sequence];
-    const cpa_test_sequence *s = &f->sequences[sequence];
     const int64_t position = cpa_token_position(f->map, item->q_set, item->q_first + row);
-    const int64_t at = (item->q_row + row) * c->q_heads + head, kv_head = head / (c->q_heads / c->kv_heads);
+    const int64_t at = (item->q_row + row) * c->q_heads + head;
     const cached_keys cached = {f->map, item};
+    cpa_case_row question = cpa_case_row_of(&f->sequences[sequence], position, head, c->dtype);
     cpa_case_expected expected;
-    cpa_case_expect(&(cpa_case_row){.dtype = c->dtype,
-                                    .k_dim = c->dim,
-                                    .v_dim = c->dim,
-                                    .q = s->q + (position * c->q_heads + head) * c->dim,
-                                    .k = s->k + kv_head * c->dim,
-                                    .v = s->v + kv_head * c->dim,
-                                    .k_stride = (int64_t)c->kv_heads * c->dim,
-                                    .v_stride = (int64_t)c->kv_heads * c->dim,
-                                    .n_keys = s->length,
-                                    .index = position,
-                                    .mask = c->mask,
-                                    .score = &f->score,
-                                    .score_row = item->q_row + row,
-                                    .head = head,
-                                    .given = is_cached,
-                                    .given_ctx = &cached},
-                    &expected);
+    question.mask = c->mask;
+    question.score = &f->score;
+    question.score_row = item->q_row + row;
+    question.given = is_cached;
+    question.given_ctx = &cached;
+    cpa_case_expect(&question, &expected);
     const float *lses = got + f->rows * c->q_heads * c->dim;
     return cpa_case_is_right(&expected, &(cpa_case_result){.o = got + at * c->dim, .lse = &lses[at]}, NULL);
 }

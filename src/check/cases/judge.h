@@ -4,6 +4,7 @@
 #ifndef CPA_CASES_JUDGE_H
 #define CPA_CASES_JUDGE_H
 
+#include "src/check/cases/inputs.h"
 #include "src/check/cases/score.h"
 #include "src/check/reference.h"
 
@@ -25,6 +26,9 @@ typedef struct cpa_case_row {
     int (*given)(const void *given_ctx, int64_t key_index);
     const void *given_ctx;
 } cpa_case_row;
+
+/* The row and head of a sequence whose query has an index: all of its keys, without a mask. */
+cpa_case_row cpa_case_row_of(const cpa_case_sequence *sequence, int64_t index, int32_t head, cpa_dtype dtype);
 
 /* What a row has to be: O of its partial state; `out`, which sinks have made smaller; LSE, which knows no sinks. An
  * empty row is exactly 0 and -inf, one with a score that is no number is NaN. */
