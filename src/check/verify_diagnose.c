@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "src/check/reference.h"
+#include "src/check/verify_dump.h"
 #include "src/check/verify_gather.h"
 
 /* A partial state in float64. */
@@ -30,6 +31,9 @@ typedef struct diagnosis {
     state with_branches;           /* key <= query, drafts of other branches too */
     double tolerance;
     char finding[160];
+    const cpa_verify_wrong_row *wrong;
+    int64_t n_keys; /* of all ranks */
+    cpa_verify_dump dump;
 } diagnosis;
 
 static void add_key(state *s, const cpa_reference_row *row, const float *k, const float *v) {
@@ -125,6 +129,7 @@ static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
     const cpa_attention_shape *shape = &o->model.attention;
     const cpa_mask mask = cpa_model_mask(&o->model, d->sample->layer);
     const int64_t query = d->sample->position;
+    const int keeps = part->group->kv_head == d->sample->head / (shape->q_heads / shape->kv_heads);
     const int64_t k_row = cpa_shape_row_bytes(shape, CPA_KEYS), v_row = cpa_shape_row_bytes(shape, CPA_VALUES);
     const float k_scale = cpa_verify_scale(d->verify, CPA_KEYS, part->group->kv_head);
     const float v_scale = cpa_verify_scale(d->verify, CPA_VALUES, part->group->kv_head);
@@ -135,6 +140,7 @@ static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
         clear_states(&d->without_self, 1);
         clear_states(&d->with_next, 1);
         clear_states(&d->with_branches, 1);
+        if (keeps) cpa_verify_dump_begin(&d->dump, d->verify, d->plan, d->wrong, &d->row, d->n_keys);
     }
     for (int32_t r = 0; r < d->map.cp_size; r++) {
         const cpa_token_set tokens = cpa_tokens_on(d->map, d->placement, r);
@@ -146,12 +152,14 @@ static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
             int sees = cpa_verify_sees(d->plan, d->chunk, mask, query, position);
             cpa_reference_read_rows(pieces[r].k + t * k_row, k_words + t * 4, shape->kv_dtype, k_scale, 1, k_dim, k);
             cpa_reference_read_rows(pieces[r].v + t * v_row, v_words + t * 4, shape->kv_dtype, v_scale, 1, v_dim, v);
+            if (keeps) cpa_verify_dump_key(&d->dump, (cpa_row_file_key){position, r, sees}, k, v);
             if (sees) add_key(&d->shards[r], &d->row, k, v);
             if (sees && position < query) add_key(&d->without_self, &d->row, k, v);
             if (sees || position == query + 1) add_key(&d->with_next, &d->row, k, v);
             if (cpa_reference_sees(mask, query, position)) add_key(&d->with_branches, &d->row, k, v);
         }
     }
+    if (part->last && keeps) cpa_verify_dump_end(&d->dump, d->verify);
     if (part->last) name_mistake(d, part->group->kv_head);
 }
 
@@ -167,11 +175,12 @@ static double equality_tolerance(const cpa_verify *verify) {
     return verify->worker->options.model.attention.dtype == CPA_F32 ? 1e-4 : 2e-2;
 }
 
-cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, int64_t wrong_sample,
+cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, const cpa_verify_wrong_row *wrong,
                                cpa_error *verdict) {
     const cpa_model_shape *model = &verify->worker->options.model;
     cpa_control *control = verify->control;
     cpa_error err = {CPA_OK, ""};
+    int64_t wrong_sample = wrong->sample;
     /* The lowest rank that has a wrong row chooses; all take its sample and diagnose it on that rank. */
     double chooser = wrong_sample < 0 ? -control->size : -control->rank;
     CPA_TRY(cpa_control_max(control, &chooser, 1, verdict));
@@ -185,7 +194,8 @@ cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, in
                    .sample = sample,
                    .map = verify->worker->options.map,
                    .placement = plan->chunks[sample->chunk].placement,
-                   .tolerance = equality_tolerance(verify)};
+                   .tolerance = equality_tolerance(verify),
+                   .wrong = wrong};
     d.owner = cpa_owner_rank(d.map, d.placement, sample->position);
     d.keeper = cpa_verify_keeper(verify, plan, sample);
     d.shards = malloc((size_t)control->size * sizeof *d.shards);
@@ -196,6 +206,7 @@ cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, in
     const cpa_plan_chunk *chunk = &plan->chunks[sample->chunk];
     int64_t next = cpa_verify_last_key(model, chunk, sample->layer, sample->position);
     next += next + 1 < chunk->start + chunk->count;
+    d.n_keys = next + 1;
     for (int32_t h = 0; status == CPA_OK && h < model->attention.kv_heads; h++) {
         /* The head that should have been read comes first. */
         groups[h] = (cpa_verify_group){wrong_sample, 1, next, (expected + h) % model->attention.kv_heads, checker};
@@ -205,11 +216,13 @@ cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, in
     free(groups);
     free(d.shards);
     if (status == CPA_OK) status = cpa_control_bcast(control, d.finding, sizeof d.finding, checker, &err);
+    if (status == CPA_OK) status = cpa_control_bcast(control, d.dump.said, sizeof d.dump.said, checker, &err);
     if (status != CPA_OK) {
         *verdict = err;
         return status;
     }
     size_t used = strlen(verdict->message);
-    if (d.finding[0]) snprintf(verdict->message + used, sizeof verdict->message - used, "; %s", d.finding);
+    snprintf(verdict->message + used, sizeof verdict->message - used, "%s%s%s", d.finding[0] ? "; " : "", d.finding,
+             d.dump.said);
     return CPA_CHECK_FAILED;
 }
