@@ -2,7 +2,7 @@
  * decode and as a few drafts, against the float64 reference. The host takes every ninth case. */
 #include <stdio.h>
 
-#include "tests/fixtures/rules_fixture.h"
+#include "tests/fixtures/attend_case.h"
 #include "tests/fixtures/unit.h"
 
 /* Of a cache: its dtype, and how its codes are scaled. */

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/convert.h"
-#include "tests/fixtures/rules_fixture.h"
+#include "tests/fixtures/attend_case.h"
 #include "tests/fixtures/unit.h"
 
 /* Prefill of a whole sequence, of its end, and decode; dtypes, and a quantised cache. */

@@ -394,6 +394,7 @@ static const cpa_test tests[] = {{"ragged segments", ragged_segments},
 int main(int argc, char **argv) {
     const int missing = cpa_test_device_missing();
     if (missing) return missing == 1 ? CPA_TEST_SKIPPED : 2;
+    if (argc == 3 && strcmp(argv[1], "--case") == 0) return cpa_test_varlen_case_main(argv[2]);
     const int shorter = cpa_test_take_option(&argc, argv, "--short");
     whole_grid = cpa_test_take_option(&argc, argv, "--whole") || (!shorter && !cpa_test_promises_bits());
     return cpa_test_main(argc, argv, "varlen", tests, (int)(sizeof tests / sizeof tests[0]));

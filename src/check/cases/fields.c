@@ -7,6 +7,28 @@
 
 #include <cpattn/shape.h>
 
+static void print_set(const cpa_case_field *field, int32_t set, char *out, size_t size) {
+    out[0] = 0;
+    for (int bit = 0; field->names[bit]; bit++) {
+        const size_t used = strlen(out);
+        if (set >> bit & 1) snprintf(out + used, size - used, "%s%s", used ? "+" : "", field->names[bit]);
+    }
+}
+
+/* The bits whose names stand in a text, which are longer than none. */
+static int read_set(const cpa_case_field *field, const char *text, int32_t *out) {
+    for (*out = 0; *text; text += strcspn(text, "+"), text += *text == '+') {
+        int bit = 0;
+        const size_t length = strcspn(text, "+");
+        while (field->names[bit] &&
+               (strlen(field->names[bit]) != length || memcmp(field->names[bit], text, length) != 0))
+            bit++;
+        if (!field->names[bit]) return 0;
+        *out |= 1 << bit;
+    }
+    return 1;
+}
+
 void cpa_case_field_print(const cpa_case_field *field, const void *of, char *out, size_t size) {
     const char *member = (const char *)of + field->at;
     int64_t whole = 0;
@@ -30,6 +52,7 @@ void cpa_case_field_print(const cpa_case_field *field, const void *of, char *out
             break;
         case CPA_CASE_DTYPE: snprintf(out, size, "%s", cpa_dtype_name((cpa_dtype)narrow)); break;
         case CPA_CASE_CHOICE: snprintf(out, size, "%s", field->names[narrow]); break;
+        case CPA_CASE_SET: print_set(field, narrow, out, size); break;
     }
 }
 
@@ -83,6 +106,10 @@ int cpa_case_field_read(const cpa_case_field *field, const char *text, void *of)
             if (!field->names[narrow]) return 0;
             memcpy(member, &narrow, sizeof narrow);
             return 1;
+        case CPA_CASE_SET:
+            if (!read_set(field, text, &narrow)) return 0;
+            memcpy(member, &narrow, sizeof narrow);
+            return 1;
     }
     return 0;
 }
@@ -91,4 +118,34 @@ const cpa_case_field *cpa_case_field_find(const cpa_case_field *fields, size_t n
     for (size_t i = 0; i < n; i++)
         if (strcmp(fields[i].name, name) == 0) return &fields[i];
     return NULL;
+}
+
+const char *cpa_case_fields_print(const cpa_case_field *fields, size_t n, const void *of, char *out, size_t size) {
+    char value[128];
+    out[0] = 0;
+    for (size_t i = 0; i < n; i++) {
+        static const char zero[sizeof(double)];
+        const int is_wide = fields[i].kind == CPA_CASE_INT64 || fields[i].kind == CPA_CASE_DOUBLE;
+        const size_t used = strlen(out), bytes = is_wide ? sizeof(int64_t) : sizeof(int32_t);
+        if (memcmp((const char *)of + fields[i].at, zero, bytes) == 0) continue;
+        cpa_case_field_print(&fields[i], of, value, sizeof value);
+        snprintf(out + used, size - used, "%s%s=%s", used ? " " : "", fields[i].name, value);
+    }
+    return out;
+}
+
+int cpa_case_fields_read(const cpa_case_field *fields, size_t n, const char *text, void *of, char *wrong, size_t size) {
+    for (text += strspn(text, " "); *text; text += strspn(text, " ")) {
+        char word[128];
+        const size_t length = strcspn(text, " ");
+        snprintf(word, sizeof word, "%.*s", (int)(length < sizeof word ? length : sizeof word - 1), text);
+        snprintf(wrong, size, "%s", word);
+        text += length;
+        char *value = strchr(word, '=');
+        if (!value) return 0;
+        *value++ = 0;
+        const cpa_case_field *field = cpa_case_field_find(fields, n, word);
+        if (!field || !cpa_case_field_read(field, value, of)) return 0;
+    }
+    return 1;
 }
