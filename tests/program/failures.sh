@@ -299,6 +299,10 @@ violation_dump() {
     run 2 "${options[@]}"
     expect_code 1 "a fault"
     said 'with violation_dump what the row had would be kept' || fail "no word of it: $(our_lines)"
+    CPATTN_FAULT=lost-rules run 2 "${options[@]}" --skip-self-test --alibi --sink-logits
+    said 'the score rules of the layer are missing from it' || fail "no word of rules: $(our_lines)"
+    run 2 "${options[@]}" --skip-self-test --alibi --sink-logits
+    said 'of rank . is missing from it' || fail "no shard is missing under rules: $(our_lines)"
     run 2 "${options[@]}" --violation-dump rows --dtype bf16
     expect_code 1 "a fault"
     file=$(ls rows/row-*)
