@@ -114,15 +114,13 @@ static void judge_row(void *ctx, int64_t item, int32_t thread) {
     const cpa_bench_options *o = c->options;
     const int64_t token = item / c->group, head = c->kv_head * c->group + item % c->group;
     const int64_t at = token * o->q_heads + head, element = cpa_dtype_bytes((cpa_dtype)o->dtype);
-    float q[CPA_MAX_HEAD_DIM], out[CPA_MAX_HEAD_DIM];
     cpa_case_expected expected;
     (void)thread;
-    cpa_reference_widen(c->in->q + at * o->k_dim * element, (cpa_dtype)o->dtype, o->k_dim, q);
-    cpa_reference_widen(c->in->out + at * o->v_dim * element, (cpa_dtype)o->dtype, o->v_dim, out);
     cpa_case_expect(&(cpa_case_row){.dtype = (cpa_dtype)o->dtype,
                                     .k_dim = (int32_t)o->k_dim,
                                     .v_dim = (int32_t)o->v_dim,
-                                    .q = q,
+                                    .q = c->in->q + at * o->k_dim * element,
+                                    .q_dtype = (cpa_dtype)o->dtype,
                                     .k = c->k,
                                     .v = c->v,
                                     .k_stride = o->k_dim,
@@ -132,7 +130,9 @@ static void judge_row(void *ctx, int64_t item, int32_t thread) {
                                     .score = c->score,
                                     .head = (int32_t)head},
                     &expected);
-    c->wrong[item] = !cpa_case_is_right(&expected, &(cpa_case_result){.out = out, .lse = &c->in->lse[at]}, NULL);
+    const cpa_case_result got = {
+        .lse = &c->in->lse[at], .out = c->in->out + at * o->v_dim * element, .out_dtype = (cpa_dtype)o->dtype};
+    c->wrong[item] = !cpa_case_is_right(&expected, &got, NULL);
 }
 
 /* Checks one piece in `heads` KV heads from `head` on. */

@@ -35,8 +35,8 @@ static void expect_row(cpa_kernel_test *t, cpa_mask mask, const cpa_case_score *
     cpa_case_row question = cpa_case_row_of(&all, row, head, t->coarser);
     cpa_case_expected expected;
     question.scale = (double)t->scale;
-    question.k += from * question.k_stride;
-    question.v += from * question.v_stride;
+    question.k = (const float *)question.k + from * question.k_stride;
+    question.v = (const float *)question.v + from * question.v_stride;
     question.n_keys = t->keys[0] - from + t->limits[row];
     question.key_indices = t->k_positions + from;
     question.index = t->q_positions[row];

@@ -136,32 +136,24 @@ static int is_right(const varlen_case *c, const whole *w, int32_t segment, int64
                     float got_lse) {
     const int64_t bytes = cpa_dtype_bytes(c->dtype), n_q = c->rows[segment], n_k = c->keys[segment];
     const int32_t kv_head = head / (c->q_heads / c->kv_heads);
-    const size_t floats = (size_t)n_k * (size_t)c->dim * sizeof(float);
-    float q[CPA_MAX_HEAD_DIM], out[CPA_MAX_HEAD_DIM], *k = malloc(floats + 1), *v = malloc(floats + 1);
+    const char *keys = w->kv + (w->k_starts[segment] * w->kv_row + (int64_t)kv_head * c->dim) * bytes;
     cpa_case_expected expected;
-    if (!k || !v) abort();
-    cpa_widen(q, w->q + ((w->q_starts[segment] + i) * w->q_row + (int64_t)head * c->dim) * bytes, c->dtype, c->dim);
-    for (int64_t j = 0; j < n_k; j++) {
-        const char *key = w->kv + ((w->k_starts[segment] + j) * w->kv_row + (int64_t)kv_head * c->dim) * bytes;
-        cpa_widen(k + j * c->dim, key, c->dtype, c->dim);
-        cpa_widen(v + j * c->dim, key + (int64_t)c->kv_heads * c->dim * bytes, c->dtype, c->dim);
-    }
-    cpa_case_expect(&(cpa_case_row){.dtype = c->dtype,
-                                    .k_dim = c->dim,
-                                    .v_dim = c->dim,
-                                    .q = q,
-                                    .k = k,
-                                    .v = v,
-                                    .k_stride = c->dim,
-                                    .v_stride = c->dim,
-                                    .n_keys = n_k,
-                                    .index = i + n_k - n_q,
-                                    .mask = {.causal = c->causal, .window = c->left, .right = c->right}},
-                    &expected);
-    cpa_widen(out, got, c->dtype, c->dim);
-    free(v);
-    free(k);
-    return cpa_case_is_right(&expected, &(cpa_case_result){.out = out, .lse = &got_lse}, NULL);
+    cpa_case_expect(
+        &(cpa_case_row){.dtype = c->dtype,
+                        .k_dim = c->dim,
+                        .v_dim = c->dim,
+                        .q = w->q + ((w->q_starts[segment] + i) * w->q_row + (int64_t)head * c->dim) * bytes,
+                        .k = keys,
+                        .v = keys + (int64_t)c->kv_heads * c->dim * bytes,
+                        .q_dtype = c->dtype,
+                        .kv_dtype = c->dtype,
+                        .k_stride = w->kv_row,
+                        .v_stride = w->kv_row,
+                        .n_keys = n_k,
+                        .index = i + n_k - n_q,
+                        .mask = {.causal = c->causal, .window = c->left, .right = c->right}},
+        &expected);
+    return cpa_case_is_right(&expected, &(cpa_case_result){.out = got, .out_dtype = c->dtype, .lse = &got_lse}, NULL);
 }
 
 /* The rows of this rank beside those that one rank gives, and some beside the reference. */

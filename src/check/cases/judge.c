@@ -1,7 +1,8 @@
 #include "src/check/cases/judge.h"
 
 #include <math.h>
-#include <string.h>
+
+#include "base/convert.h"
 
 enum { KEYS_AT_ONCE = 64 }; /* which the reference takes in a fraction of the time that it takes for them one by one */
 
@@ -34,8 +35,9 @@ static void flush(batch *b, cpa_reference_row *reference) {
 
 static void add_key(batch *b, const cpa_case_row *row, int64_t i, int64_t index, float bias,
                     cpa_reference_row *reference) {
-    memcpy(b->k + b->n * row->k_dim, row->k + i * row->k_stride, (size_t)row->k_dim * sizeof *b->k);
-    memcpy(b->v + b->n * row->v_dim, row->v + i * row->v_stride, (size_t)row->v_dim * sizeof *b->v);
+    const int64_t bytes = cpa_dtype_bytes(row->kv_dtype);
+    cpa_widen(b->k + b->n * row->k_dim, (const char *)row->k + i * row->k_stride * bytes, row->kv_dtype, row->k_dim);
+    cpa_widen(b->v + b->n * row->v_dim, (const char *)row->v + i * row->v_stride * bytes, row->kv_dtype, row->v_dim);
     b->indices[b->n] = index;
     b->bias[b->n] = bias;
     b->biased |= bias != 0;
@@ -45,7 +47,9 @@ static void add_key(batch *b, const cpa_case_row *row, int64_t i, int64_t index,
 void cpa_case_expect(const cpa_case_row *row, cpa_case_expected *out) {
     cpa_reference_row reference;
     batch b = {.n = 0};
-    cpa_reference_begin(&reference, row->q, row->k_dim, row->v_dim, row->dtype, row->scale);
+    float q[CPA_MAX_HEAD_DIM];
+    cpa_widen(q, row->q, row->q_dtype, row->k_dim);
+    cpa_reference_begin(&reference, q, row->k_dim, row->v_dim, row->dtype, row->scale);
     const cpa_reference_rules rules = cpa_case_score_rules(row->score, row->head, row->index);
     cpa_reference_set_rules(&reference, &rules);
     for (int64_t i = 0; i < row->n_keys; i++) {
@@ -79,9 +83,12 @@ int cpa_case_is_right(const cpa_case_expected *expected, const cpa_case_result *
     const int32_t n = expected->v_dim;
     int right = 1;
     if (result->o) right &= is_within(cpa_reference_error(result->o, expected->o, n), expected->o_tolerance, worst);
-    if (result->out)
-        right &= is_within(cpa_reference_error(result->out, expected->out, n),
-                           expected->out_tolerance + result->out_slack, worst);
+    if (result->out) {
+        float out[CPA_MAX_HEAD_DIM];
+        cpa_widen(out, result->out, result->out_dtype, n);
+        right &=
+            is_within(cpa_reference_error(out, expected->out, n), expected->out_tolerance + result->out_slack, worst);
+    }
     if (result->lse) right &= lse_is_right((double)*result->lse, expected->lse, expected->lse_tolerance);
     return right;
 }

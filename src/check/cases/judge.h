@@ -12,9 +12,10 @@ typedef struct cpa_case_row {
     cpa_dtype dtype; /* the coarser one of queries and cache, whose roundings are allowed */
     int32_t k_dim, v_dim;
     double scale; /* 0: 1 / sqrt(k_dim) */
-    const float *q;
-    /* Key i of the KV head at k + i * k_stride, its value at v + i * v_stride. */
-    const float *k, *v;
+    /* Elements of q_dtype and kv_dtype, fp32 or 16 bits: the query, and key i of the KV head so many elements behind k,
+     * i * k_stride, with its value at v. */
+    const void *q, *k, *v;
+    cpa_dtype q_dtype, kv_dtype;
     int64_t k_stride, v_stride, n_keys;
     const int64_t *key_indices; /* of key i in the sequence; NULL: i */
     int64_t index;              /* of the query in the sequence */
@@ -43,7 +44,9 @@ void cpa_case_expect(const cpa_case_row *row, cpa_case_expected *out);
 
 /* Parts of a result; NULL: there is none. */
 typedef struct cpa_case_result {
-    const float *o, *out, *lse;
+    const float *o, *lse;
+    const void *out; /* elements of out_dtype, fp32 or 16 bits */
+    cpa_dtype out_dtype;
     double out_slack; /* allowed beside the tolerance of `out` */
 } cpa_case_result;
 
