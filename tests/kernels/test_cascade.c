@@ -247,18 +247,6 @@ static void deal_sequences(cascade_fixture *f) {
     }
 }
 
-/* The keys and values of a sequence become what a quantised cache holds of them. */
-static void read_back(cascade_fixture *f, cpa_case_sequence *s, const int32_t *table) {
-    const int32_t block_size = f->shape.block_size, heads = s->kv_heads;
-    const int64_t keys = cpa_tokens_before(f->map, shard_of(f), s->length);
-    for (int64_t i = 0; i < keys * heads; i++) {
-        const int64_t token = i / heads, head = i % heads;
-        const int64_t row = cpa_token_position(f->map, shard_of(f), token) * heads + head;
-        cpa_kv_fixture_load(&f->kv, table[token / block_size], token % block_size, (int32_t)head, s->k + row * s->k_dim,
-                            s->v + row * s->v_dim);
-    }
-}
-
 static void fixture_init(cascade_fixture *f, const cascade_case *shape, int32_t rank) {
     *f = (cascade_fixture){.shape = *shape, .map = {shape->ranks, shape->interleave}, .rank = rank};
     const int64_t most = 5 * shape->prefix + 400, width = (int64_t)shape->q_heads * shape->dim;
@@ -277,7 +265,8 @@ static void fixture_init(cascade_fixture *f, const cascade_case *shape, int32_t 
         const cpa_attend_item *item = &f->items[i];
         cpa_test_store_shard(&f->kv, &f->sequences[i], f->map, shard_of(f), f->sequences[i].length,
                              f->tables + i * f->stride);
-        if (cpa_dtype_is_quantised(shape->kv_dtype)) read_back(f, &f->sequences[i], f->tables + i * f->stride);
+        cpa_test_read_shard(&f->kv, &f->sequences[i], f->map, shard_of(f), f->sequences[i].length,
+                            f->tables + i * f->stride);
         for (int64_t row = 0; row < item->q_count; row++) {
             const int64_t position = cpa_token_position(f->map, item->q_set, item->q_first + row);
             cpa_narrow(f->q + (item->q_row + row) * width * element, f->sequences[i].q + position * width, shape->dtype,

@@ -70,46 +70,39 @@ static int read_real(const char *text, double *out) {
     return end != text && *end == 0;
 }
 
+static int put(void *member, const void *value, size_t bytes) {
+    memcpy(member, value, bytes);
+    return 1;
+}
+
+static int read_dtype(const char *text, int32_t *out) {
+    for (*out = 0; cpa_dtype_traits_of((cpa_dtype)*out); ++*out)
+        if (strcmp(cpa_dtype_name((cpa_dtype)*out), text) == 0) return 1;
+    return 0;
+}
+
+static int read_choice(const char *const *names, const char *text, int32_t *out) {
+    for (*out = 0; names[*out]; ++*out)
+        if (strcmp(names[*out], text) == 0) return 1;
+    return 0;
+}
+
 int cpa_case_field_read(const cpa_case_field *field, const char *text, void *of) {
     char *member = (char *)of + field->at;
-    int64_t whole = 0;
-    int32_t narrow = 0;
+    int64_t whole;
+    int32_t narrow;
     double real;
-    float single;
     switch (field->kind) {
         case CPA_CASE_INT32:
             if (!read_whole(text, INT32_MIN, INT32_MAX, &whole)) return 0;
             narrow = (int32_t)whole;
-            memcpy(member, &narrow, sizeof narrow);
-            return 1;
-        case CPA_CASE_INT64:
-            if (!read_whole(text, INT64_MIN, INT64_MAX, &whole)) return 0;
-            memcpy(member, &whole, sizeof whole);
-            return 1;
-        case CPA_CASE_FLOAT:
-            if (!read_real(text, &real)) return 0;
-            single = (float)real;
-            memcpy(member, &single, sizeof single);
-            return 1;
-        case CPA_CASE_DOUBLE:
-            if (!read_real(text, &real)) return 0;
-            memcpy(member, &real, sizeof real);
-            return 1;
-        case CPA_CASE_DTYPE:
-            for (narrow = 0; cpa_dtype_traits_of((cpa_dtype)narrow); narrow++)
-                if (strcmp(cpa_dtype_name((cpa_dtype)narrow), text) == 0) break;
-            if (!cpa_dtype_traits_of((cpa_dtype)narrow)) return 0;
-            memcpy(member, &narrow, sizeof narrow);
-            return 1;
-        case CPA_CASE_CHOICE:
-            while (field->names[narrow] && strcmp(field->names[narrow], text) != 0) narrow++;
-            if (!field->names[narrow]) return 0;
-            memcpy(member, &narrow, sizeof narrow);
-            return 1;
-        case CPA_CASE_SET:
-            if (!read_set(field, text, &narrow)) return 0;
-            memcpy(member, &narrow, sizeof narrow);
-            return 1;
+            return put(member, &narrow, sizeof narrow);
+        case CPA_CASE_INT64: return read_whole(text, INT64_MIN, INT64_MAX, &whole) && put(member, &whole, sizeof whole);
+        case CPA_CASE_FLOAT: return read_real(text, &real) && put(member, &(float){(float)real}, sizeof(float));
+        case CPA_CASE_DOUBLE: return read_real(text, &real) && put(member, &real, sizeof real);
+        case CPA_CASE_DTYPE: return read_dtype(text, &narrow) && put(member, &narrow, sizeof narrow);
+        case CPA_CASE_CHOICE: return read_choice(field->names, text, &narrow) && put(member, &narrow, sizeof narrow);
+        case CPA_CASE_SET: return read_set(field, text, &narrow) && put(member, &narrow, sizeof narrow);
     }
     return 0;
 }
