@@ -32,9 +32,12 @@ void cpa_verify_dump_begin(cpa_verify_dump *dump, const cpa_verify *verify, cons
     memcpy(dump->row.q, row->q, sizeof row->q);
     memcpy(dump->row.result, row->got, sizeof row->got);
     memcpy(dump->row.reference, wrong->reference, sizeof wrong->reference);
-    snprintf(dump->path, sizeof dump->path, "%s/row-%llu-%lld-%d-%d", verify->dump_folder,
-             (unsigned long long)chunk->request, (long long)sample->position, sample->layer, sample->head);
-    if (cpa_row_file_create(dump->path, &dump->row, &dump->file, &err) != CPA_OK)
+    const int length =
+        snprintf(dump->path, sizeof dump->path, "%s/row-%llu-%lld-%d-%d", verify->dump_folder,
+                 (unsigned long long)chunk->request, (long long)sample->position, sample->layer, sample->head);
+    if (length >= (int)sizeof dump->path)
+        snprintf(dump->said, sizeof dump->said, "; violation_dump: its path is too long");
+    else if (cpa_row_file_create(dump->path, &dump->row, &dump->file, &err) != CPA_OK)
         snprintf(dump->said, sizeof dump->said, "; %.300s", err.message);
 }
 
