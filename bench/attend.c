@@ -140,22 +140,22 @@ static void count_work(const attend_state *s, cpa_bench_row *row) {
 
 /* What a call attends with. */
 static cpa_attend_args args_of(const attend_state *s, int64_t call) {
-    int64_t copy = call % s->copies;
+    const int64_t copy = call % s->copies;
     cpa_kv_view kv = s->kv;
     kv.num_blocks /= s->copies;
     kv.k = (char *)kv.k + copy * s->cache_bytes;
     kv.v = (char *)kv.v + copy * s->cache_bytes;
-    return (cpa_attend_args){
-        .size = sizeof(cpa_attend_args),
+    cpa_attend_args args = {
+        .size = sizeof args,
         .q = s->q,
         .q_dtype = (cpa_dtype)s->site->options.dtype,
         .kv = kv,
-        .mask = {.causal = !s->site->options.full && !s->score.has_custom},
+        .mask = {.causal = !s->site->options.full && !s->score.device.custom.bits},
         .state = {.lse = s->lse, .lse_row_stride = s->site->options.q_heads},
         .out = s->out,
-        .rules = s->score.has_rules ? &s->score.rules : NULL,
-        .custom = s->score.has_custom ? &s->score.custom : NULL,
     };
+    if (s->site->options.rules != CPA_BENCH_NO_RULE) cpa_case_score_set(&s->score.device, &args);
+    return args;
 }
 
 /* Notes a kernel that runs, once, and the first reason for one that is not the fastest. */
@@ -229,7 +229,9 @@ static cpa_status run(void *state, int64_t call, cpa_error *err) {
 
 static cpa_status check(void *state, cpa_bench_row *row, cpa_error *err) {
     attend_state *s = state;
-    return cpa_bench_attend_check(s->site, &s->work, s->out, s->lse, &row->checked, &row->wrong, err);
+    const cpa_bench_attend_check_args args = {
+        .work = &s->work, .out = s->out, .lse = s->lse, .score = &s->score.checked};
+    return cpa_bench_attend_check(s->site, &args, &row->checked, &row->wrong, err);
 }
 
 static void release(void *state) {
@@ -237,7 +239,8 @@ static void release(void *state) {
     if (!s) return;
     for (int64_t i = 0; s->plans && i < s->work.n_steps; i++) cpa_attend_plan_destroy(s->plans[i]);
     free(s->plans);
-    cpa_bench_score_release(s->site, &s->score);
+    cpa_case_score_free(&s->score.device, s->site->device);
+    cpa_case_score_release(&s->score.host);
     cpa_device_free(s->site->device, s->lse);
     cpa_device_free(s->site->device, s->out);
     cpa_device_free(s->site->device, s->q);

@@ -6,6 +6,7 @@
 #include <cpattn/ops.h>
 
 #include "bench/benchmark.h"
+#include "src/check/cases/score.h"
 
 /* New tokens [first, first + count) of a sequence, which see it up to the last of them; the rows [row, row + count). */
 typedef struct cpa_bench_piece {
@@ -40,9 +41,16 @@ cpa_status cpa_bench_use_path(cpa_bench_site *site, cpa_error *err);
 cpa_status cpa_bench_note_kernels(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_bench_row *row,
                                   cpa_error *err);
 
-/* Compares sampled rows of out [rows, q_heads, v_dim] and lse [rows, q_heads], on the device, with unfused float64
- * attention over inputs that are synthesized again. */
-cpa_status cpa_bench_attend_check(cpa_bench_site *site, const cpa_bench_attend_work *work, const void *out,
-                                  const float *lse, int64_t *checked, int64_t *wrong, cpa_error *err);
+/* What a benchmark has attended. */
+typedef struct cpa_bench_attend_check_args {
+    const cpa_bench_attend_work *work;
+    const void *out;             /* [rows, q_heads, v_dim], on the device */
+    const float *lse;            /* [rows, q_heads], on the device */
+    const cpa_case_score *score; /* its rules, as the reference applies them; NULL: none */
+} cpa_bench_attend_check_args;
+
+/* Compares sampled rows with unfused float64 attention over inputs that are synthesized again. */
+cpa_status cpa_bench_attend_check(cpa_bench_site *site, const cpa_bench_attend_check_args *args, int64_t *checked,
+                                  int64_t *wrong, cpa_error *err);
 
 #endif

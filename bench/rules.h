@@ -1,9 +1,6 @@
-/* What the cases of bench attend do to scores (cpattn/score.h): a rule by name, its arrays on the device, and what the
- * check expects of it. */
+/* What the cases of bench attend do to scores (cpattn/score.h): a rule by name. */
 #ifndef CPA_BENCH_RULES_H
 #define CPA_BENCH_RULES_H
-
-#include <cpattn/score.h>
 
 #include "bench/attend.h"
 
@@ -20,19 +17,13 @@ typedef enum cpa_bench_rule {
 extern const char *const cpa_bench_rules[];
 
 typedef struct cpa_bench_score {
-    cpa_score_rules rules;
-    cpa_custom_mask custom;
-    int has_rules, has_custom;
+    cpa_case_score host;
+    cpa_case_score checked; /* the host's without bits, which say what causality says */
+    cpa_case_score_on_device device;
 } cpa_bench_score;
 
-/* To be released whatever the status. */
+/* host and device are to be released whatever the status. */
 cpa_status cpa_bench_score_make(cpa_bench_site *site, const cpa_bench_attend_work *work, cpa_bench_score *out,
                                 cpa_error *err);
-void cpa_bench_score_release(const cpa_bench_site *site, cpa_bench_score *score);
-
-/* The score of a key at index t for a query at index p, of a head. */
-double cpa_bench_ruled(const cpa_bench_options *options, int64_t head, int64_t p, int64_t t, double score);
-/* What a sink leaves of a result with that LSE. */
-double cpa_bench_kept(const cpa_bench_options *options, int64_t head, double lse);
 
 #endif

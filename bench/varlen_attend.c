@@ -114,7 +114,8 @@ static cpa_status run(void *state, int64_t call, cpa_error *err) {
 
 static cpa_status check(void *state, cpa_bench_row *row, cpa_error *err) {
     varlen_state *s = state;
-    return cpa_bench_attend_check(s->site, &s->work, s->out, s->lse, &row->checked, &row->wrong, err);
+    const cpa_bench_attend_check_args args = {.work = &s->work, .out = s->out, .lse = s->lse};
+    return cpa_bench_attend_check(s->site, &args, &row->checked, &row->wrong, err);
 }
 
 static void release(void *state) {

@@ -110,6 +110,8 @@ static cpa_status prepare(int argc, char **argv, cpa_job *job, cpa_workload *wor
     if (settings->result_json[0]) CPA_TRY(cpa_output_check("--result-json", settings->result_json, err));
     if (settings->timeline[0]) CPA_TRY(cpa_output_check("--timeline", settings->timeline, err));
     if (settings->metrics_file[0]) CPA_TRY(cpa_output_check("--metrics-file", settings->metrics_file, err));
+    if (settings->violation_dump[0])
+        CPA_TRY(cpa_output_check_folder("--violation-dump", settings->violation_dump, err));
     if (settings->generate) {
         CPA_TRY(cpa_workload_of_prompt(settings, job->network.vocabulary, workload, err));
         job->kept_logits = workload->generation.given.count;
@@ -268,6 +270,7 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, int64_t num_blocks
         .transport = (cpa_transport_kind)settings->transport,
         .staging_bytes = settings->staging_bytes,
         .verify = settings->verify,
+        .violation_dump = settings->violation_dump[0] ? settings->violation_dump : NULL,
         .skip_self_test = (int32_t)settings->skip_self_test,
         .timeline_spans = settings->timeline[0] ? CPA_TIMELINE_SPANS : 0,
         .enforce_eager = (int32_t)settings->enforce_eager,

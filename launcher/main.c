@@ -1,4 +1,5 @@
-/* The program: `mpirun -np N cp_attn [options]`, `cp_attn serve ...`, `cp_attn generate ...` or `cp_attn bench ...`. */
+/* The program: `mpirun -np N cp_attn [options]`, `cp_attn serve ...`, `cp_attn generate ...`,
+ * `cp_attn bench ...` or `cp_attn check FILE`. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +11,7 @@
 #include "bench/serve/serve.h"
 #include "launcher/dry_run.h"
 #include "launcher/ranks.h"
+#include "launcher/row_check.h"
 #include "launcher/run.h"
 #include "launcher/serve.h"
 
@@ -89,6 +91,7 @@ int main(int argc, char **argv) {
     if (!hold_standard_streams()) return CPA_EXIT_FAULT;
     if (argc > 2 && strcmp(argv[1], "bench") == 0 && strcmp(argv[2], "serve") == 0)
         return cpa_bench_serve_main(argc - 2, argv + 2, getenv("OPENAI_API_KEY")); /* a client has no ranks */
+    if (argc > 1 && strcmp(argv[1], "check") == 0) return cpa_row_check_main(argc - 1, argv + 1);
     cpa_log_set(log_early, NULL, CPA_LOG_WARN);
     cpa_status joined = cpa_ranks_join(&argc, &argv, &comm, &err);
     if (joined != CPA_OK) {

@@ -28,6 +28,12 @@ static FILE *open_beside(const char *path, char *name, size_t bytes) {
     return file;
 }
 
+cpa_status cpa_output_check_folder(const char *option, const char *path, cpa_error *err) {
+    struct stat info;
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode) && access(path, W_OK | X_OK) == 0) return CPA_OK;
+    return cpa_fail(err, CPA_INVALID, "%s: found '%s', expected a folder that can be written to", option, path);
+}
+
 cpa_status cpa_output_check(const char *option, const char *path, cpa_error *err) {
     char name[PATH_MAX];
     struct stat info;

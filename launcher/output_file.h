@@ -18,6 +18,9 @@ typedef struct cpa_output_file {
  * option and the path, if not. */
 cpa_status cpa_output_check(const char *option, const char *path, cpa_error *err);
 
+/* The same of a folder that files will be put in. */
+cpa_status cpa_output_check_folder(const char *option, const char *path, cpa_error *err);
+
 /* When a run begins: the file that an earlier one has left at `path` becomes PATH.old, in the place of an older one, so
  * that what stands at `path` is always of the last run. CPA_IO, naming the path, if it cannot. */
 cpa_status cpa_output_retire(const char *path, cpa_error *err);

@@ -100,6 +100,7 @@ typedef struct cpa_settings {
     int64_t staging_bytes;
 
     double verify;
+    char violation_dump[CPA_TEXT_BYTES];
     int64_t check_logits;
     int64_t skip_self_test;
 

@@ -201,6 +201,10 @@ const cpa_field cpa_settings_rows[] = {
      .help =
          "share of the results (token, head, layer) that are checked against float64; auto: at most 0.001, and what "
          "2% of the run time pays for"},
+    {"Checks", "violation-dump", "FOLDER", TEXT(violation_dump),
+     .help =
+         "keep what a row that the check finds wrong had, its keys and values too, in a file there, for cp_attn check; "
+         "on the rank that found it"},
     {"Checks", "check-logits", "N", INT(check_logits, "0", 0, 1 << 16),
      .help = "with --model-dir: the logits of N output tokens, chosen at random, are compared at the end with a plain "
              "forward in fp32 on the host; not with a quantised cache"},

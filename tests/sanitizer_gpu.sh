@@ -17,7 +17,7 @@ skip() {
     exit 77
 }
 command -v "$sanitizer" >/dev/null || skip "no $sanitizer"
-CPATTN_TEST_DEVICE=cuda timeout 60 "$build/tests/test_self_test_kernels" small >/dev/null 2>&1
+CPATTN_TEST_DEVICE=cuda timeout 60 "$build/tests/test_self_test_kernels" --small >/dev/null 2>&1
 [ $? -ne 77 ] || skip "no CUDA device"
 
 log=$(mktemp)
@@ -42,7 +42,7 @@ check() {
 mpirun=(mpirun --allow-run-as-root --oversubscribe --bind-to none)
 for tool in $tools; do
     run=("$sanitizer" --tool "$tool" --error-exitcode 99)
-    check "$tool" "kernels" env CPATTN_TEST_DEVICE=cuda "${run[@]}" "$build/tests/test_self_test_kernels" small
+    check "$tool" "kernels" env CPATTN_TEST_DEVICE=cuda "${run[@]}" "$build/tests/test_self_test_kernels" --small
     check "$tool" "test_varlen" env CPATTN_TEST_DEVICE=cuda "${run[@]}" "$build/tests/test_varlen" short
     for name in test_kv test_merge test_synthesize test_quant; do
         check "$tool" "$name" env CPATTN_TEST_DEVICE=cuda "${run[@]}" "$build/tests/$name"

@@ -103,6 +103,9 @@ typedef struct cpa_engine_options {
     cpa_cascade_attention cascade_attention; /* as of a context */
     int32_t ngram_branches;                  /* as cpa_ngram_options has them: drafts are a tree */
     cpa_ranks_fn on_ranks;                   /* rank 0; NULL = nothing is called */
+    /* A folder: the rank that finds a checked row wrong keeps there, in a file that the error names, what the row had:
+     * query, keys, values, result and reference. They tell of what was in the prompt. Copied; NULL = nothing is kept. */
+    const char *violation_dump;
 } cpa_engine_options;
 
 typedef struct cpa_request {

@@ -15,8 +15,8 @@
 #include "src/check/self_test_rules.h"
 
 /* Tokens of the sequence, two blocks at least: where the reference runs on a device, enough for prefill to split the
- * keys of a shard, in pieces of 1024. On the host it takes every so-many-th row. */
-enum { DEVICE_TOKENS = 2501, HOST_TOKENS = 401, HOST_ROWS_APART = 9 };
+ * keys of a shard, in pieces of 1024. */
+enum { DEVICE_TOKENS = 2501, HOST_TOKENS = 401 };
 enum { MOST_EMPTY = 2 }; /* states of nothing in a merge */
 
 static cpa_status make_plans(cpa_kernel_test *t, int64_t prefill, cpa_error *err) {
@@ -107,34 +107,10 @@ static cpa_status expect_on_device(cpa_kernel_test *t, cpa_mask mask, int both) 
     return CPA_OK;
 }
 
-static void expect_row(cpa_kernel_test *t, cpa_mask mask, int both, int64_t row, int32_t head) {
-    const cpa_attention_shape *shape = &t->options->model.attention;
-    const int64_t at = row * shape->q_heads + head, kv_head = head / (shape->q_heads / shape->kv_heads);
-    double o[CPA_MAX_HEAD_DIM], lse, tolerance;
-    cpa_reference_row reference;
-    cpa_reference_begin(&reference, t->q + at * shape->k_dim, shape->k_dim, shape->v_dim, t->coarser, (double)t->scale);
-    for (int64_t i = both ? 0 : t->keys[0]; i < t->keys[0] + t->limits[row]; i++) {
-        if (!cpa_reference_sees(mask, t->q_positions[row], t->k_positions[i])) continue;
-        cpa_reference_add(&reference, t->k + (i * shape->kv_heads + kv_head) * shape->k_dim,
-                          t->v + (i * shape->kv_heads + kv_head) * shape->v_dim);
-    }
-    cpa_reference_end(&reference, o, &lse, &tolerance);
-    for (int32_t d = 0; d < shape->v_dim; d++) t->want.o[at * shape->v_dim + d] = (float)o[d];
-    t->want.lse[at] = (float)lse;
-    t->want.tolerance[at] = (float)tolerance;
-}
-
 static cpa_status expect(cpa_kernel_test *t, cpa_mask mask, int both) {
     const cpa_attention_shape *shape = &t->options->model.attention;
     if (t->blas) return expect_on_device(t, mask, both);
-    /* Some rows and the last ones, each with one query head of every KV head. */
-    for (int64_t row = 0; row < t->rows; row++) {
-        int taken = row % HOST_ROWS_APART == 0 || row >= t->rows - CPA_SELF_TEST_DECODE_ROWS - 1;
-        for (int32_t head = 0; head < shape->q_heads; head++) {
-            t->want.tolerance[row * shape->q_heads + head] = -1;
-            if (taken && (head + row) % (shape->q_heads / shape->kv_heads) == 0) expect_row(t, mask, both, row, head);
-        }
-    }
+    cpa_self_test_expect(t, mask, NULL, both, shape->q_heads / shape->kv_heads);
     return CPA_OK;
 }
 

@@ -5,7 +5,7 @@
 
 #include "base/check.h"
 #include "kernels/block_layout.h"
-#include "kernels/synthesize.h"
+#include "src/check/cases/inputs.h"
 #include "src/check/reference.h"
 #include "src/check/self_test_pages.h"
 
@@ -33,18 +33,19 @@ cpa_status cpa_self_test_device(cpa_kernel_test *t, int64_t bytes, const void *f
     return status;
 }
 
-/* Rows of one tensor from the generator, [n, heads, dim] in the model's dtype. */
-static void generate(const cpa_kernel_test *t, cpa_synth_tensor tensor, int64_t n, const int64_t *positions, char *out,
-                     uint32_t *tokens) {
+/* Rows of one tensor from the generator, [n, heads, dim], in the model's dtype and as floats. */
+static cpa_status generate(cpa_kernel_test *t, cpa_synth_tensor tensor, int64_t n, const int64_t *positions, char **raw,
+                           float **wide, cpa_error *err) {
     cpa_synth_args args = cpa_synth_of(&t->options->model.attention, tensor);
-    const int64_t bytes = args.dim * cpa_dtype_bytes(args.dtype);
-    for (int64_t i = 0; i < n; i++) tokens[i] = (uint32_t)(positions[i] * 0x9e3779b1u);
+    const int64_t elements = n * args.heads * args.dim;
     args.seed = t->seed;
     args.rows = n;
-    args.tokens = tokens;
     args.positions = positions;
-    for (int32_t h = 0; h < args.heads; h++)
-        cpa_synthesize_rows(&args, h, 0, n, out + h * bytes, (int64_t)args.heads * args.dim);
+    CPA_TRY(cpa_self_test_host(t, elements * cpa_dtype_bytes(args.dtype), raw, err));
+    CPA_TRY(cpa_self_test_host(t, elements * (int64_t)sizeof **wide, wide, err));
+    CPA_TRY(cpa_case_synthesize(args, *raw, err));
+    cpa_reference_widen(*raw, args.dtype, elements, *wide);
+    return CPA_OK;
 }
 
 static void set_positions(cpa_kernel_test *t, int64_t prefill) {
@@ -60,30 +61,15 @@ static void set_positions(cpa_kernel_test *t, int64_t prefill) {
 }
 
 cpa_status cpa_self_test_make_inputs(cpa_kernel_test *t, int64_t prefill, cpa_error *err) {
-    const cpa_attention_shape *shape = &t->options->model.attention;
-    const int64_t n = cpa_self_test_total_keys(t), most = n > t->rows ? n : t->rows,
-                  element = cpa_dtype_bytes(shape->dtype);
-    const int64_t q = t->rows * shape->q_heads * shape->k_dim, k = n * shape->kv_heads * shape->k_dim;
-    const int64_t v = n * shape->kv_heads * shape->v_dim;
-    uint32_t *tokens = NULL;
-    CPA_TRY(cpa_self_test_host(t, n * (int64_t)sizeof(int64_t), &t->k_positions, err));
-    CPA_TRY(cpa_self_test_host(t, t->rows * (int64_t)sizeof(int64_t), &t->q_positions, err));
-    CPA_TRY(cpa_self_test_host(t, t->rows * (int64_t)sizeof(int64_t), &t->limits, err));
-    CPA_TRY(cpa_self_test_host(t, q * element, &t->q_raw, err));
-    CPA_TRY(cpa_self_test_host(t, k * element, &t->k_raw, err));
-    CPA_TRY(cpa_self_test_host(t, v * element, &t->v_raw, err));
-    CPA_TRY(cpa_self_test_host(t, q * (int64_t)sizeof(float), &t->q, err));
-    CPA_TRY(cpa_self_test_host(t, k * (int64_t)sizeof(float), &t->k, err));
-    CPA_TRY(cpa_self_test_host(t, v * (int64_t)sizeof(float), &t->v, err));
-    CPA_TRY(cpa_self_test_host(t, most * (int64_t)sizeof *tokens, &tokens, err));
+    const int64_t n = cpa_self_test_total_keys(t), rows = t->rows, index = (int64_t)sizeof(int64_t);
+    CPA_TRY(cpa_self_test_host(t, n * index, &t->k_positions, err));
+    CPA_TRY(cpa_self_test_host(t, rows * index, &t->q_positions, err));
+    CPA_TRY(cpa_self_test_host(t, rows * index, &t->limits, err));
     set_positions(t, prefill);
-    generate(t, CPA_SYNTH_Q, t->rows, t->q_positions, t->q_raw, tokens);
-    generate(t, CPA_SYNTH_K, n, t->k_positions, t->k_raw, tokens);
-    generate(t, CPA_SYNTH_V, n, t->k_positions, t->v_raw, tokens);
-    cpa_reference_widen(t->q_raw, shape->dtype, q, t->q);
-    cpa_reference_widen(t->k_raw, shape->dtype, k, t->k);
-    cpa_reference_widen(t->v_raw, shape->dtype, v, t->v);
-    return cpa_self_test_device(t, q * element, t->q_raw, &t->q_device, err);
+    CPA_TRY(generate(t, CPA_SYNTH_Q, rows, t->q_positions, &t->q_raw, &t->q, err));
+    CPA_TRY(generate(t, CPA_SYNTH_K, n, t->k_positions, &t->k_raw, &t->k, err));
+    CPA_TRY(generate(t, CPA_SYNTH_V, n, t->k_positions, &t->v_raw, &t->v, err));
+    return cpa_self_test_device(t, rows * cpa_shape_q_bytes(&t->options->model.attention), t->q_raw, &t->q_device, err);
 }
 
 /* Blocks of the layout that the engine's caches have. */

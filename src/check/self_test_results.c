@@ -4,7 +4,7 @@
 #include <math.h>
 
 #include "base/check.h"
-#include "src/check/reference.h"
+#include "src/check/cases/judge.h"
 #include "src/check/self_test_pages.h"
 
 cpa_status cpa_self_test_make_results(cpa_kernel_test *t, cpa_error *err) {
@@ -22,6 +22,42 @@ cpa_status cpa_self_test_make_results(cpa_kernel_test *t, cpa_error *err) {
     CPA_TRY(cpa_self_test_host(t, lse, &t->want.lse, err));
     CPA_TRY(cpa_self_test_host(t, lse, &t->want.tolerance, err));
     return cpa_self_test_host(t, o + o > pages ? o + o : pages, &t->got, err);
+}
+
+enum { ROWS_APART = 9 }; /* that the reference on the host is asked for, beside the last ones */
+
+static void expect_row(cpa_kernel_test *t, cpa_mask mask, const cpa_case_score *score, int both, int64_t row,
+                       int32_t head) {
+    const cpa_attention_shape *shape = &t->options->model.attention;
+    const int64_t at = row * shape->q_heads + head, from = both ? 0 : t->keys[0];
+    const cpa_case_sequence all = {
+        cpa_self_test_total_keys(t), shape->q_heads, shape->kv_heads, shape->k_dim, shape->v_dim, t->q, t->k, t->v};
+    cpa_case_row question = cpa_case_row_of(&all, row, head, t->coarser);
+    cpa_case_expected expected;
+    question.scale = (double)t->scale;
+    question.k = (const float *)question.k + from * question.k_stride;
+    question.v = (const float *)question.v + from * question.v_stride;
+    question.n_keys = t->keys[0] - from + t->limits[row];
+    question.key_indices = t->k_positions + from;
+    question.index = t->q_positions[row];
+    question.mask = mask;
+    question.score = score;
+    question.score_row = row;
+    cpa_case_expect(&question, &expected);
+    for (int32_t d = 0; d < shape->v_dim; d++) t->want.o[at * shape->v_dim + d] = (float)expected.out[d];
+    t->want.lse[at] = (float)expected.lse;
+    t->want.tolerance[at] = (float)expected.out_tolerance;
+}
+
+void cpa_self_test_expect(cpa_kernel_test *t, cpa_mask mask, const cpa_case_score *score, int both,
+                          int32_t heads_apart) {
+    const int32_t heads = t->options->model.attention.q_heads;
+    for (int64_t i = 0; i < t->rows * heads; i++) t->want.tolerance[i] = -1;
+    for (int64_t row = 0; row < t->rows; row++) {
+        if (row % ROWS_APART != 0 && row < t->rows - CPA_SELF_TEST_DECODE_ROWS - 1) continue;
+        for (int32_t head = 0; head < heads; head++)
+            if ((head + row) % heads_apart == 0) expect_row(t, mask, score, both, row, head);
+    }
 }
 
 static cpa_status wrong_row(const cpa_kernel_test *t, const char *what, cpa_mask mask, int64_t at, const char *which,

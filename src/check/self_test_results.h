@@ -2,10 +2,15 @@
 #ifndef CPA_SELF_TEST_RESULTS_H
 #define CPA_SELF_TEST_RESULTS_H
 
+#include "src/check/cases/score.h"
 #include "src/check/self_test_internal.h"
 
 /* The memory of both. */
 cpa_status cpa_self_test_make_results(cpa_kernel_test *t, cpa_error *err);
+/* What the reference on the host says of some rows and the last ones, of one head in `heads_apart`: over the keys of
+ * shard 1 that a row is given, behind all of shard 0 where `both`. `score` may be NULL. */
+void cpa_self_test_expect(cpa_kernel_test *t, cpa_mask mask, const cpa_case_score *score, int both,
+                          int32_t heads_apart);
 /* Compares a state, or the rounded result beside its LSE, with what rows must be. CPA_CHECK_FAILED names what was done,
  * the mask, and the first row that is wrong. */
 cpa_status cpa_self_test_compare(cpa_kernel_test *t, const char *what, cpa_mask mask, const cpa_self_test_result *r,

@@ -229,6 +229,11 @@ cpa_status cpa_verify_create(cpa_control *control, cpa_worker *worker, double ra
     return CPA_OK;
 }
 
+cpa_status cpa_verify_keep_violations(cpa_verify *verify, const char *folder, cpa_error *err) {
+    verify->dump_folder = strdup(folder ? folder : "");
+    return verify->dump_folder ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for a path");
+}
+
 void cpa_verify_destroy(cpa_verify *verify) {
     if (!verify) return;
     cpa_device *device = verify->worker->device;
@@ -236,6 +241,7 @@ void cpa_verify_destroy(cpa_verify *verify) {
     device->table->free_host(device, verify->send.bytes);
     device->table->free_host(device, verify->data.bytes);
     cpa_threads_destroy(verify->threads);
+    free(verify->dump_folder);
     free(verify->scales);
     free(verify->samples);
     free(verify);

@@ -7,12 +7,8 @@
 
 #include "base/check.h"
 #include "src/check/reference.h"
+#include "src/check/verify_dump.h"
 #include "src/check/verify_gather.h"
-
-/* A partial state in float64. */
-typedef struct state {
-    double max, sum, o[CPA_MAX_HEAD_DIM];
-} state;
 
 /* What the row would be under each mistake, gathered while its keys go by. */
 typedef struct diagnosis {
@@ -23,29 +19,25 @@ typedef struct diagnosis {
     int32_t owner;  /* the rank that owns the token of the query, */
     int32_t keeper; /* and the one that kept the sample */
     cpa_reference_row row;
-    state *shards; /* [size]: each rank's keys alone */
+    cpa_reference_row *shards; /* [size]: each rank's keys alone */
     const cpa_step_plan *plan;
     const cpa_plan_chunk *chunk;
-    state without_self, with_next; /* key < query; key <= query + 1 */
-    state with_branches;           /* key <= query, drafts of other branches too */
+    cpa_reference_row without_self, with_next; /* key < query; key <= query + 1 */
+    cpa_reference_row with_branches;           /* key <= query, drafts of other branches too */
+    cpa_reference_row without_rules;           /* scores as they are */
     double tolerance;
     char finding[160];
+    const cpa_verify_wrong_row *wrong;
+    int64_t n_keys; /* of all ranks */
+    cpa_verify_dump dump;
 } diagnosis;
 
-static void add_key(state *s, const cpa_reference_row *row, const float *k, const float *v) {
-    double score = 0;
-    for (int32_t d = 0; d < row->k_dim; d++) score += (double)row->q[d] * (double)k[d];
-    score *= row->scale;
-    double keep = score > s->max ? exp(s->max - score) : 1;
-    s->max = fmax(s->max, score);
-    double p = exp(score - s->max);
-    s->sum = s->sum * keep + p;
-    for (int32_t d = 0; d < row->v_dim; d++) s->o[d] = s->o[d] * keep + p * (double)v[d];
-}
-
-static void clear_states(state *s, int64_t n) {
-    memset(s, 0, (size_t)n * sizeof *s);
-    for (int64_t i = 0; i < n; i++) s[i].max = -INFINITY;
+/* Begins rows of the query without any key. */
+static void begin_rows(const diagnosis *d, cpa_reference_row *rows, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        cpa_reference_begin(&rows[i], d->row.q, d->row.k_dim, d->row.v_dim, d->row.dtype, d->row.scale);
+        cpa_reference_set_rules(&rows[i], &d->row.rules);
+    }
 }
 
 /* Whether the result is the merge of the shards but `left_out` (-1: none), with the LSE of the own shard and those of
@@ -54,7 +46,7 @@ static int equals_merge(const diagnosis *d, int32_t left_out, double own_scale, 
     double max = -INFINITY, sum = 0, o[CPA_MAX_HEAD_DIM] = {0};
     for (int pass = 0; pass < 2; pass++) {
         for (int32_t r = 0; r < d->map.cp_size; r++) {
-            const state *s = &d->shards[r];
+            const cpa_reference_row *s = &d->shards[r];
             if (r == left_out || s->sum == 0) continue;
             double lse = (s->max + log(s->sum)) * (r == d->owner ? own_scale : remote_scale);
             if (pass == 0) {
@@ -66,13 +58,15 @@ static int equals_merge(const diagnosis *d, int32_t left_out, double own_scale, 
             for (int32_t i = 0; i < d->row.v_dim; i++) o[i] += weight * s->o[i] / s->sum;
         }
     }
+    if (d->row.rules.has_sink && sum > 0) sum += exp(d->row.rules.sink - max);
     for (int32_t i = 0; i < d->row.v_dim; i++) o[i] = sum > 0 ? o[i] / sum : 0;
     return cpa_reference_error(d->row.got, o, d->row.v_dim) <= d->tolerance;
 }
 
-static int equals_state(const diagnosis *d, const state *s) {
-    double o[CPA_MAX_HEAD_DIM];
-    for (int32_t i = 0; i < d->row.v_dim; i++) o[i] = s->sum > 0 ? s->o[i] / s->sum : 0;
+static int equals_row(const diagnosis *d, const cpa_reference_row *row) {
+    cpa_reference_row ended = *row;
+    double o[CPA_MAX_HEAD_DIM], lse, tolerance;
+    cpa_reference_end(&ended, o, &lse, &tolerance);
     return cpa_reference_error(d->row.got, o, d->row.v_dim) <= d->tolerance;
 }
 
@@ -81,7 +75,7 @@ static void name_mistake(diagnosis *d, int32_t kv_head) {
     const cpa_model_shape *m = &d->verify->worker->options.model;
     int32_t expected = d->sample->head / (m->attention.q_heads / m->attention.kv_heads);
     const double log2_e = 1.4426950408889634;
-    if (d->finding[0] || m->layer_rules) return; /* the states here know no rules */
+    if (d->finding[0]) return;
     if (kv_head != expected) {
         if (equals_merge(d, -1, 1, 1)) {
             snprintf(d->finding, sizeof d->finding, "it reads KV head %d instead of %d", kv_head, expected);
@@ -89,6 +83,10 @@ static void name_mistake(diagnosis *d, int32_t kv_head) {
         return;
     }
     if (equals_merge(d, -1, 1, 1)) return; /* so little is wrong that no mistake can be told from none */
+    if (m->layer_rules && equals_row(d, &d->without_rules)) {
+        snprintf(d->finding, sizeof d->finding, "the score rules of the layer are missing from it");
+        return;
+    }
     if (equals_merge(d, -1, 1, log2_e)) {
         snprintf(d->finding, sizeof d->finding, "the LSE of the remote partial states is in base 2");
         return;
@@ -103,18 +101,18 @@ static void name_mistake(diagnosis *d, int32_t kv_head) {
             return;
         }
     }
-    if (equals_state(d, &d->shards[d->owner])) {
+    if (equals_row(d, &d->shards[d->owner])) {
         snprintf(d->finding, sizeof d->finding, "the shards of all ranks but rank %d are missing from it", d->owner);
         return;
     }
-    if (d->chunk->parents >= 0 && equals_state(d, &d->with_branches)) {
+    if (d->chunk->parents >= 0 && equals_row(d, &d->with_branches)) {
         snprintf(d->finding, sizeof d->finding, "the query sees drafts of other branches of its tree");
         return;
     }
     const int causal = cpa_model_mask(m, d->sample->layer).causal;
-    if (causal && equals_state(d, &d->without_self)) {
+    if (causal && equals_row(d, &d->without_self)) {
         snprintf(d->finding, sizeof d->finding, "the causal mask is off by one: the query does not see its own key");
-    } else if (causal && equals_state(d, &d->with_next)) {
+    } else if (causal && equals_row(d, &d->with_next)) {
         snprintf(d->finding, sizeof d->finding, "the causal mask is off by one: the query sees the next key");
     }
 }
@@ -125,16 +123,20 @@ static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
     const cpa_attention_shape *shape = &o->model.attention;
     const cpa_mask mask = cpa_model_mask(&o->model, d->sample->layer);
     const int64_t query = d->sample->position;
+    const int keeps = part->group->kv_head == d->sample->head / (shape->q_heads / shape->kv_heads);
     const int64_t k_row = cpa_shape_row_bytes(shape, CPA_KEYS), v_row = cpa_shape_row_bytes(shape, CPA_VALUES);
     const float k_scale = cpa_verify_scale(d->verify, CPA_KEYS, part->group->kv_head);
     const float v_scale = cpa_verify_scale(d->verify, CPA_VALUES, part->group->kv_head);
     const int32_t k_dim = shape->k_dim, v_dim = shape->v_dim;
     if (part->index == 0) {
         cpa_verify_begin_row(d->verify, d->sample, &d->row, pieces[d->keeper].samples);
-        clear_states(d->shards, d->map.cp_size);
-        clear_states(&d->without_self, 1);
-        clear_states(&d->with_next, 1);
-        clear_states(&d->with_branches, 1);
+        begin_rows(d, d->shards, d->map.cp_size);
+        begin_rows(d, &d->without_self, 1);
+        begin_rows(d, &d->with_next, 1);
+        begin_rows(d, &d->with_branches, 1);
+        begin_rows(d, &d->without_rules, 1);
+        cpa_reference_set_rules(&d->without_rules, &(cpa_reference_rules){.index = query});
+        if (keeps) cpa_verify_dump_begin(&d->dump, d->verify, d->plan, d->wrong, &d->row, d->n_keys);
     }
     for (int32_t r = 0; r < d->map.cp_size; r++) {
         const cpa_token_set tokens = cpa_tokens_on(d->map, d->placement, r);
@@ -146,12 +148,16 @@ static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
             int sees = cpa_verify_sees(d->plan, d->chunk, mask, query, position);
             cpa_reference_read_rows(pieces[r].k + t * k_row, k_words + t * 4, shape->kv_dtype, k_scale, 1, k_dim, k);
             cpa_reference_read_rows(pieces[r].v + t * v_row, v_words + t * 4, shape->kv_dtype, v_scale, 1, v_dim, v);
-            if (sees) add_key(&d->shards[r], &d->row, k, v);
-            if (sees && position < query) add_key(&d->without_self, &d->row, k, v);
-            if (sees || position == query + 1) add_key(&d->with_next, &d->row, k, v);
-            if (cpa_reference_sees(mask, query, position)) add_key(&d->with_branches, &d->row, k, v);
+            if (keeps) cpa_verify_dump_key(&d->dump, (cpa_row_file_key){position, r, sees}, k, v);
+            if (sees) cpa_reference_add_ruled(&d->shards[r], 1, k, v, &position, NULL);
+            if (sees) cpa_reference_add_keys(&d->without_rules, 1, k, v);
+            if (sees && position < query) cpa_reference_add_ruled(&d->without_self, 1, k, v, &position, NULL);
+            if (sees || position == query + 1) cpa_reference_add_ruled(&d->with_next, 1, k, v, &position, NULL);
+            if (cpa_reference_sees(mask, query, position))
+                cpa_reference_add_ruled(&d->with_branches, 1, k, v, &position, NULL);
         }
     }
+    if (part->last && keeps) cpa_verify_dump_end(&d->dump, d->verify);
     if (part->last) name_mistake(d, part->group->kv_head);
 }
 
@@ -167,17 +173,26 @@ static double equality_tolerance(const cpa_verify *verify) {
     return verify->worker->options.model.attention.dtype == CPA_F32 ? 1e-4 : 2e-2;
 }
 
-cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, int64_t wrong_sample,
+/* The lowest rank that has a wrong row chooses; all take its sample and diagnose it on that rank, *checker. None has:
+ * *checker is their number. */
+static cpa_status choose(cpa_control *control, const cpa_verify_wrong_row *wrong, int32_t *checker, int64_t *sample,
+                         cpa_error *verdict) {
+    double chooser = wrong->sample < 0 ? -control->size : -control->rank;
+    CPA_TRY(cpa_control_max(control, &chooser, 1, verdict));
+    *checker = (int32_t)-chooser;
+    *sample = wrong->sample;
+    return *checker == control->size ? CPA_OK : cpa_control_bcast(control, sample, sizeof *sample, *checker, verdict);
+}
+
+cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, const cpa_verify_wrong_row *wrong,
                                cpa_error *verdict) {
     const cpa_model_shape *model = &verify->worker->options.model;
     cpa_control *control = verify->control;
     cpa_error err = {CPA_OK, ""};
-    /* The lowest rank that has a wrong row chooses; all take its sample and diagnose it on that rank. */
-    double chooser = wrong_sample < 0 ? -control->size : -control->rank;
-    CPA_TRY(cpa_control_max(control, &chooser, 1, verdict));
-    int32_t checker = (int32_t)-chooser;
+    int64_t wrong_sample;
+    int32_t checker;
+    CPA_TRY(choose(control, wrong, &checker, &wrong_sample, verdict));
     if (checker == control->size) return CPA_CHECK_FAILED; /* only stale blocks: the message says so */
-    CPA_TRY(cpa_control_bcast(control, &wrong_sample, sizeof wrong_sample, checker, verdict));
     const cpa_verify_sample *sample = &verify->samples[wrong_sample];
     diagnosis d = {.verify = verify,
                    .plan = plan,
@@ -185,7 +200,8 @@ cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, in
                    .sample = sample,
                    .map = verify->worker->options.map,
                    .placement = plan->chunks[sample->chunk].placement,
-                   .tolerance = equality_tolerance(verify)};
+                   .tolerance = equality_tolerance(verify),
+                   .wrong = wrong};
     d.owner = cpa_owner_rank(d.map, d.placement, sample->position);
     d.keeper = cpa_verify_keeper(verify, plan, sample);
     d.shards = malloc((size_t)control->size * sizeof *d.shards);
@@ -196,6 +212,7 @@ cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, in
     const cpa_plan_chunk *chunk = &plan->chunks[sample->chunk];
     int64_t next = cpa_verify_last_key(model, chunk, sample->layer, sample->position);
     next += next + 1 < chunk->start + chunk->count;
+    d.n_keys = next + 1;
     for (int32_t h = 0; status == CPA_OK && h < model->attention.kv_heads; h++) {
         /* The head that should have been read comes first. */
         groups[h] = (cpa_verify_group){wrong_sample, 1, next, (expected + h) % model->attention.kv_heads, checker};
@@ -205,11 +222,13 @@ cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, in
     free(groups);
     free(d.shards);
     if (status == CPA_OK) status = cpa_control_bcast(control, d.finding, sizeof d.finding, checker, &err);
+    if (status == CPA_OK) status = cpa_control_bcast(control, d.dump.said, sizeof d.dump.said, checker, &err);
     if (status != CPA_OK) {
         *verdict = err;
         return status;
     }
     size_t used = strlen(verdict->message);
-    if (d.finding[0]) snprintf(verdict->message + used, sizeof verdict->message - used, "; %s", d.finding);
+    snprintf(verdict->message + used, sizeof verdict->message - used, "%s%s%s", d.finding[0] ? "; " : "", d.finding,
+             d.dump.said);
     return CPA_CHECK_FAILED;
 }

@@ -4,11 +4,18 @@
 
 #include "src/check/verify.h"
 
-/* Collective, after every rank agreed that a check failed; `verdict` is the agreed message. `wrong_sample` is this
- * rank's first wrong row (an index of the sorted samples) or -1. The wrong row of the lowest rank that has one is
- * computed again, in float64, without each rank's shard, with the LSE of the own or of the other shards in base 2, with
- * the causal mask off by one either way, and with each other KV head; what explains the result is added to the message
- * on every rank. Returns CPA_CHECK_FAILED, or another status if the diagnosis itself failed. */
-cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, int64_t wrong_sample, cpa_error *verdict);
+/* The first wrong row that a rank found, as it stood beside the reference. */
+typedef struct cpa_verify_wrong_row {
+    int64_t sample; /* an index of the sorted samples; -1: there is none */
+    double error, tolerance, reference[CPA_MAX_HEAD_DIM];
+} cpa_verify_wrong_row;
+
+/* Collective, after every rank agreed that a check failed; `verdict` is the agreed message. The wrong row of the lowest rank that has one is
+ * computed again, in float64, without each rank's shard, with the LSE of the own or of the other shards in base 2, without score
+ * rules, with
+ * the causal mask off by one either way, and with each other KV head; what explains the result, and where what
+ * the row had is kept, is added to the message on every rank. Returns CPA_CHECK_FAILED, or another status if the diagnosis itself failed. */
+cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, const cpa_verify_wrong_row *wrong,
+                               cpa_error *verdict);
 
 #endif

@@ -45,6 +45,7 @@ struct cpa_verify {
     int replicated; /* the rows of the step are */
     int64_t next;   /* the first sample of the layers to come */
     cpa_verify_memory send, recv; /* of the exchange of keys and values */
+    char *dump_folder;            /* where what a wrong row had is kept; "": nowhere, which is told; NULL: nowhere */
 };
 
 static inline float cpa_verify_scale(const cpa_verify *verify, cpa_kv_part part, int32_t kv_head) {

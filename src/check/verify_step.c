@@ -46,10 +46,10 @@ typedef struct check {
     int64_t cap_found;
     item *items;
     int64_t n_items, cap_items;
-    scratch *scratch;     /* [threads] */
-    int64_t wrong_sample; /* the first row that is wrong, an index of verify->samples; -1: none */
-    cpa_status verdict;   /* CPA_CHECK_FAILED once a violation was found here */
-    cpa_error violation;  /* and what it was */
+    scratch *scratch;           /* [threads] */
+    cpa_verify_wrong_row wrong; /* the first row that is wrong */
+    cpa_status verdict;         /* CPA_CHECK_FAILED once a violation was found here */
+    cpa_error violation;        /* and what it was */
 } check;
 
 static const cpa_verify_sample *sample_of(const check *c, const cpa_verify_group *g, int64_t i) {
@@ -203,11 +203,13 @@ static void report_stale(check *c, const cpa_verify_group *g, int32_t rank, int6
         (unsigned long long)chunk_of(c, g)->request, (long long)position, sample_of(c, g, 0)->layer, g->kv_head, rank);
 }
 
-static void report_row(check *c, const cpa_verify_group *g, int64_t i, double error, double tolerance) {
+static void report_row(check *c, const cpa_verify_group *g, int64_t i, const double *want, double error,
+                       double tolerance) {
     const cpa_verify_sample *sample = sample_of(c, g, i);
     c->verify->stats.violations++;
     if (c->verdict != CPA_OK) return;
-    c->wrong_sample = g->first + i;
+    c->wrong = (cpa_verify_wrong_row){.sample = g->first + i, .error = error, .tolerance = tolerance};
+    memcpy(c->wrong.reference, want, sizeof c->wrong.reference);
     c->verdict = cpa_fail(
         &c->violation, CPA_CHECK_FAILED,
         "check failed: request %llu, token %lld, layer %d, head %d, %s: |result - float64 reference| = %.3g, "
@@ -218,7 +220,7 @@ static void report_row(check *c, const cpa_verify_group *g, int64_t i, double er
 
 static void end_rows(check *c, const cpa_verify_group *g, cpa_reference_row *rows) {
     for (int64_t i = 0; i < g->count; i++) {
-        double want[CPA_MAX_HEAD_DIM], lse, tolerance;
+        double want[CPA_MAX_HEAD_DIM] = {0}, lse, tolerance;
         cpa_reference_end(&rows[i], want, &lse, &tolerance);
         c->verify->stats.rows++;
         c->verify->stats.undecided += rows[i].undecided != 0;
@@ -229,7 +231,7 @@ static void end_rows(check *c, const cpa_verify_group *g, cpa_reference_row *row
         double error = cpa_reference_error(rows[i].got, want, rows[i].v_dim);
         if (isfinite(error) || !(error <= tolerance))
             c->verify->stats.max_error = fmax(c->verify->stats.max_error, error);
-        if (!(error <= tolerance)) report_row(c, g, i, error, tolerance);
+        if (!(error <= tolerance)) report_row(c, g, i, want, error, tolerance);
     }
 }
 
@@ -301,12 +303,12 @@ static cpa_status check_groups(check *c, cpa_error *err) {
 }
 
 static cpa_status check_samples(cpa_verify *verify, const cpa_step_plan *plan, cpa_error *err) {
-    check c = {.verify = verify, .plan = plan, .wrong_sample = -1};
+    check c = {.verify = verify, .plan = plan, .wrong.sample = -1};
     cpa_status status = check_groups(&c, err);
     if (status == CPA_OK) {
         cpa_error verdict = c.violation;
         status = cpa_control_agree(verify->control, c.verdict, &verdict);
-        if (status == CPA_CHECK_FAILED) status = cpa_verify_diagnose(verify, plan, c.wrong_sample, &verdict);
+        if (status == CPA_CHECK_FAILED) status = cpa_verify_diagnose(verify, plan, &c.wrong, &verdict);
         if (status != CPA_OK && err) *err = verdict;
     }
     free(c.scratch);

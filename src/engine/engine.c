@@ -116,6 +116,7 @@ static cpa_status create_parts(cpa_engine *engine, cpa_error *err) {
     cpa_status status = CPA_OK;
     if (o->verify != 0) {
         status = cpa_verify_create(control, engine->worker, o->verify, o->seed, &o->device, &engine->verify, err);
+        if (status == CPA_OK) status = cpa_verify_keep_violations(engine->verify, o->violation_dump, err);
     }
     if (status == CPA_OK) status = make_scheduler(engine, err);
     return cpa_control_agree(control, status, err);

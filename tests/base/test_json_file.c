@@ -26,7 +26,7 @@ static void want_of_memory_is_told_from_wrong_text(void) {
     json_decref(value);
     value = NULL;
     const int all = allocations;
-    CU_ASSERT(all > 10);
+    CPA_ASSERT_ORDER(all, >, 10);
     for (int i = 1; i <= all; i++) {
         allocations = 0, failing = i;
         CU_ASSERT_EQUAL(cpa_json_parse(text, strlen(text), 0, &value, &why), CPA_NO_MEMORY);

@@ -107,8 +107,9 @@ static void answers_are_counted_and_timed(void) {
     CU_ASSERT_EQUAL(number_of(&o, "failed"), 0);
     CU_ASSERT_EQUAL(number_of(&o, "total_input_tokens"), 30);
     CU_ASSERT_EQUAL(number_of(&o, "total_output_tokens"), 18);
-    CU_ASSERT(number_of(&o, "p90_ttft_ms") >= number_of(&o, "p50_ttft_ms"));
-    CU_ASSERT(number_of(&o, "p90_e2el_ms") > 300); /* its last token is in the fourth write, 100 ms before each */
+    CPA_ASSERT_ORDER(number_of(&o, "p90_ttft_ms"), >=, number_of(&o, "p50_ttft_ms"));
+    CPA_ASSERT_ORDER(number_of(&o, "p90_e2el_ms"), >,
+                     300); /* its last token is in the fourth write, 100 ms before each */
     CU_ASSERT_DOUBLE_EQUAL(number_of(&o, "request_goodput"), 4 / number_of(&o, "duration"), 1e-6);
     CU_ASSERT_EQUAL(json_array_size(json_object_get(o.result, "ttfts")), 6);
     CU_ASSERT_EQUAL(json_array_size(json_array_get(json_object_get(o.result, "itls"), 5)), 2);
@@ -193,7 +194,7 @@ static void a_trace_is_sent_as_it_says(void) {
         CU_ASSERT(i >= 51 || json_equal(a, b));
         alike += json_equal(a, b);
     }
-    CU_ASSERT(alike < 60); /* 51 tokens are those of hash 1 */
+    CPA_ASSERT_ORDER(alike, <, 60); /* 51 tokens are those of hash 1 */
     CU_ASSERT_EQUAL(json_integer_value(member(first, "max_tokens")), 4);
     CU_ASSERT(json_is_true(member(first, "stream")) && json_is_true(member(first, "ignore_eos")));
     CU_ASSERT(json_is_true(member(member(first, "stream_options"), "include_usage")));
@@ -239,7 +240,7 @@ static void each_tenant_has_its_figures(void) {
     CU_ASSERT_EQUAL(json_integer_value(member(second, "completed")), 2);
     CU_ASSERT_EQUAL(json_integer_value(member(second, "failed")), 1);
     CU_ASSERT_EQUAL(json_integer_value(member(second, "total_output_tokens")), 6);
-    CU_ASSERT(json_real_value(member(second, "median_ttft_ms")) > 0);
+    CPA_ASSERT_ORDER(json_real_value(member(second, "median_ttft_ms")), >, 0);
     char *text = json_dumps(o.result, 0);
     CU_ASSERT(!strstr(o.out, "-secret") && !strstr(text, "-secret"));
     free(text);
@@ -282,7 +283,7 @@ static void no_more_are_under_way_than_were_allowed(void) {
     CU_ASSERT_EQUAL(o.code, 0);
     CU_ASSERT_EQUAL(cpa_stub_most_at_once(stub), 2);
     CU_ASSERT_EQUAL(number_of(&o, "max_concurrent_requests"), 2);
-    CU_ASSERT(number_of(&o, "duration") < 1); /* four rounds of 40 ms, and no waiting in between */
+    CPA_ASSERT_ORDER(number_of(&o, "duration"), <, 1); /* four rounds of 40 ms, and no waiting in between */
     json_decref(o.result);
     o = run_against(stub, NULL, "--requests 8 --input-len 3 --request-rate 40 --seed 3");
     CU_ASSERT_EQUAL(o.code, 0);
@@ -319,7 +320,7 @@ static void a_server_that_is_not_there_is_a_fault(void) {
     o = run_line(NULL, line);
     CU_ASSERT_EQUAL(o.code, 3);
     CU_ASSERT_PTR_NOT_NULL(strstr(o.err, "connect"));
-    CU_ASSERT(cpa_clock_now() - before < 10);
+    CPA_ASSERT_ORDER(cpa_clock_now() - before, <, 10);
 }
 
 /* Ends the process, as a user would, once a request is under way. */

@@ -204,7 +204,7 @@ static void the_link_to_the_host_has_a_speed(void) {
     double bandwidth = 0;
     setup(&f);
     CU_ASSERT_EQUAL(cpa_kv_tier_bandwidth(f.device, &bandwidth, NULL), CPA_OK);
-    CU_ASSERT(bandwidth > 1e6);
+    CPA_ASSERT_ORDER(bandwidth, >, 1e6);
     teardown(&f);
 }
 

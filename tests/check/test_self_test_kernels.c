@@ -1,5 +1,5 @@
 /* The self-test of the operations: sound back ends pass it in every shape, and a broken attend fails it by name. With
- * the argument `small` one shape is left. */
+ * --small one shape is left. */
 #include <stdio.h>
 #include <string.h>
 
@@ -54,7 +54,7 @@ static void every_shape_passes(void) {
         cpa_error err = {CPA_OK, ""};
         CU_ASSERT_EQUAL(cpa_self_test_kernels(device, &shapes[i], 5 + i, &stats, &err), CPA_OK);
         if (err.status != CPA_OK) printf("shape %zu: %s\n", i, err.message);
-        CU_ASSERT(stats.rows > 100);
+        CPA_ASSERT_ORDER(stats.rows, >, 100);
         if (i == 0) printf("%d paths, %s%s ", stats.paths, stats.on_blas ? "BLAS" : "float64 ", stats.why);
     }
 }
@@ -102,9 +102,9 @@ int main(int argc, char **argv) {
     cpa_stream *stream;
     int missing = cpa_test_device_missing();
     if (missing) return missing == 1 ? CPA_TEST_SKIPPED : missing;
-    small = argc > 1 && strcmp(argv[1], "small") == 0;
+    small = cpa_test_take_option(&argc, argv, "--small");
     cpa_test_device_open(0, &device, &stream);
-    int code = cpa_test_main("self-test of the operations", TESTS, (int)(sizeof TESTS / sizeof TESTS[0]));
+    int code = cpa_test_main(argc, argv, "self-test of the operations", TESTS, (int)(sizeof TESTS / sizeof TESTS[0]));
     cpa_test_device_close(device, stream);
     return code;
 }

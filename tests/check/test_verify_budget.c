@@ -38,10 +38,10 @@ static void the_check_takes_its_share_of_the_time_and_no_more(void) {
             run_s += key_s * (double)context;
         }
         cpa_verify_budget_agree(&budget, run_s, check_s);
-        CU_ASSERT(budget.rate <= CPA_VERIFY_MOST);
+        CPA_ASSERT_ORDER(budget.rate, <=, CPA_VERIFY_MOST);
     }
-    CU_ASSERT(check_s > 0.5 * CPA_VERIFY_SHARE * run_s);
-    CU_ASSERT(check_s <= CPA_VERIFY_SHARE * run_s + key_s * 1e6);
+    CPA_ASSERT_ORDER(check_s, >, 0.5 * CPA_VERIFY_SHARE * run_s);
+    CPA_ASSERT_ORDER(check_s, <=, CPA_VERIFY_SHARE * run_s + key_s * 1e6);
 }
 
 /* 5 ms a check, whatever it checks, and short rows: the rate alone would find no second row. */
@@ -61,8 +61,8 @@ static void what_the_time_pays_for_is_checked_where_rows_are_short(void) {
         }
         cpa_verify_budget_agree(&budget, run_s, check_s);
     }
-    CU_ASSERT(checks >= 35); /* 2% of 10 s */
-    CU_ASSERT(check_s <= CPA_VERIFY_SHARE * run_s);
+    CPA_ASSERT_ORDER(checks, >=, 35); /* 2% of 10 s */
+    CPA_ASSERT_ORDER(check_s, <=, CPA_VERIFY_SHARE * run_s);
 }
 
 static void a_cheap_check_takes_the_highest_rate(void) {

@@ -34,6 +34,6 @@ static const cpa_test tests[] = {
     {"no communicator of NCCL is refused", no_communicator_of_nccl_is_refused},
 };
 
-int main(void) {
-    return cpa_test_main("communicators from MPI", tests, 2);
+int main(int argc, char **argv) {
+    return cpa_test_main(argc, argv, "communicators from MPI", tests, 2);
 }

@@ -35,7 +35,7 @@ static void late_producers(cpa_site *s) {
         double begin = cpa_clock_now();
         cpa_traffic_start(s->transport, &t, s->producer);
         cpa_traffic_consume(s->transport, &t, s->consumer);
-        CU_ASSERT(cpa_clock_now() - begin < 0.025); /* the host did not wait for the device */
+        CPA_ASSERT_ORDER(cpa_clock_now() - begin, <, 0.025); /* the host did not wait for the device */
         cpa_site_drain(s, s->consumer);
         cpa_traffic_check(&t);
         MPI_Barrier(MPI_COMM_WORLD);
@@ -180,7 +180,7 @@ static void *take_memory(void *count, int64_t bytes) {
 }
 
 static void give_back_memory(void *count, void *memory) {
-    CU_ASSERT(*(int64_t *)count > 0);
+    CPA_ASSERT_ORDER(*(int64_t *)count, >, 0);
     CUDA(cudaFree(memory));
 }
 
@@ -196,12 +196,12 @@ static void test_the_faster_transport_is_chosen(void) {
     CU_ASSERT(choice.table == &cpa_transport_nccl || choice.table == &cpa_transport_peer);
     double is_peer[2] = {choice.table == &cpa_transport_peer, choice.table != &cpa_transport_peer};
     OK(cpa_control_max(&control, is_peer, 2, NULL));
-    CU_ASSERT(is_peer[0] + is_peer[1] == 1);
+    CU_ASSERT_EQUAL(is_peer[0] + is_peer[1], 1);
     for (int i = 0; i < CPA_CHOICE_SIZES && cpa_world_size > 1; i++) {
         for (int t = 0; t < CPA_TRANSPORTS; t++) {
             const cpa_transport_row *row = &cpa_transport_rows[t];
             if (row->memory != CPA_BACKEND_CUDA) continue;
-            CU_ASSERT(choice.seconds[t][i] > 0);
+            CPA_ASSERT_ORDER(choice.seconds[t][i], >, 0);
             if (cpa_world_rank > 0) continue;
             printf("%lld bytes: %s %.1f us; ", (long long)choice.bytes[i], row->name, choice.seconds[t][i] * 1e6);
             if (i == 0) printf("%s ", choice.why_not[t]);
@@ -209,7 +209,7 @@ static void test_the_faster_transport_is_chosen(void) {
     }
     cpa_transport_choice again; /* stays with the communicator: to measure again would give other times */
     OK(cpa_transport_choose(&control, &none, &again, &err));
-    CU_ASSERT(again.table == choice.table);
+    CU_ASSERT_EQUAL(again.table, choice.table);
     CU_ASSERT_EQUAL(memcmp(again.seconds, choice.seconds, sizeof again.seconds), 0);
 
     int64_t taken = 0; /* with memory of the caller it is measured anew, in that */

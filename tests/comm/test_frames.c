@@ -107,7 +107,7 @@ static void a_message_takes_the_memory_of_what_has_arrived(void) {
     send_head(&e, INT64_C(1) << 40, TAG + 1);
     CU_ASSERT_EQUAL(send(e.peer, data, sizeof data, MSG_NOSIGNAL), (ssize_t)sizeof data);
     CU_ASSERT_EQUAL(receive(&e, data, &err), CPA_OK); /* and nothing has come */
-    CU_ASSERT(mallinfo2().uordblks + mallinfo2().hblkhd < before + (1 << 20));
+    CPA_ASSERT_ORDER(mallinfo2().uordblks + mallinfo2().hblkhd, <, before + (1 << 20));
     close_endpoint(&e);
 }
 
@@ -224,7 +224,7 @@ static void made_up_frames_do_no_harm(void) {
         close_endpoint(&e);
     }
     printf("%lld streams ... ", (long long)runs);
-    CU_ASSERT(runs > 100);
+    CPA_ASSERT_ORDER(runs, >, 100);
 }
 
 /* One who says made-up things where ranks are expected; whoever is let in has proved it. */
@@ -239,7 +239,7 @@ static int64_t visit(const cpa_endpoint *at, const cpa_job_key *key, cpa_recepti
     const double deadline = cpa_clock_now() + 5;
     CU_ASSERT_EQUAL_FATAL(cpa_socket_connect(at, deadline, &fd, NULL), CPA_OK);
     CU_ASSERT_EQUAL(cpa_reception_next(reception, cpa_clock_now() + 0.001, &taken, &who, NULL), CPA_OK);
-    CU_ASSERT(taken < 0);
+    CPA_ASSERT_ORDER(taken, <, 0);
     if (cpa_socket_receive(fd, &challenge, sizeof challenge, deadline, NULL) == CPA_OK)
         CU_ASSERT_EQUAL(cpa_proof_make(key, 0, &said.hello, &challenge, &said.proof, NULL), CPA_OK);
     const int is_changed = draw(4) != 0;
@@ -324,7 +324,7 @@ static void made_up_notices_do_no_harm(void) {
         cpa_watch_stop(j.watch);
     }
     printf("%lld watches ... ", (long long)runs);
-    CU_ASSERT(runs > 5);
+    CPA_ASSERT_ORDER(runs, >, 5);
 }
 
 static const cpa_test tests[] = {
@@ -337,7 +337,7 @@ static const cpa_test tests[] = {
     {"made-up visitors are turned away", made_up_visitors_are_turned_away},
 };
 
-int main(void) {
+int main(int argc, char **argv) {
     mallopt(M_PERTURB, 0xa5); /* what is used before it is set shows */
-    return cpa_test_main("frames", tests, (int)(sizeof tests / sizeof tests[0]));
+    return cpa_test_main(argc, argv, "frames", tests, (int)(sizeof tests / sizeof tests[0]));
 }

@@ -80,7 +80,7 @@ static void expect_job(rank_of_job *ranks, int32_t n) {
         if (ranks[r].status != CPA_OK) printf("rank %d: %s\n", r, ranks[r].err.message);
         CU_ASSERT_EQUAL(ranks[r].status, CPA_OK);
         CU_ASSERT(ranks[r].is_right);
-        CU_ASSERT(ranks[r].took_s < MOST_S);
+        CPA_ASSERT_ORDER(ranks[r].took_s, <, MOST_S);
     }
 }
 
@@ -123,7 +123,7 @@ static pid_t start_silent(int32_t port, int n) {
     }
     int held = 0;
     CU_ASSERT_EQUAL(read(ready[0], &held, sizeof held), (ssize_t)sizeof held);
-    CU_ASSERT(held >= n);
+    CPA_ASSERT_ORDER(held, >=, n);
     close(ready[0]);
     close(ready[1]);
     return child;
@@ -291,11 +291,11 @@ static void a_rank_of_another_secret_is_refused_and_the_missing_are_named(void) 
     for (int32_t r = 0; r < 2; r++) {
         expect_failure(&ranks[r], CPA_COMM, "rank 0: ranks 2, 3 of 4 have not come in 1 s");
         expect_failure(&ranks[r], CPA_COMM, "1 strangers were turned away, the last 127.0.0.1, who has another secret");
-        CU_ASSERT(ranks[r].took_s < 3);
+        CPA_ASSERT_ORDER(ranks[r].took_s, <, 3);
     }
     expect_failure(&ranks[2], CPA_INVALID, "rank 2: rank 0 at 127.0.0.1 port ");
     expect_failure(&ranks[2], CPA_INVALID, "the secret there is another one than here");
-    CU_ASSERT(ranks[2].took_s < 1);
+    CPA_ASSERT_ORDER(ranks[2].took_s, <, 1);
 }
 
 /* What listens where rank 0 should is no rank: what it says is neither believed nor printed. */
@@ -326,7 +326,7 @@ static void a_master_that_is_no_rank_is_named(void) {
     pthread_join(server, NULL);
     expect_failure(&rank, CPA_COMM, "what answers is no rank of a job");
     CU_ASSERT_PTR_NULL(strchr(rank.err.message, '\033'));
-    CU_ASSERT(rank.took_s < 2);
+    CPA_ASSERT_ORDER(rank.took_s, <, 2);
     close(listener);
 }
 
@@ -343,7 +343,7 @@ static void a_rank_that_stops_while_ranks_join_ends_the_wait(void) {
     CU_ASSERT_EQUAL(cpa_mesh_join(&meeting, -1, 1, 2, &key, MOST_S, &mesh, NULL), CPA_OK);
     pthread_join(ranks[0].thread, NULL);
     expect_failure(&ranks[0], CPA_COMM, "rank 1 has not joined in time");
-    CU_ASSERT(ranks[0].took_s < 4);
+    CPA_ASSERT_ORDER(ranks[0].took_s, <, 4);
     cpa_mesh_close(&mesh);
 }
 

@@ -44,7 +44,7 @@ static void traffic_finish(cpa_control *control, cpa_transport *transport, uint6
     CU_ASSERT_EQUAL(TABLE->finish(transport, all->exchange, stream->native, &waited, &err), CPA_OK);
     if (TABLE->drain) CU_ASSERT_EQUAL(TABLE->drain(transport, stream->native, &err), CPA_OK);
     CU_ASSERT_STRING_EQUAL(err.message, "");
-    CU_ASSERT(waited >= 0);
+    CPA_ASSERT_ORDER(waited, >=, 0);
     for (int32_t m = 0; m < all->n; m++) {
         int64_t wrong = 0;
         uint8_t *got = malloc((size_t)all->msgs[m].recv_bytes + 1);
@@ -320,7 +320,7 @@ static void test_every_kind_has_a_row_and_a_name(void) {
         CU_ASSERT_STRING_EQUAL(cpa_transport_names[row->kind], row->name);
         CU_ASSERT_EQUAL(cpa_transport_find(row->kind, row->memory, &found, &err),
                         row->table ? CPA_OK : CPA_UNSUPPORTED);
-        CU_ASSERT(found == row->table);
+        CU_ASSERT_EQUAL(found, row->table);
         if (found) CU_ASSERT_STRING_EQUAL(found->name, row->name);
         const cpa_backend other = row->memory == CPA_BACKEND_CUDA ? CPA_BACKEND_HOST : CPA_BACKEND_CUDA;
         CU_ASSERT_EQUAL(cpa_transport_find(row->kind, other, &found, &err), CPA_INVALID);

@@ -172,7 +172,7 @@ static void test_what_is_not_finite_reaches_the_rows_that_see_it_alone(void) {
         shape.dtype = (cpa_dtype)dtype;
         cpa_test_cache_init(&cache, shape, 5, lengths, placements, N);
         for (int64_t i = 0; i < N; i++) {
-            cpa_test_sequence *s = &cache.sequences[i];
+            cpa_case_sequence *s = &cache.sequences[i];
             const int64_t k_row = (int64_t)shape.kv_heads * shape.k_dim, last = lengths[i] - 1;
             if (i != 3) s->k[lengths[i] / 2 * k_row + 1] = i % 2 ? INFINITY : NAN;
             s->q[(last - (i == 2 ? 0 : 5)) * shape.q_heads * shape.k_dim] = NAN;
@@ -221,12 +221,12 @@ static void test_long_shards_travel_in_segments_of_bounded_staging(void) {
         cpa_test_result by_tight = run_step(&step.cache, step.chunks, 4, least, &tight);
         cpa_test_result by_ample = run_step(&step.cache, step.chunks, 4, 16 * least, &ample);
         CU_ASSERT(cpa_test_same_bits_or_right(&step.cache, shape.mask, step.chunks, 4, &by_tight, &by_ample));
-        CU_ASSERT(tight.staging_bytes <= least);
+        CPA_ASSERT_ORDER(tight.staging_bytes, <=, least);
         int64_t most[2] = {tight.staging_bytes, ample.staging_bytes}; /* a rank without rows only sends */
         MPI_Allreduce(MPI_IN_PLACE, most, 2, MPI_INT64_T, MPI_MAX, MPI_COMM_WORLD);
         if (cpa_test_ranks() > 1 && masks[m].window == 0) {
-            CU_ASSERT(most[0] > least / 2);
-            CU_ASSERT(most[1] > most[0]);
+            CPA_ASSERT_ORDER(most[0], >, least / 2);
+            CPA_ASSERT_ORDER(most[1], >, most[0]);
         }
         cpa_test_result_destroy(&by_tight);
         cpa_test_result_destroy(&by_ample);
@@ -264,7 +264,7 @@ static void check_chunked(cpa_test_cache *cache, const cpa_test_result *whole, c
         cpa_test_result part;
         CU_ASSERT_EQUAL(cpa_test_plan(context, cache, &chunk, 1), CPA_OK);
         CU_ASSERT_EQUAL(cpa_test_attend(context, cache, cache->shape.mask, &chunk, 1, stream, &part), CPA_OK);
-        CU_ASSERT(at + part.rows <= whole->rows);
+        CPA_ASSERT_ORDER(at + part.rows, <=, whole->rows);
         cpa_test_result same_rows = {.rows = part.rows,
                                      .out_bytes = part.out_bytes,
                                      .lse_bytes = part.lse_bytes,
@@ -406,7 +406,7 @@ static void test_rank_local_sequences_exchange_nothing(void) {
     cpa_context_stats stats;
     cpa_context_get_stats(context, &stats, sizeof stats);
     CU_ASSERT_EQUAL(stats.bytes_sent, 0);
-    CU_ASSERT(stats.exposed_comm_s == 0);
+    CU_ASSERT_EQUAL(stats.exposed_comm_s, 0);
     CU_ASSERT_EQUAL(stats.chunks_pass_kv + stats.chunks_pass_q, 0);
     cpa_test_cache_destroy(&cache);
     cpa_context_destroy(context);

@@ -143,7 +143,7 @@ static void layers_that_are_attended_differently_are_found_out(void) {
 
 /* The last rank has another value in what the rules point to, and the first in what follows nothing from: a word's bits
  * behind the last key. */
-static void change_score(cpa_test_score *score, int way) {
+static void change_score(cpa_case_score *score, int way) {
     const uint32_t one = 1;
     if (!cpa_test_is_last_rank()) {
         if (way == 3) score->bits[1] ^= one << 31;
@@ -162,11 +162,11 @@ static void scores_that_differ_are_found_out(void) {
     site s;
     open_site(&s);
     for (int way = 0; way < 6; way++) {
-        cpa_test_score score = {.q_heads = SHAPE.q_heads, .rows = 1};
-        cpa_test_score_add_slopes(&score);
-        cpa_test_score_add_sinks(&score);
-        cpa_test_score_add_bias(&score, CPA_F32, 0, 30, 61);
-        cpa_test_score_add_bits(&score, 30, 61);
+        cpa_case_score score = {.q_heads = SHAPE.q_heads, .rows = 1};
+        cpa_case_score_add_slopes(&score, NULL);
+        cpa_case_score_add_sinks(&score, NULL);
+        cpa_case_score_add_bias(&score, CPA_F32, 0, 30, 61, NULL);
+        cpa_case_score_add_bits(&score, 30, 61, NULL);
         free(score.row_map); /* a context maps rows itself */
         score.row_map = NULL;
         change_score(&score, way);
@@ -183,7 +183,7 @@ static void scores_that_differ_are_found_out(void) {
         cpa_test_layer_download(&layer, stream);
         cpa_test_result_destroy(&layer.result);
         s.cache.score = NULL;
-        cpa_test_score_destroy(&score);
+        cpa_case_score_release(&score);
     }
     close_site(&s);
 }
@@ -212,7 +212,7 @@ static void waits_of_masks_that_differ_end_after_a_time_out(void) {
         status = cpa_context_attend(context, &layer.args, stream);
     }
     CU_ASSERT_EQUAL(status, CPA_COMM);
-    CU_ASSERT(cpa_clock_now() - begin < 6);
+    CPA_ASSERT_ORDER(cpa_clock_now() - begin, <, 6);
     CU_ASSERT_PTR_NOT_NULL(
         strstr(cpa_context_error(context), "attends by another mask, scale or score rule than rank"));
     cpa_context_destroy(context);

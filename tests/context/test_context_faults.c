@@ -38,7 +38,7 @@ static void check_fault(cpa_fault fault, int64_t percent) {
     int64_t rows = (150 + 1) * SHAPE.q_heads;
     for (cpa_algorithm algorithm = CPA_PASS_KV; algorithm <= CPA_PASS_Q; algorithm++) {
         int64_t wrong = wrong_rows(fault, algorithm);
-        CU_ASSERT(wrong * 100 >= percent * rows);
+        CPA_ASSERT_ORDER(wrong * 100, >=, percent * rows);
         if (wrong * 100 < percent * rows)
             printf("fault %d by %s: %lld of %lld rows\n", (int)fault, cpa_algorithm_name(algorithm), (long long)wrong,
                    (long long)rows);

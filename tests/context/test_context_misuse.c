@@ -59,8 +59,8 @@ static void staging(void) {
     cpa_context_options o = good_options();
     cpa_context *context = NULL;
     const int64_t least = cpa_context_least_staging(device, &o, 1);
-    CU_ASSERT_TRUE(least > 0);
-    CU_ASSERT_TRUE(cpa_context_least_staging(device, &o, 4) >= least);
+    CPA_ASSERT_ORDER(least, >, 0);
+    CPA_ASSERT_ORDER(cpa_context_least_staging(device, &o, 4), >=, least);
     o.staging_bytes = least;
     CU_ASSERT_EQUAL(cpa_context_create(comm, device, &o, &context, NULL), CPA_OK);
     cpa_context_destroy(context);
@@ -162,7 +162,7 @@ static void statistics(void) {
     cpa_context *context = make();
     memset(&stats, 0xff, sizeof stats);
     CU_ASSERT_EQUAL(cpa_context_get_stats(context, &stats.known, sizeof stats), CPA_OK);
-    CU_ASSERT_TRUE(stats.known.staging_bound > 0);
+    CPA_ASSERT_ORDER(stats.known.staging_bound, >, 0);
     CU_ASSERT_EQUAL(stats.more, 0);
     memset(&stats, 0xff, sizeof stats);
     CU_ASSERT_EQUAL(cpa_context_get_stats(context, &stats.known, sizeof stats.known.bytes_sent), CPA_OK);
@@ -295,12 +295,12 @@ static const cpa_test tests[] = {
     {"the planner can be asked for an algorithm", choice},
 };
 
-int main(void) {
+int main(int argc, char **argv) {
     int missing = cpa_test_device_missing();
     if (missing) return missing == 1 ? CPA_TEST_SKIPPED : 2;
     cpa_test_device_open(1, &device, &stream);
     if (cpa_comm_alone(&comm, NULL) != CPA_OK) return 1;
-    int failed = cpa_test_main("misuse of contexts", tests, (int)(sizeof tests / sizeof *tests));
+    int failed = cpa_test_main(argc, argv, "misuse of contexts", tests, (int)(sizeof tests / sizeof *tests));
     cpa_comm_destroy(comm);
     cpa_test_device_close(device, stream);
     return failed;

@@ -35,15 +35,15 @@ static const cpa_test_chunk PREFILL[] = {
 static const cpa_test_chunk DECODE[] = {
     {0, 419, 1, CPA_PASS_Q}, {1, 229, 1, CPA_PASS_Q}, {2, 89, 1, CPA_PASS_Q}, {3, 332, 1, CPA_PASS_Q}};
 
-static cpa_test_score score_of(const cpa_test_shape *shape, int what, const cpa_test_chunk *chunks, int64_t n) {
-    cpa_test_score score = {.q_heads = shape->q_heads};
+static cpa_case_score score_of(const cpa_test_shape *shape, int what, const cpa_test_chunk *chunks, int64_t n) {
+    cpa_case_score score = {.q_heads = shape->q_heads};
     for (int64_t i = 0; i < n; i++) score.rows += chunks[i].count;
     if (what & SOFTCAP) score.softcap = 1.5f;
     if (what & TEMPERATURE) score.temperature_len = 50;
-    if (what & ALIBI) cpa_test_score_add_slopes(&score);
-    if (what & SINKS) cpa_test_score_add_sinks(&score);
-    if (what & BIAS) cpa_test_score_add_bias(&score, CPA_F32, 1, 20, LENGTH - 100);
-    if (what & (WHOLE | TREES)) cpa_test_score_add_bits(&score, 0, LENGTH);
+    if (what & ALIBI) cpa_case_score_add_slopes(&score, NULL);
+    if (what & SINKS) cpa_case_score_add_sinks(&score, NULL);
+    if (what & BIAS) cpa_case_score_add_bias(&score, CPA_F32, 1, 20, LENGTH - 100, NULL);
+    if (what & (WHOLE | TREES)) cpa_case_score_add_bits(&score, 0, LENGTH, NULL);
     for (int64_t i = 0, row = 0; score.bits && i < n; i++) {
         for (int64_t j = 0; j < chunks[i].count; j++, row++) {
             score.first[row] = what & TREES ? chunks[i].start : 0;
@@ -58,7 +58,7 @@ static cpa_test_score score_of(const cpa_test_shape *shape, int what, const cpa_
 /* Plans the chunks and attends them with what is asked of scores, with and without the LSE. */
 static void attend_chunks(cpa_context *context, cpa_test_cache *cache, int what, const cpa_test_chunk *chunks,
                           int64_t n, cpa_stream *stream) {
-    cpa_test_score score = score_of(&cache->shape, what, chunks, n);
+    cpa_case_score score = score_of(&cache->shape, what, chunks, n);
     cache->score = &score;
     CU_ASSERT_EQUAL(cpa_test_plan(context, cache, chunks, n), CPA_OK);
     for (int want_lse = 0; want_lse < 2; want_lse++) {
@@ -76,7 +76,7 @@ static void attend_chunks(cpa_context *context, cpa_test_cache *cache, int what,
         cpa_test_result_destroy(&result);
     }
     cache->score = NULL;
-    cpa_test_score_destroy(&score);
+    cpa_case_score_release(&score);
 }
 
 static const int FORMS[] = {
@@ -118,7 +118,7 @@ static void replicated_rows(void) {
         cpa_context *context = NULL;
         options.rows = CPA_ROWS_REPLICATED;
         CU_ASSERT_EQUAL_FATAL(cpa_context_create(cpa_test_comm(), device, &options, &context, NULL), CPA_OK);
-        cpa_test_score score = score_of(shape, SOFTCAP | ALIBI | SINKS | BIAS | TREES, DECODE, rows);
+        cpa_case_score score = score_of(shape, SOFTCAP | ALIBI | SINKS | BIAS | TREES, DECODE, rows);
         cache.score = &score;
         CU_ASSERT_EQUAL(cpa_test_plan(context, &cache, DECODE, rows), CPA_OK);
         const int64_t width = (int64_t)shape->q_heads * shape->k_dim;
@@ -136,8 +136,8 @@ static void replicated_rows(void) {
         const int32_t heads = (int32_t)cpa_slice_begin(shape->q_heads, ranks, cache.rank + 1) - first;
         const int64_t out_bytes = rows * heads * shape->v_dim * element;
         char *out = cpa_test_poisoned(out_bytes + 1, 1);
-        cpa_test_score_on_device on_device;
-        cpa_test_score_upload(&score, stream, &on_device);
+        cpa_case_score_on_device on_device;
+        CU_ASSERT_EQUAL(cpa_case_score_upload(&score, stream, &on_device, NULL), CPA_OK);
         cpa_context_args args = {.size = sizeof args,
                                  .q = cpa_test_upload(stream, q, rows * width * element),
                                  .kv = cpa_kv_fixture_upload(&cache.pool, stream),
@@ -159,8 +159,8 @@ static void replicated_rows(void) {
             }
         }
         CU_ASSERT_EQUAL(wrong, 0);
-        cpa_test_score_free(&on_device, stream);
-        cpa_test_score_destroy(&score);
+        cpa_case_score_free(&on_device, device);
+        cpa_case_score_release(&score);
         cpa_test_free(stream, args.out);
         cpa_test_free(stream, (void *)(uintptr_t)args.q);
         cpa_kv_view_free(&args.kv, stream);

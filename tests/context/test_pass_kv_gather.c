@@ -102,7 +102,7 @@ static void test_random_steps_are_right_in_any_staging(void) {
         for (int64_t staging = least; staging <= 4 * least; staging *= 4) {
             step_facts facts;
             CU_ASSERT_EQUAL(run_step(&cache, chunks, n, staging, &facts), 0);
-            CU_ASSERT(facts.stats.staging_bytes <= staging);
+            CPA_ASSERT_ORDER(facts.stats.staging_bytes, <=, staging);
         }
         cpa_test_cache_destroy(&cache);
     }
@@ -123,10 +123,10 @@ static void test_a_shard_is_sent_once_to_each_peer_and_stays_within_staging(void
     CU_ASSERT_EQUAL(run_step(&cache, &chunk, 1, 64 * least_staging(&shape), &ample), 0);
     int64_t token = (int64_t)shape.kv_heads * (shape.k_dim + shape.v_dim) * cpa_dtype_bytes(shape.dtype);
     CU_ASSERT_EQUAL(tight.stats.bytes_sent, ample.stats.bytes_sent);
-    CU_ASSERT(tight.stats.bytes_sent <= (cpa_test_ranks() - 1) * (shard + shape.block_size) * token);
-    CU_ASSERT(tight.stats.bytes_sent >= (cpa_test_ranks() - 1) * 64 * 57 * token);
-    CU_ASSERT(tight.stats.staging_bytes <= least_staging(&shape));
-    if (cpa_test_ranks() > 1) CU_ASSERT(ample.stats.staging_bytes > tight.stats.staging_bytes);
+    CPA_ASSERT_ORDER(tight.stats.bytes_sent, <=, (cpa_test_ranks() - 1) * (shard + shape.block_size) * token);
+    CPA_ASSERT_ORDER(tight.stats.bytes_sent, >=, (cpa_test_ranks() - 1) * 64 * 57 * token);
+    CPA_ASSERT_ORDER(tight.stats.staging_bytes, <=, least_staging(&shape));
+    if (cpa_test_ranks() > 1) CPA_ASSERT_ORDER(ample.stats.staging_bytes, >, tight.stats.staging_bytes);
     cpa_test_cache_destroy(&cache);
     close_device();
 }
@@ -170,8 +170,8 @@ static const cpa_test_shape LONG_ATTENTION = {.q_heads = 96,
 enum { LONG_CHECK_EVERY = 16 };
 
 static void expect_some_rows_to_join(const step_facts *facts) {
-    CU_ASSERT(facts->one_pass_rows > 0);
-    CU_ASSERT(facts->one_pass_rows < facts->rows);
+    CPA_ASSERT_ORDER(facts->one_pass_rows, >, 0);
+    CPA_ASSERT_ORDER(facts->one_pass_rows, <, facts->rows);
 }
 
 static void test_rows_join_the_transfers_that_the_last_rows_hide(void) {
@@ -213,7 +213,7 @@ static void test_rows_join_transfers_in_several_segments(void) {
         if (ranks > 1) {
             expect_some_rows_to_join(&facts);
             CU_ASSERT_EQUAL(facts.transfers, 2);
-            CU_ASSERT(facts.open_rows > 0);
+            CPA_ASSERT_ORDER(facts.open_rows, >, 0);
             CU_ASSERT_EQUAL(facts.open_rows == facts.rows, windowed); /* the merge joins what came home */
         }
         cpa_test_cache_destroy(&cache);

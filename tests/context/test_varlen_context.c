@@ -7,10 +7,9 @@
 #include <cpattn/varlen.h>
 
 #include "base/convert.h"
-#include "src/check/reference.h"
+#include "src/check/cases/judge.h"
 #include "tests/fixtures/context_fixture.h"
 #include "tests/fixtures/mpi_unit.h"
-#include "tests/fixtures/reference_fixture.h"
 
 enum { MOST = 16, LAYERS = 2, PAD = 8 };
 
@@ -137,27 +136,24 @@ static int is_right(const varlen_case *c, const whole *w, int32_t segment, int64
                     float got_lse) {
     const int64_t bytes = cpa_dtype_bytes(c->dtype), n_q = c->rows[segment], n_k = c->keys[segment];
     const int32_t kv_head = head / (c->q_heads / c->kv_heads);
-    const cpa_mask mask = {.causal = c->causal, .window = c->left, .right = c->right};
-    float q[CPA_MAX_HEAD_DIM], k[CPA_MAX_HEAD_DIM], v[CPA_MAX_HEAD_DIM], out[CPA_MAX_HEAD_DIM];
-    double want[CPA_MAX_HEAD_DIM], lse, tolerance;
-    cpa_reference_row row;
-    cpa_test_keys keys;
-    cpa_widen(q, w->q + ((w->q_starts[segment] + i) * w->q_row + (int64_t)head * c->dim) * bytes, c->dtype, c->dim);
-    cpa_reference_begin(&row, q, c->dim, c->dim, c->dtype, 0);
-    cpa_test_keys_begin(&keys, &row);
-    for (int64_t j = 0; j < n_k; j++) {
-        if (!cpa_reference_sees(mask, i + n_k - n_q, j)) continue;
-        const char *key = w->kv + ((w->k_starts[segment] + j) * w->kv_row + (int64_t)kv_head * c->dim) * bytes;
-        cpa_widen(k, key, c->dtype, c->dim);
-        cpa_widen(v, key + (int64_t)c->kv_heads * c->dim * bytes, c->dtype, c->dim);
-        cpa_test_keys_add(&keys, k, v, j, 0);
-    }
-    cpa_test_keys_end(&keys);
-    cpa_reference_end(&row, want, &lse, &tolerance);
-    cpa_widen(out, got, c->dtype, c->dim);
-    const double error = cpa_reference_error(out, want, c->dim);
-    if (isinf(lse)) return got_lse == -INFINITY && error == 0;
-    return error <= tolerance && fabs((double)got_lse - lse) <= cpa_reference_lse_tolerance(c->dtype, lse);
+    const char *keys = w->kv + (w->k_starts[segment] * w->kv_row + (int64_t)kv_head * c->dim) * bytes;
+    cpa_case_expected expected;
+    cpa_case_expect(
+        &(cpa_case_row){.dtype = c->dtype,
+                        .k_dim = c->dim,
+                        .v_dim = c->dim,
+                        .q = w->q + ((w->q_starts[segment] + i) * w->q_row + (int64_t)head * c->dim) * bytes,
+                        .k = keys,
+                        .v = keys + (int64_t)c->kv_heads * c->dim * bytes,
+                        .q_dtype = c->dtype,
+                        .kv_dtype = c->dtype,
+                        .k_stride = w->kv_row,
+                        .v_stride = w->kv_row,
+                        .n_keys = n_k,
+                        .index = i + n_k - n_q,
+                        .mask = {.causal = c->causal, .window = c->left, .right = c->right}},
+        &expected);
+    return cpa_case_is_right(&expected, &(cpa_case_result){.out = got, .out_dtype = c->dtype, .lse = &got_lse}, NULL);
 }
 
 /* The rows of this rank beside those that one rank gives, and some beside the reference. */

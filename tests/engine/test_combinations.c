@@ -212,12 +212,12 @@ static void every_combination_gives_what_a_plain_run_gives(void) {
 }
 
 static void the_combinations_shared_evicted_preempted_swapped_and_copied(void) {
-    CU_ASSERT(seen.prefix_hits > 0);
-    CU_ASSERT(seen.evictions > 0);
-    CU_ASSERT(seen.preemptions > 0);
-    CU_ASSERT(seen.swapped_in > 0);
-    CU_ASSERT(seen.cow_copies > 0);
-    CU_ASSERT(seen.verify_rows > 1000);
+    CPA_ASSERT_ORDER(seen.prefix_hits, >, 0);
+    CPA_ASSERT_ORDER(seen.evictions, >, 0);
+    CPA_ASSERT_ORDER(seen.preemptions, >, 0);
+    CPA_ASSERT_ORDER(seen.swapped_in, >, 0);
+    CPA_ASSERT_ORDER(seen.cow_copies, >, 0);
+    CPA_ASSERT_ORDER(seen.verify_rows, >, 1000);
 }
 
 static const cpa_test tests[] = {

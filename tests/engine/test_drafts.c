@@ -40,7 +40,7 @@ static void expect_same(const chain_run *h, const chain_run *plain) {
     CU_ASSERT_EQUAL(h->stats.output_tokens, plain->stats.output_tokens);
     if (cpa_test_promises_bits()) CU_ASSERT_EQUAL(h->stats.output_digest, plain->stats.output_digest);
     CU_ASSERT_EQUAL(plain->stats.draft_tokens, 0);
-    CU_ASSERT(h->stats.accepted_tokens <= h->stats.draft_tokens);
+    CPA_ASSERT_ORDER(h->stats.accepted_tokens, <=, h->stats.draft_tokens);
 }
 
 static void tokens_are_the_same_however_many_drafts_are_right(void) {
@@ -61,12 +61,12 @@ static void tokens_are_the_same_however_many_drafts_are_right(void) {
         if (cases[i].given) h.options.token_at = given_at;
         chain_run_all(&h);
         expect_same(&h, &plain);
-        CU_ASSERT(h.stats.drafted_chunks > 0);
+        CPA_ASSERT_ORDER(h.stats.drafted_chunks, >, 0);
         if (rightness == 0) CU_ASSERT_EQUAL(h.stats.accepted_tokens, 0);
         if (rightness == 5) CU_ASSERT(h.stats.accepted_tokens > 0 && h.stats.accepted_tokens < h.stats.draft_tokens);
         if (rightness == 10) {
             CU_ASSERT_EQUAL(h.stats.accepted_tokens, h.stats.draft_tokens);
-            CU_ASSERT(h.stats.steps < plain.stats.steps);
+            CPA_ASSERT_ORDER(h.stats.steps, <, plain.stats.steps);
         }
         if (cpa_test_rank() == 0) CU_ASSERT(h.chain.drafts_ended > 0 && h.chain.drafts_ended <= h.n_requests);
     }
@@ -118,8 +118,8 @@ static void tokens_are_the_same_whatever_else_happens(void) {
         if (v.branches > 1 && !(v.ways & WINDOW)) h.stats.output_digest = plain.stats.output_digest;
         expect_same(&h, &plain);
         CU_ASSERT(h.stats.accepted_tokens > 0 && h.stats.accepted_tokens < h.stats.draft_tokens);
-        if (v.ways & (RECOMPUTES | SWAPS)) CU_ASSERT(h.stats.preemptions > 0);
-        if (v.ways & SWAPS) CU_ASSERT(h.stats.swapped_in > 0);
+        if (v.ways & (RECOMPUTES | SWAPS)) CPA_ASSERT_ORDER(h.stats.preemptions, >, 0);
+        if (v.ways & SWAPS) CPA_ASSERT_ORDER(h.stats.swapped_in, >, 0);
     }
 }
 
@@ -145,7 +145,7 @@ static void what_follows_an_end_is_not_counted(void) {
     use_drafts(&h, 5, 8);
     chain_run_all(&h);
     expect_same(&h, &plain);
-    CU_ASSERT(h.stats.accepted_tokens > 0);
+    CPA_ASSERT_ORDER(h.stats.accepted_tokens, >, 0);
 }
 
 /* Samples of a prompt, and a request that has the first one's answer in its prompt: it finds what was accepted. */
@@ -163,7 +163,7 @@ static void only_what_was_accepted_is_found(void) {
     }
     expect_same(&h, &plain);
     if (cpa_test_rank() == 0) CU_ASSERT_EQUAL(h.ended[h.late.id], 9);
-    CU_ASSERT(h.stats.prefix_hits >= 6);
+    CPA_ASSERT_ORDER(h.stats.prefix_hits, >=, 6);
 }
 
 /* Heads of which a device attends two tiles of rows at once. */
@@ -197,10 +197,10 @@ static void tokens_are_the_same_with_trees(void) {
         if (cases[i].long_heads) use_long_heads(&h);
         chain_run_all(&h);
         CU_ASSERT(h.stats.accepted_tokens > 0 && h.stats.accepted_tokens < h.stats.draft_tokens);
-        CU_ASSERT(h.stats.steps < plain.stats.steps);
+        CPA_ASSERT_ORDER(h.stats.steps, <, plain.stats.steps);
         CU_ASSERT_EQUAL(h.stats.output_tokens, plain.stats.output_tokens);
         if (cpa_test_promises_bits()) CU_ASSERT_NOT_EQUAL(h.stats.output_digest, plain.stats.output_digest);
-        if (!cpa_test_promises_bits() && i > 0) CU_ASSERT(h.stats.graph_steps > 0);
+        if (!cpa_test_promises_bits() && i > 0) CPA_ASSERT_ORDER(h.stats.graph_steps, >, 0);
     }
 }
 
@@ -218,7 +218,7 @@ static void penalties_count_the_drafts_before_a_row(void) {
         int64_t compared[] = {h.chain.on_paths, h.chain.histories};
         MPI_Allreduce(MPI_IN_PLACE, compared, 2, MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
         if (cpa_test_promises_bits()) CU_ASSERT(compared[0] > 40 && compared[1] >= 3 * 30);
-        CU_ASSERT(h.stats.accepted_tokens > 0);
+        CPA_ASSERT_ORDER(h.stats.accepted_tokens, >, 0);
     }
 }
 
@@ -232,7 +232,7 @@ static void a_request_may_be_cancelled_with_drafts_under_way(void) {
     chain_run_all(&h);
     if (cpa_test_rank() > 0) return;
     CU_ASSERT_EQUAL(h.reason[h.cancelled], CPA_FINISH_CANCELLED);
-    CU_ASSERT(h.ended[h.cancelled] >= 9);
+    CPA_ASSERT_ORDER(h.ended[h.cancelled], >=, 9);
 }
 
 /* A chain of so few tokens comes back to where it was. */
@@ -246,8 +246,8 @@ static void ngrams_draft_what_repeats_itself(void) {
         chain_run_all(r);
     }
     expect_same(&h, &plain);
-    CU_ASSERT(h.stats.accepted_tokens > 0);
-    CU_ASSERT(h.stats.steps < plain.stats.steps);
+    CPA_ASSERT_ORDER(h.stats.accepted_tokens, >, 0);
+    CPA_ASSERT_ORDER(h.stats.steps, <, plain.stats.steps);
 }
 
 /* Where a draft is wrong nobody asks what came of it. */
@@ -299,7 +299,7 @@ static void a_step_without_tokens_is_planned_ahead_of(void) {
     if (cpa_test_rank() == 0) h.chain.model.begin_step = wait_for_plan;
     chain_run_all(&h);
     CU_ASSERT_EQUAL(waited_in_vain, 0);
-    CU_ASSERT(h.stats.accepted_tokens > 0);
+    CPA_ASSERT_ORDER(h.stats.accepted_tokens, >, 0);
 }
 
 static void drafters_that_cannot_be_are_refused(void) {

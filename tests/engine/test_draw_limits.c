@@ -133,7 +133,7 @@ static walk *constrain(int i, uint64_t states, int keyed) {
 
 static void on_token(void *ctx, uint64_t request, int64_t index, uint32_t token, float logprob) {
     (void)ctx;
-    CU_ASSERT(index < OUTPUTS);
+    CPA_ASSERT_ORDER(index, <, OUTPUTS);
     run.tokens[request][index] = token;
     run.logprobs[request][index] = logprob;
     if (request == 0 && index + 1 == run.cancel_at) CU_ASSERT_EQUAL(cpa_engine_cancel(run.engine, 0), CPA_OK);
@@ -157,7 +157,7 @@ static void run_all(void) {
     cpa_engine_get_stats(run.engine, &run.stats, sizeof run.stats);
     CU_ASSERT_EQUAL(run.stats.verify_violations, 0);
     for (int i = 0; cpa_test_rank() == 0 && i < run.n; i++) {
-        CU_ASSERT(run.ended[i] >= 0);
+        CPA_ASSERT_ORDER(run.ended[i], >=, 0);
         CU_ASSERT_EQUAL(run.walks[i].closed, run.requests[i].constraint != NULL);
         CU_ASSERT_EQUAL(memcmp(run.walks[i].tokens, run.tokens[i], (size_t)run.walks[i].accepted * 4), 0);
     }
@@ -322,7 +322,7 @@ static void the_others_are_drafted_for(void) {
     run.options.ngram_min = 1;
     run_all();
     expect_all_but(0);
-    CU_ASSERT(run.stats.accepted_tokens > 20);
+    CPA_ASSERT_ORDER(run.stats.accepted_tokens, >, 20);
     /* min_tokens, with drafts in front of it and behind. */
     begin();
     add(8, OUTPUTS,
@@ -341,7 +341,7 @@ static void the_others_are_drafted_for(void) {
     run.options.ngram_min = 1;
     run_all();
     expect_all_but(0);
-    CU_ASSERT(run.stats.accepted_tokens > 10);
+    CPA_ASSERT_ORDER(run.stats.accepted_tokens, >, 10);
 }
 
 static uint32_t same_prompt(void *ctx, uint64_t request, int64_t position) {
@@ -360,7 +360,7 @@ static void samples_of_a_prompt_have_constraints_of_their_own(void) {
     }
     run_all();
     expect_all_but(0);
-    CU_ASSERT(run.stats.prefix_hits > 0);
+    CPA_ASSERT_ORDER(run.stats.prefix_hits, >, 0);
 }
 
 /* More masks than there are slots. */
@@ -371,7 +371,7 @@ static void masks_give_way_to_others(void) {
     expect_all_but(0);
     int64_t masks = 0;
     for (int w = 0; w < run.n; w++) masks += run.walks[w].masks;
-    if (cpa_test_rank() == 0) CU_ASSERT(masks > 6 + 256);
+    if (cpa_test_rank() == 0) CPA_ASSERT_ORDER(masks, >, 6 + 256);
 }
 
 static void a_constraint_that_breaks_fails_its_request_alone(void) {

@@ -26,7 +26,7 @@ static void tokens_are_the_same_in_any_chunks(void) {
         h.options.algorithm = i == 1 ? CPA_PASS_KV : CPA_AUTO;
         chain_run_all(&h);
         chain_run_expect_lengths(&h);
-        CU_ASSERT(h.chain.results > 0);
+        CPA_ASSERT_ORDER(h.chain.results, >, 0);
     }
 }
 
@@ -39,7 +39,7 @@ static void tokens_are_the_same_on_one_rank_and_without_graphs(void) {
     chain_run_expect_lengths(&h);
     int size;
     MPI_Comm_size(MPI_COMM_WORLD, &size);
-    CU_ASSERT((h.stats.rank_local > 0) == (size > 1));
+    CU_ASSERT_EQUAL((h.stats.rank_local > 0), (size > 1));
     chain_run_begin(&h, VERIFY);
     add_mixed(&h, 8);
     h.options.enforce_eager = 1;
@@ -59,8 +59,8 @@ static void tokens_are_the_same_after_preemptions(void) {
         h.options.swap_bytes = swaps ? 4 << 20 : 0;
         chain_run_all(&h);
         chain_run_expect_lengths(&h);
-        CU_ASSERT(h.stats.preemptions > 0);
-        CU_ASSERT((h.stats.swapped_in > 0) == swaps);
+        CPA_ASSERT_ORDER(h.stats.preemptions, >, 0);
+        CU_ASSERT_EQUAL((h.stats.swapped_in > 0), swaps);
     }
 }
 
@@ -119,7 +119,7 @@ static void requests_end_with_their_tokens(void) {
     /* What was computed beyond an end is in no figure but that of work. */
     CU_ASSERT_EQUAL(h.stats.output_tokens, cut.stats.output_tokens);
     CU_ASSERT_EQUAL(h.stats.requests_finished, 5);
-    CU_ASSERT(h.stats.computed_tokens > cut.stats.computed_tokens);
+    CPA_ASSERT_ORDER(h.stats.computed_tokens, >, cut.stats.computed_tokens);
     if (cpa_test_promises_bits()) CU_ASSERT_EQUAL(h.stats.output_digest, cut.stats.output_digest);
 }
 
@@ -177,7 +177,7 @@ static void how_tokens_are_drawn_reaches_every_rank(void) {
     }
     chain_run_all(&h);
     chain_run_expect_lengths(&h);
-    CU_ASSERT(h.stats.preemptions > 0);
+    CPA_ASSERT_ORDER(h.stats.preemptions, >, 0);
     int64_t histories = h.chain.histories;
     MPI_Allreduce(MPI_IN_PLACE, &histories, 1, MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
     if (cpa_test_promises_bits()) CU_ASSERT_EQUAL(histories, 3 * 40);
@@ -193,7 +193,7 @@ static void a_history_may_be_longer_than_a_step(void) {
     chain_run_add(&h, 4, 2, 800, 9, &sampling);
     chain_run_all(&h);
     chain_run_expect_lengths(&h);
-    CU_ASSERT(h.stats.prefix_hits > 49);
+    CPA_ASSERT_ORDER(h.stats.prefix_hits, >, 49);
 }
 
 static void sampling_out_of_bounds_is_refused(void) {

@@ -58,15 +58,15 @@ static cpa_engine_stats run(const cpa_engine_options *options, void (*make)(cpa_
 static void every_request_finishes_and_is_checked(void) {
     cpa_engine_options options = cpa_test_engine_options();
     cpa_engine_stats stats = run(&options, mixed, 0);
-    CU_ASSERT(stats.verify_rows > 500);
-    CU_ASSERT(stats.verify_max_error < 1e-4);
-    CU_ASSERT(stats.staging_bytes <= options.staging_bytes);
+    CPA_ASSERT_ORDER(stats.verify_rows, >, 500);
+    CPA_ASSERT_ORDER(stats.verify_max_error, <, 1e-4);
+    CPA_ASSERT_ORDER(stats.staging_bytes, <=, options.staging_bytes);
 }
 
 /* On a back end that promises no bits, run() has held the results of both to the tolerance. */
 static void expect_same_results(const cpa_engine_stats *stats, uint64_t digest) {
     if (cpa_test_promises_bits()) CU_ASSERT_EQUAL(stats->output_digest, digest);
-    CU_ASSERT(stats->verify_rows > 500);
+    CPA_ASSERT_ORDER(stats->verify_rows, >, 500);
 }
 
 static void results_do_not_depend_on_algorithm_or_step_size(void) {
@@ -93,9 +93,9 @@ static void preemption_loses_nothing_and_changes_no_result(void) {
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     options.num_blocks = 8 / size + 2; /* two or three of the nine sequences at their full length */
     cpa_engine_stats stats = run(&options, decode_heavy, 0);
-    CU_ASSERT(stats.preemptions > 0);
+    CPA_ASSERT_ORDER(stats.preemptions, >, 0);
     expect_same_results(&stats, digest);
-    CU_ASSERT(stats.kv_peak <= options.num_blocks);
+    CPA_ASSERT_ORDER(stats.kv_peak, <=, options.num_blocks);
 }
 
 /* Of sequences that one rank keeps whole nothing is sent, and on the host they have the bits of a run on one rank. */
@@ -106,7 +106,7 @@ static void whole_sequences_exchange_nothing_and_give_what_one_rank_gives(void) 
     options.local_context = 80; /* of decode_heavy all, of mixed some */
     cpa_engine_stats stats = run(&options, decode_heavy, 0);
     CU_ASSERT_EQUAL(stats.bytes_sent, 0);
-    CU_ASSERT(stats.verify_rows > 500);
+    CPA_ASSERT_ORDER(stats.verify_rows, >, 500);
     uint64_t whole = stats.output_digest;
     options.algorithm = CPA_PASS_Q;
     options.max_num_batched_tokens = 33;
@@ -138,7 +138,7 @@ static void whole_sequences_exchange_nothing_and_give_what_one_rank_gives(void) 
 static void requests_wait_for_their_arrival(void) {
     cpa_engine_options options = cpa_test_engine_options();
     cpa_engine_stats stats = run(&options, mixed, 0.02);
-    CU_ASSERT(stats.duration_s >= 0.02 * (REQUESTS - 1));
+    CPA_ASSERT_ORDER(stats.duration_s, >=, 0.02 * (REQUESTS - 1));
 }
 
 /* When a rank had received the plan of a step and was prepared for it; when its last layer was done, and known to
@@ -279,7 +279,7 @@ static void impossible_options_and_requests_are_named(void) {
     if (!engine) return;
     cpa_request request = {.size = sizeof request, .prompt_tokens = 1000000, .output_tokens = 1};
     CU_ASSERT_EQUAL(cpa_engine_submit(engine, &request), CPA_INVALID);
-    CU_ASSERT(strlen(cpa_engine_error(engine)) > 0);
+    CPA_ASSERT_ORDER(strlen(cpa_engine_error(engine)), >, 0);
     cpa_engine_destroy(engine);
 }
 
@@ -308,7 +308,7 @@ static void a_model_without_a_causal_mask_is_checked_as_well(void) {
     options.model.mask.causal = 0;
     for (int algorithm = CPA_PASS_KV; algorithm <= CPA_PASS_Q; algorithm++) {
         options.algorithm = (cpa_algorithm)algorithm;
-        CU_ASSERT(run(&options, mixed, 0).verify_rows > 100);
+        CPA_ASSERT_ORDER(run(&options, mixed, 0).verify_rows, >, 100);
     }
 }
 

@@ -92,7 +92,7 @@ static void an_answer_becomes_part_of_the_next_prompt(void) {
         CU_ASSERT_EQUAL(submit_and_run(engine, &next, NULL), CPA_OK);
         CU_ASSERT_EQUAL(submit_and_run(engine, &last, NULL), CPA_OK);
         cpa_engine_get_stats(engine, &stats, sizeof stats);
-        CU_ASSERT(stats.prefix_hits >= 3); /* at least what the second one computed */
+        CPA_ASSERT_ORDER(stats.prefix_hits, >=, 3); /* at least what the second one computed */
         CU_ASSERT_EQUAL(stats.verify_violations, 0);
         cpa_engine_destroy(engine);
     }
@@ -109,8 +109,9 @@ static void stop_early(void *ctx, int64_t tokens, int64_t requests, double elaps
 }
 
 static void expect_ordered_times(void *ctx, const cpa_request_result *result) {
-    CU_ASSERT(result->first_token_s >= result->arrival_s);
-    for (int64_t i = 1; i < result->output_tokens; i++) CU_ASSERT(result->token_s[i] >= result->token_s[i - 1]);
+    CPA_ASSERT_ORDER(result->first_token_s, >=, result->arrival_s);
+    for (int64_t i = 1; i < result->output_tokens; i++)
+        CPA_ASSERT_ORDER(result->token_s[i], >=, result->token_s[i - 1]);
     ((clocked *)ctx)->finished++;
 }
 

@@ -79,7 +79,7 @@ static void act(stress *s, uint64_t *state) {
         if (recent > 0 && cpa_engine_cancel(s->engine, ids - 1 - draw(state, recent)) == CPA_OK) s->cancelled++;
     } else if (choice < 990) {
         CU_ASSERT_EQUAL(cpa_engine_get_stats(s->engine, &stats, sizeof stats), CPA_OK);
-        CU_ASSERT(stats.requests_finished <= s->taken);
+        CPA_ASSERT_ORDER(stats.requests_finished, <=, s->taken);
     } else if (choice < 995) {
         cpa_engine_stop(s->engine);
         s->stops++;
@@ -166,7 +166,7 @@ static void expect_all_is_back(const stress *s, const cpa_engine *engine) {
     CU_ASSERT_EQUAL(stats.requests_finished + stats.requests_cancelled + stats.requests_expired, s->taken);
     CU_ASSERT_EQUAL(s->reasons[CPA_FINISH_FAILED], 0);
     CU_ASSERT_EQUAL(s->ends, s->taken);
-    for (uint64_t id = 0; id < s->ids; id++) CU_ASSERT(s->told[id] <= 1);
+    for (uint64_t id = 0; id < s->ids; id++) CPA_ASSERT_ORDER(s->told[id], <=, 1);
     printf("%lld taken, %lld busy, %lld refused, %lld preempted; %lld finished, %lld cancelled, %lld expired ... ",
            (long long)s->taken, (long long)s->busy, (long long)s->refused, (long long)stats.preemptions,
            (long long)stats.requests_finished, (long long)stats.requests_cancelled, (long long)stats.requests_expired);

@@ -198,11 +198,11 @@ static void *submit_what_expires(void *ctx) {
     for (int i = 0; i < 1000 && h->ends < 3; i++) nap(0.01); /* without any word to the engine */
     CU_ASSERT_EQUAL(h->ends, 3);
     CU_ASSERT_EQUAL(h->reason[1], CPA_FINISH_EXPIRED);
-    CU_ASSERT(h->tokens[1] < 900);
+    CPA_ASSERT_ORDER(h->tokens[1], <, 900);
     CU_ASSERT_EQUAL(h->reason[3], CPA_FINISH_LENGTH);
     CU_ASSERT_EQUAL(h->told[2], 1); /* it may have been quick enough */
     cpa_engine_get_stats(h->engine, &stats, sizeof stats);
-    CU_ASSERT(stats.requests_expired >= 1);
+    CPA_ASSERT_ORDER(stats.requests_expired, >=, 1);
     CU_ASSERT_EQUAL(cpa_engine_drain(h->engine, 60), CPA_OK);
     return NULL;
 }
@@ -266,7 +266,7 @@ static void *flood_and_drain(void *ctx) {
     nap(0.0005);
     const int admitted = h->mark;
     CU_ASSERT_EQUAL(cpa_engine_drain(h->engine, 60), CPA_OK);
-    CU_ASSERT(h->ends >= admitted); /* all of them are done once it returns */
+    CPA_ASSERT_ORDER(h->ends, >=, admitted); /* all of them are done once it returns */
     pthread_join(thread, NULL);
     return NULL;
 }
@@ -288,7 +288,7 @@ static void drains_under_load_lose_no_request(void) {
     }
     if (h.engine) CU_ASSERT_EQUAL(cpa_engine_run(h.engine, on_finish, on_progress, &h), CPA_OK);
     CU_ASSERT_EQUAL(h.ends, h.mark);
-    if (cpa_test_rank() == 0) CU_ASSERT(h.mark > 100);
+    if (cpa_test_rank() == 0) CPA_ASSERT_ORDER(h.mark, >, 100);
     cpa_engine_destroy(h.engine);
 }
 
@@ -420,7 +420,7 @@ static void a_caller_drives_the_loop_step_by_step(void) {
         if (ran == 0) idle++;
     }
     CU_ASSERT_EQUAL(ran, 5);
-    CU_ASSERT(idle <= 2);
+    CPA_ASSERT_ORDER(idle, <=, 2);
     if (cpa_test_rank() == 0) {
         CU_ASSERT_EQUAL(h.told[1], 1);
         CU_ASSERT_EQUAL(cpa_engine_drain(h.engine, 60), CPA_OK); /* without waiting: nothing is left */
@@ -447,7 +447,7 @@ static void *drive_two_steps(void *ctx) {
 static void drain_at_a_step_of_another_thread(heard *h) {
     const double before = cpa_clock_now();
     CU_ASSERT_EQUAL(cpa_engine_drain(h->engine, 5), CPA_BUSY);
-    CU_ASSERT(cpa_clock_now() - before < 2);
+    CPA_ASSERT_ORDER(cpa_clock_now() - before, <, 2);
     h->on_step = NULL;
     h->mark = 1;
 }
@@ -484,7 +484,7 @@ static void *watch_statistics(void *ctx) {
     while (h->ends < 1) {
         cpa_engine_get_stats(h->engine, &stats, sizeof stats);
         CU_ASSERT(stats.steps >= last.steps && stats.output_tokens >= last.output_tokens);
-        CU_ASSERT(stats.duration_s >= last.duration_s);
+        CPA_ASSERT_ORDER(stats.duration_s, >=, last.duration_s);
         ran |= stats.requests_running == 1 && stats.output_tokens > 0;
         last = stats;
         nap(0.0005);
@@ -518,8 +518,8 @@ static void check_totals(heard *h) {
     if (h->steps < 3 || stats.requests_running == 0) return;
     CU_ASSERT_EQUAL(totals[last].bytes_sent > 0, ranks > 1);
     CU_ASSERT(totals[last].attend_s > 0 && stats.imbalance >= 1 && stats.imbalance <= ranks);
-    CU_ASSERT(stats.kv_used > 0);
-    CU_ASSERT(stats.planned_pass_q + stats.planned_pass_kv + stats.planned_local >= stats.steps);
+    CPA_ASSERT_ORDER(stats.kv_used, >, 0);
+    CPA_ASSERT_ORDER(stats.planned_pass_q + stats.planned_pass_kv + stats.planned_local, >=, stats.steps);
     h->mark++;
 }
 
@@ -536,7 +536,7 @@ static void statistics_of_other_ranks_come_while_it_runs(void) {
     cpa_engine_get_stats(h.engine, &stats, sizeof stats);
     CU_ASSERT_EQUAL(stats.kv_used, 0);
     CU_ASSERT_EQUAL(stats.requests_running, 0);
-    if (cpa_test_rank() == 0) CU_ASSERT(h.mark > 0);
+    if (cpa_test_rank() == 0) CPA_ASSERT_ORDER(h.mark, >, 0);
     cpa_engine_destroy(h.engine);
 }
 
@@ -550,7 +550,7 @@ static void *idle_between_requests(void *ctx) {
         while (h->ends < i) nap(0.001);
     }
     cpa_engine_get_stats(h->engine, &stats, sizeof stats);
-    CU_ASSERT(stats.verify_rows > 0);
+    CPA_ASSERT_ORDER(stats.verify_rows, >, 0);
     CU_ASSERT_EQUAL(cpa_engine_drain(h->engine, 60), CPA_OK);
     return NULL;
 }
@@ -561,7 +561,7 @@ static void note_pause(heard *h) {
     cpa_engine_stats stats;
     cpa_engine_get_stats(h->engine, &stats, sizeof stats);
     if (stats.output_tokens == 1) h->check_began_s = verify->start_s;
-    if (stats.output_tokens > 20) CU_ASSERT(verify->start_s > h->check_began_s + 0.2);
+    if (stats.output_tokens > 20) CPA_ASSERT_ORDER(verify->start_s, >, h->check_began_s + 0.2);
 }
 
 static void an_idle_engine_checks_as_one_that_runs(void) {
@@ -722,7 +722,7 @@ static void *measure_idling(void *ctx) {
     nap(IDLE_S);
     const double used = processor_seconds() - before;
     printf("%.0f ms of the processor in %d s ... ", used * 1e3, IDLE_S);
-    CU_ASSERT(used < SLOWER * 0.6 * IDLE_S / 60);
+    CPA_ASSERT_ORDER(used, <, SLOWER * 0.6 * IDLE_S / 60);
     if (cpa_test_rank() == 0) CU_ASSERT_EQUAL(cpa_engine_drain(h->engine, 60), CPA_OK);
     return NULL;
 }

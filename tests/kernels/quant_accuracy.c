@@ -37,7 +37,7 @@ static void require(cpa_status status, const char *message) {
 
 /* A few channels of keys and values are eight times as large, as trained models have them; queries weigh those of keys
  * a quarter as much, so that they decide no score alone. */
-static void add_outliers(cpa_test_sequence *s) {
+static void add_outliers(cpa_case_sequence *s) {
     for (int64_t i = 0; i < s->length * KV_HEADS * DIM; i++) {
         if (i % DIM % OUTLIER_EVERY == 5) s->k[i] *= 8, s->v[i] *= 8;
     }
@@ -53,7 +53,7 @@ static float largest(const float *x, int64_t n) {
 }
 
 /* The results of the last QUERIES tokens over a cache of the dtype, [QUERIES, Q_HEADS, DIM]. */
-static void attend(const cpa_test_sequence *s, const cache_kind *kind, float *out) {
+static void attend(const cpa_case_sequence *s, const cache_kind *kind, float *out) {
     int64_t blocks = (s->length + BLOCK_SIZE - 1) / BLOCK_SIZE;
     cpa_kv_fixture cache;
     cpa_kv_view view = {.dtype = kind->dtype,
@@ -118,9 +118,9 @@ static void compare(const float *exact, const float *got, double *cosine, double
 }
 
 /* Elements uniform in [0, 1). */
-static void make_even(cpa_test_sequence *s, int64_t length) {
+static void make_even(cpa_case_sequence *s, int64_t length) {
     uint64_t random = 9;
-    *s = (cpa_test_sequence){.length = length, .q_heads = Q_HEADS, .kv_heads = KV_HEADS, .k_dim = DIM, .v_dim = DIM};
+    *s = (cpa_case_sequence){.length = length, .q_heads = Q_HEADS, .kv_heads = KV_HEADS, .k_dim = DIM, .v_dim = DIM};
     s->q = cpa_test_poisoned(length * Q_HEADS * DIM, sizeof *s->q);
     s->k = cpa_test_poisoned(length * KV_HEADS * DIM, sizeof *s->k);
     s->v = cpa_test_poisoned(length * KV_HEADS * DIM, sizeof *s->v);
@@ -143,7 +143,7 @@ static int print_even(void) {
         static const cache_kind exact_kind = {"fp32", CPA_F32, 0, 1};
         const double least = 0.9999 - 0.0019 * step / 4;
         const int64_t length = (int64_t)128 << 2 * step;
-        cpa_test_sequence s;
+        cpa_case_sequence s;
         make_even(&s, length);
         attend(&s, &exact_kind, exact);
         printf("| %lld |", (long long)length);
@@ -155,7 +155,7 @@ static int print_even(void) {
             if (!(cosine >= least)) bad = 1;
         }
         printf(" %.4f |\n", least);
-        cpa_test_sequence_destroy(&s);
+        cpa_case_sequence_release(&s);
     }
     return bad;
 }
@@ -173,8 +173,8 @@ int main(int argc, char **argv) {
     printf("\n|---:|---:|---:|---:|---:|\n");
     for (int64_t length = 128; length <= longest; length *= 4) {
         static float exact[QUERIES * Q_HEADS * DIM], got[QUERIES * Q_HEADS * DIM];
-        cpa_test_sequence s;
-        cpa_test_sequence_init(&s, 3, length, Q_HEADS, KV_HEADS, DIM, DIM, CPA_F32);
+        cpa_case_sequence s = {length, Q_HEADS, KV_HEADS, DIM, DIM, NULL, NULL, NULL};
+        if (cpa_case_sequence_make(&s, 3, 0, CPA_F32, NULL) != CPA_OK) abort();
         add_outliers(&s);
         attend(&s, &exact_kind, exact);
         printf("| %lld |", (long long)length);
@@ -186,7 +186,7 @@ int main(int argc, char **argv) {
             if (!(cosine >= KINDS[k].least_cosine)) bad = 1;
         }
         printf("\n");
-        cpa_test_sequence_destroy(&s);
+        cpa_case_sequence_release(&s);
     }
     bad |= print_even();
     cpa_stream_destroy(stream);

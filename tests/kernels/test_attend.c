@@ -8,7 +8,7 @@
 #include "base/convert.h"
 #include "kernels/attend_plan.h"
 #include "kernels/device.h"
-#include "tests/fixtures/attend_fixture.h"
+#include "tests/fixtures/attend_case.h"
 #include "tests/fixtures/unit.h"
 
 enum { ROW_PADDING = 8 };
@@ -16,33 +16,11 @@ enum { ROW_PADDING = 8 };
 /* Every case runs in fp32 and in bf16, with the head width of each. */
 enum { BASES = 2 };
 
-static void say_wrong(const cpa_attend_case *shape, int32_t slot, int64_t wrong) {
-    printf(
-        "\n    %lld wrong: dtype %d/%d heads %d/%d width %d/%d block %d N %d I %d start %lld length %lld causal %d "
-        "window "
-        "%lld sinks %d head_major %d slot %d",
-        (long long)wrong, shape->q_dtype, shape->kv_dtype, shape->q_heads, shape->kv_heads, shape->k_dim, shape->v_dim,
-        shape->block_size, shape->cp_size, shape->interleave, (long long)shape->start, (long long)shape->length,
-        shape->mask.causal, (long long)shape->mask.window, shape->mask.sinks, shape->head_major, slot);
-}
-
 /* Attends over the keys of each slot in turn and counts rows that disagree with the reference. */
 static int64_t wrong_rows(const cpa_attend_case *shape, int64_t stride) {
-    cpa_attend_fixture fixture;
-    cpa_attend_fixture_init(&fixture, shape, 1);
-    int64_t wrong = 0;
-    for (int32_t slot = 0; slot < shape->cp_size; slot++) {
-        cpa_attend_result result;
-        cpa_attend_result_init(&result, &fixture);
-        fixture.padding = slot % 2 ? 0 : ROW_PADDING;
-        int64_t failed = cpa_attend_fixture_run_slot(&fixture, slot, &result) != CPA_OK;
-        failed += cpa_attend_fixture_check(&fixture, slot, stride, &result, NULL);
-        if (failed) say_wrong(shape, slot, failed);
-        wrong += failed;
-        cpa_attend_result_destroy(&result);
-    }
-    cpa_attend_fixture_destroy(&fixture);
-    return wrong;
+    cpa_attend_case padded = *shape;
+    padded.padding = ROW_PADDING;
+    return cpa_test_wrong_rows(&padded, 0, stride);
 }
 
 static void every_pair_of_dtypes(void) {
@@ -368,7 +346,7 @@ static void ragged_batches(void) {
             items[i] = cpa_attend_fixture_item(&fixture, 0, row - counts[i], counts[i], 0, 0, row);
         }
         CU_ASSERT_EQUAL(wrong_items(&fixture, items, ITEMS, 5), 0);
-        CU_ASSERT(wrong_items(&fixture, items, 0, shape.length) > 0); /* the same plan, without items */
+        CPA_ASSERT_ORDER(wrong_items(&fixture, items, 0, shape.length), >, 0); /* the same plan, without items */
         CU_ASSERT_EQUAL(wrong_items(&fixture, items, ITEMS, 11), 0);
         cpa_attend_fixture_destroy(&fixture);
     }
@@ -492,6 +470,6 @@ int main(int argc, char **argv) {
     };
     int missing = cpa_test_device_missing();
     if (missing) return missing == 1 ? CPA_TEST_SKIPPED : missing;
-    int n_tests = (int)(sizeof tests / sizeof tests[0]), limit = argc > 1 ? atoi(argv[1]) : n_tests;
-    return cpa_test_main("attend", tests, limit < n_tests ? limit : n_tests);
+    if (argc == 3 && strcmp(argv[1], "--case") == 0) return cpa_attend_case_main(argv[2]);
+    return cpa_test_main(argc, argv, "attend", tests, (int)(sizeof tests / sizeof tests[0]));
 }

@@ -255,7 +255,7 @@ static void every_instruction_set_keeps_bits_and_matches_the_reference(void) {
     }
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     static const cpa_test tests[] = {
         {"rows cut into items keep their bits", rows_cut_into_items},
         {"rows cut into calls keep their bits", rows_cut_into_calls},
@@ -266,5 +266,5 @@ int main(void) {
         {"every instruction set keeps bits and matches the reference",
          every_instruction_set_keeps_bits_and_matches_the_reference},
     };
-    return cpa_test_main("attend bits", tests, (int)(sizeof tests / sizeof tests[0]));
+    return cpa_test_main(argc, argv, "attend bits", tests, (int)(sizeof tests / sizeof tests[0]));
 }

@@ -268,10 +268,10 @@ static double error_of_pieces(far_row *r, float score, int64_t keys, int64_t one
 static void run_pieces(far_row *r) {
     const int64_t piece = cpa_attend_split_tokens(device);
     for (float score = 1; score < 3e7f; score *= 1.7f) {
-        CU_ASSERT(error_of_pieces(r, score, piece, 0) <= 1e-6);
+        CPA_ASSERT_ORDER(error_of_pieces(r, score, piece, 0), <=, 1e-6);
         double most = 0;
         for (int64_t one = 0; one < 5; one++) most = fmax(most, error_of_pieces(r, score, 4 * piece + 1, one));
-        CU_ASSERT(most <= 4 * (double)score * 0x1p-24 + 1e-6);
+        CPA_ASSERT_ORDER(most, <=, 4 * (double)score * 0x1p-24 + 1e-6);
     }
 }
 
@@ -279,7 +279,7 @@ static void pieces_of_keys_are_joined_by_fp32(void) {
     on_every_isa(run_pieces);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     static const cpa_test tests[] = {
         {"ALiBi counts from queries far away", alibi_counts_from_queries_far_away},
         {"keys of runs far apart have their own index", keys_of_runs_far_apart_have_their_own_index},
@@ -288,5 +288,5 @@ int main(void) {
         {"bits decide in the place of `right`", bits_decide_in_the_place_of_right},
         {"pieces of keys are joined by fp32", pieces_of_keys_are_joined_by_fp32},
     };
-    return cpa_test_main("attend far from ordinary numbers", tests, (int)(sizeof tests / sizeof tests[0]));
+    return cpa_test_main(argc, argv, "attend far from ordinary numbers", tests, (int)(sizeof tests / sizeof tests[0]));
 }

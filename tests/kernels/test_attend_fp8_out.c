@@ -5,31 +5,10 @@
 #include <stdio.h>
 
 #include "kernels/host/cache/quantise.h"
-#include "tests/fixtures/attend_fixture.h"
+#include "tests/fixtures/attend_case.h"
 #include "tests/fixtures/unit.h"
 
 static const cpa_mask WINDOW = {.causal = 1, .window = 70, .sinks = 3};
-
-enum { SINKS = 1, BITS = 2 };
-
-/* All queries of the case, of every slot, over the keys of the first. */
-static int64_t wrong_rows(const cpa_attend_case *shape, float out_scale, int rules) {
-    cpa_attend_fixture f;
-    cpa_attend_result result;
-    cpa_attend_fixture_init(&f, shape, 2);
-    cpa_test_score score = {.q_heads = shape->q_heads, .rows = f.rows};
-    if (rules & SINKS) cpa_test_score_add_sinks(&score);
-    if (rules & BITS) cpa_test_score_add_bits(&score, shape->start, (int32_t)(shape->length - shape->start));
-    f.out_scale = out_scale;
-    f.score = rules ? &score : NULL;
-    cpa_attend_result_init(&result, &f);
-    CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(&f, 0, &result), CPA_OK);
-    const int64_t wrong = cpa_attend_fixture_check(&f, 0, f.rows / 20 + 1, &result, NULL);
-    cpa_attend_result_destroy(&result);
-    cpa_test_score_destroy(&score);
-    cpa_attend_fixture_destroy(&f);
-    return wrong;
-}
 
 static cpa_attend_case case_of(int i) {
     cpa_attend_case c = CPA_ATTEND_BASE[i % CPA_ATTEND_BASES];
@@ -48,10 +27,9 @@ static void codes_are_those_of_the_result(void) {
         if (kind == 4) c.mask = WINDOW, c.k_dim = c.v_dim = 112; /* a width that tiles do not have */
         if (kind == 5) c.layout = CPA_VLLM_X, c.start = c.length - 30;
         if (kind == 6) c.cp_size = 2; /* queries that see nothing of what the first rank has */
-        const int rules = kind < 7 ? 0 : plain ? SINKS | BITS : SINKS;
-        const int64_t wrong = wrong_rows(&c, 0.01f * (float)(1 + i % 3), rules);
-        if (wrong) printf("  case %d: %lld rows wrong\n", i, (long long)wrong);
-        CU_ASSERT_EQUAL(wrong, 0);
+        const int rules = kind < 7 ? 0 : plain ? CPA_TEST_SINKS | CPA_TEST_TREE : CPA_TEST_SINKS;
+        c.out_scale = 0.01f * (float)(1 + i % 3);
+        CU_ASSERT_EQUAL(cpa_test_wrong_rows(&c, rules, (c.length - c.start) / 20 + 1), 0);
     }
     printf("  %d cases\n", KINDS * CPA_ATTEND_BASES);
 }

@@ -3,11 +3,10 @@
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/convert.h"
-#include "tests/fixtures/rules_fixture.h"
+#include "tests/fixtures/attend_case.h"
 #include "tests/fixtures/unit.h"
 
 /* Prefill of a whole sequence, of its end, and decode; dtypes, and a quantised cache. */
@@ -94,6 +93,11 @@ static void few_queries_over_many_keys(void) {
     }
 }
 
+static int is_causal(const void *ctx, int64_t row, int64_t key) {
+    (void)ctx;
+    return key <= row;
+}
+
 /* Bits that say what causality says give its result, to the bit. */
 static void a_causal_mask_of_bits_is_causality(void) {
     for (int base = 0; base < CPA_ATTEND_BASES; base++) {
@@ -104,17 +108,9 @@ static void a_causal_mask_of_bits_is_causality(void) {
         cpa_attend_result_init(&plain, &f);
         cpa_attend_result_init(&masked, &f);
         CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(&f, 0, &plain), CPA_OK);
-        cpa_test_score score = {.q_heads = shape.q_heads, .rows = f.rows};
-        cpa_test_score_add_bits(&score, 0, (int32_t)shape.length);
-        const int64_t words = cpa_mask_words(shape.length);
-        for (int64_t row = 0; row < f.rows; row++) {
-            const int64_t entry = score.row_map[row];
-            score.row_word[entry] = entry * words;
-            for (int64_t key = 0; key < shape.length; key++) {
-                uint32_t *word = &score.bits[entry * words + key / 32], bit = (uint32_t)1 << (key % 32);
-                *word = key <= row ? *word | bit : *word & ~bit;
-            }
-        }
+        cpa_case_score score = {.q_heads = shape.q_heads, .rows = f.rows};
+        cpa_case_score_add_bits(&score, 0, (int32_t)shape.length, NULL);
+        cpa_case_score_fill_bits(&score, is_causal, NULL);
         f.score = &score;
         f.shape.mask.causal = 0;
         CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(&f, 0, &masked), CPA_OK);
@@ -123,7 +119,7 @@ static void a_causal_mask_of_bits_is_causality(void) {
         } else {
             CU_ASSERT_EQUAL(cpa_attend_fixture_check(&f, 0, 7, &masked, NULL), 0);
         }
-        cpa_test_score_destroy(&score);
+        cpa_case_score_release(&score);
         cpa_attend_result_destroy(&masked);
         cpa_attend_result_destroy(&plain);
         cpa_attend_fixture_destroy(&f);
@@ -143,7 +139,7 @@ static void bits_in_stretches(void) {
             shape.interleave = 64;
             shape.block_size = 32;
             cpa_attend_fixture_init(&f, &shape, 1);
-            cpa_test_score score = cpa_test_score_of(&f, CPA_TEST_WHOLE_MASK);
+            cpa_case_score score = cpa_test_score_of(&f, CPA_TEST_WHOLE_MASK);
             const int64_t width = score.width[0], words = cpa_mask_words(width);
             for (int64_t row = 0; row < f.rows && n == 1; row++) score.row_word[row] = row * words;
             for (int64_t i = 0; i < f.rows * words * 32; i++) {
@@ -161,7 +157,7 @@ static void bits_in_stretches(void) {
                 CU_ASSERT_EQUAL(cpa_attend_fixture_check(&f, slot, 23, &result, NULL), 0);
                 cpa_attend_result_destroy(&result);
             }
-            cpa_test_score_destroy(&score);
+            cpa_case_score_release(&score);
             cpa_attend_fixture_destroy(&f);
         }
     }
@@ -169,10 +165,10 @@ static void bits_in_stretches(void) {
 
 /* Adds 0 to the scores of some stretches of keys, other ones every 100 rows, and to that of the row's own; `lowest` to
  * the rest, or to all. */
-static void hide_by(cpa_test_score *score, const cpa_attend_case *shape, cpa_dtype dtype, float lowest, int all) {
+static void hide_by(cpa_case_score *score, const cpa_attend_case *shape, cpa_dtype dtype, float lowest, int all) {
     enum { KEYS = 170, ROWS = 100, PERIOD = 4 };
     const float zero = 0;
-    cpa_test_score_add_bias(score, dtype, 0, 0, shape->length);
+    cpa_case_score_add_bias(score, dtype, 0, 0, shape->length, NULL);
     for (int64_t row = 0; row < score->rows; row++) {
         char *values = (char *)score->bias + score->row_map[row] * shape->length * cpa_dtype_bytes(dtype);
         for (int64_t key = 0; key < shape->length; key++) {
@@ -200,7 +196,7 @@ static void keys_hidden_by_the_lowest_number(void) {
             shape.start = shape.length - rows[i % 3];
             shape.mask = (cpa_mask){.causal = 1};
             cpa_attend_fixture_init(&f, &shape, 1);
-            cpa_test_score score = {.q_heads = shape.q_heads, .rows = f.rows};
+            cpa_case_score score = {.q_heads = shape.q_heads, .rows = f.rows};
             hide_by(&score, &shape, cases[i / 3].dtype, cases[i / 3].lowest, cases[i / 3].all);
             f.score = &score;
             cpa_attend_result_init(&result, &f);
@@ -208,7 +204,7 @@ static void keys_hidden_by_the_lowest_number(void) {
             CU_ASSERT_EQUAL(cpa_attend_fixture_check(&f, 0, f.rows > 100 ? 23 : 1, &result, NULL), 0);
             CU_ASSERT_EQUAL(result.lse[0] == -INFINITY, cases[i / 3].all);
             cpa_attend_result_destroy(&result);
-            cpa_test_score_destroy(&score);
+            cpa_case_score_release(&score);
             cpa_attend_fixture_destroy(&f);
         }
     }
@@ -233,12 +229,12 @@ static void unseen_keys_need_not_be_finite(void) {
             cpa_kv_view_free(&f.device_kv, f.stream);
             f.device_kv = cpa_kv_fixture_upload(&f.kv, f.stream);
             cpa_attend_result_init(&result, &f);
-            cpa_test_score score = cpa_test_score_of(&f, CPA_TEST_SOFTCAP | CPA_TEST_ALIBI);
+            cpa_case_score score = cpa_test_score_of(&f, CPA_TEST_SOFTCAP | CPA_TEST_ALIBI);
             f.score = &score;
             CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(&f, 0, &result), CPA_OK);
             CU_ASSERT_EQUAL(cpa_attend_fixture_check(&f, 0, 1, &result, NULL), 0);
             CU_ASSERT(isnan(result.lse[(f.rows - 1) * shape.q_heads]));
-            cpa_test_score_destroy(&score);
+            cpa_case_score_release(&score);
             cpa_attend_result_destroy(&result);
             cpa_attend_fixture_destroy(&f);
         }
@@ -255,14 +251,14 @@ static void a_row_without_any_key(void) {
             shape.start = late ? shape.length - 2 : 0;
             cpa_attend_fixture_init(&f, &shape, 1);
             cpa_attend_result_init(&result, &f);
-            cpa_test_score score = cpa_test_score_of(&f, CPA_TEST_WHOLE_MASK | CPA_TEST_SINKS | CPA_TEST_SOFTCAP);
+            cpa_case_score score = cpa_test_score_of(&f, CPA_TEST_WHOLE_MASK | CPA_TEST_SINKS | CPA_TEST_SOFTCAP);
             memset(score.bits, 0, (size_t)score.n_words * sizeof *score.bits);
             f.score = &score;
             CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(&f, 0, &result), CPA_OK);
             CU_ASSERT_EQUAL(cpa_attend_fixture_check(&f, 0, 1, &result, NULL), 0);
             CU_ASSERT_EQUAL(score.row_map[1] >= 0 && score.row_word[score.row_map[1]] >= 0, 1);
             CU_ASSERT_EQUAL(result.lse[(f.rows - 1) * shape.q_heads], -INFINITY);
-            cpa_test_score_destroy(&score);
+            cpa_case_score_release(&score);
             cpa_attend_result_destroy(&result);
             cpa_attend_fixture_destroy(&f);
         }
@@ -280,7 +276,7 @@ static void sinks_of_a_resumed_row(void) {
             shape.start = late ? shape.length - 2 : 128;
             cpa_attend_fixture_init(&f, &shape, 1);
             cpa_attend_result_init(&result, &f);
-            cpa_test_score score = cpa_test_score_of(&f, CPA_TEST_SINKS);
+            cpa_case_score score = cpa_test_score_of(&f, CPA_TEST_SINKS);
             f.score = &score;
             f.resumed_out = 1;
             cpa_attend_item first = cpa_attend_fixture_item(&f, 0, 0, f.q_count[0], 0, 0, 128);
@@ -299,7 +295,7 @@ static void sinks_of_a_resumed_row(void) {
                 }
             }
             CU_ASSERT_EQUAL(cpa_attend_fixture_check(&f, 0, 1, &result, NULL), 0);
-            cpa_test_score_destroy(&score);
+            cpa_case_score_release(&score);
             cpa_attend_result_destroy(&result);
             cpa_attend_fixture_destroy(&f);
         }
@@ -346,6 +342,5 @@ int main(int argc, char **argv) {
     };
     int missing = cpa_test_device_missing();
     if (missing) return missing == 1 ? CPA_TEST_SKIPPED : missing;
-    int n_tests = (int)(sizeof tests / sizeof tests[0]), limit = argc > 1 ? atoi(argv[1]) : n_tests;
-    return cpa_test_main("attend_score", tests, limit < n_tests ? limit : n_tests);
+    return cpa_test_main(argc, argv, "attend_score", tests, (int)(sizeof tests / sizeof tests[0]));
 }

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/fixtures/attend_fixture.h"
+#include "tests/fixtures/attend_case.h"
 #include "tests/fixtures/unit.h"
 
 enum { LEAST = 1, MOST = 8 };
@@ -14,26 +14,10 @@ static int64_t cases;
 
 /* Rows that disagree with the reference over the keys of each slot, with tables on the host, or on the device. */
 static int64_t wrong_rows(const cpa_attend_case *shape, int64_t stride, int tables_on_device) {
-    cpa_attend_fixture f;
-    int64_t wrong = 0;
-    cpa_attend_fixture_init(&f, shape, 1);
-    f.tables_on_device = tables_on_device;
-    for (int32_t slot = 0; slot < shape->cp_size; slot++, cases++) {
-        cpa_attend_result result;
-        cpa_attend_result_init(&result, &f);
-        wrong += cpa_attend_fixture_run_slot(&f, slot, &result) != CPA_OK;
-        wrong += cpa_attend_fixture_check(&f, slot, stride, &result, NULL);
-        cpa_attend_result_destroy(&result);
-    }
-    if (wrong)
-        printf(
-            "\n    %lld wrong: dtype %d/%d heads %d/%d width %d/%d block %d N %d start %lld length %lld window %lld "
-            "head_major %d tables on the device %d",
-            (long long)wrong, shape->q_dtype, shape->kv_dtype, shape->q_heads, shape->kv_heads, shape->k_dim,
-            shape->v_dim, shape->block_size, shape->cp_size, (long long)shape->start, (long long)shape->length,
-            (long long)shape->mask.window, shape->head_major, tables_on_device);
-    cpa_attend_fixture_destroy(&f);
-    return wrong;
+    cpa_attend_case placed = *shape;
+    placed.tables_on_device = tables_on_device;
+    cases++;
+    return cpa_test_wrong_rows(&placed, 0, stride);
 }
 
 /* As prefill, and as decode of the last token. The host takes every third case. */

@@ -10,9 +10,8 @@
 #include "kernels/attend_plan.h"
 #include "kernels/cascade.h"
 #include "kernels/operators.h"
-#include "src/check/reference.h"
+#include "src/check/cases/judge.h"
 #include "tests/fixtures/context_fixture.h"
-#include "tests/fixtures/reference_fixture.h"
 #include "tests/fixtures/unit.h"
 
 /* ---- the tree ---- */
@@ -191,13 +190,13 @@ typedef struct cascade_fixture {
     cpa_device *device;
     cpa_stream *stream;
     cpa_attend_plan *plan;
-    cpa_test_sequence sequences[MOST_SEQUENCES];
+    cpa_case_sequence sequences[MOST_SEQUENCES];
     cpa_attend_item items[MOST_SEQUENCES];
     cpa_kv_fixture kv;
     int32_t *tables;
     int64_t stride, rows;
     char *q;
-    cpa_test_score score;
+    cpa_case_score score;
 } cascade_fixture;
 
 static cpa_token_set shard_of(const cascade_fixture *f) {
@@ -212,14 +211,15 @@ static void deal_sequences(cascade_fixture *f) {
     for (int64_t e = 0; e < c->sequences * f->stride; e++) f->tables[e] = 2147480000;
     for (int64_t i = 0; i < c->sequences; i++) {
         const int64_t levels = 1 + cpa_test_random_below(3), with = cpa_test_random_below(i + (i == 0));
-        cpa_test_sequence *own = &f->sequences[i];
-        const cpa_test_sequence *other = &f->sequences[with];
+        cpa_case_sequence *own = &f->sequences[i];
+        const cpa_case_sequence *other = &f->sequences[with];
         const int64_t rows = 1 + cpa_test_random_below(c->rows);
         int64_t along = i == 0 ? 0 : levels * c->prefix;
         if (i > 0 && along > other->length) along = other->length / c->prefix * c->prefix;
         const int64_t more = cpa_test_random_below(4 - along / c->prefix);
         const int64_t length = along + (i == 0 ? 3 : more) * c->prefix + rows + cpa_test_random_below(300);
-        cpa_test_sequence_init(own, 100 + (uint64_t)i, length, c->q_heads, c->kv_heads, c->dim, c->dim, c->dtype);
+        *own = (cpa_case_sequence){length, c->q_heads, c->kv_heads, c->dim, c->dim, NULL, NULL, NULL};
+        if (cpa_case_sequence_make(own, 100 + (uint64_t)i, 0, c->dtype, NULL) != CPA_OK) abort();
         const size_t width = (size_t)c->kv_heads * (size_t)c->dim * sizeof(float);
         if (along > 0) {
             memcpy(own->k, other->k, (size_t)along * width);
@@ -247,18 +247,6 @@ static void deal_sequences(cascade_fixture *f) {
     }
 }
 
-/* The keys and values of a sequence become what a quantised cache holds of them. */
-static void read_back(cascade_fixture *f, cpa_test_sequence *s, const int32_t *table) {
-    const int32_t block_size = f->shape.block_size, heads = s->kv_heads;
-    const int64_t keys = cpa_tokens_before(f->map, shard_of(f), s->length);
-    for (int64_t i = 0; i < keys * heads; i++) {
-        const int64_t token = i / heads, head = i % heads;
-        const int64_t row = cpa_token_position(f->map, shard_of(f), token) * heads + head;
-        cpa_kv_fixture_load(&f->kv, table[token / block_size], token % block_size, (int32_t)head, s->k + row * s->k_dim,
-                            s->v + row * s->v_dim);
-    }
-}
-
 static void fixture_init(cascade_fixture *f, const cascade_case *shape, int32_t rank) {
     *f = (cascade_fixture){.shape = *shape, .map = {shape->ranks, shape->interleave}, .rank = rank};
     const int64_t most = 5 * shape->prefix + 400, width = (int64_t)shape->q_heads * shape->dim;
@@ -277,27 +265,28 @@ static void fixture_init(cascade_fixture *f, const cascade_case *shape, int32_t 
         const cpa_attend_item *item = &f->items[i];
         cpa_test_store_shard(&f->kv, &f->sequences[i], f->map, shard_of(f), f->sequences[i].length,
                              f->tables + i * f->stride);
-        if (cpa_dtype_is_quantised(shape->kv_dtype)) read_back(f, &f->sequences[i], f->tables + i * f->stride);
+        cpa_test_read_shard(&f->kv, &f->sequences[i], f->map, shard_of(f), f->sequences[i].length,
+                            f->tables + i * f->stride);
         for (int64_t row = 0; row < item->q_count; row++) {
             const int64_t position = cpa_token_position(f->map, item->q_set, item->q_first + row);
             cpa_narrow(f->q + (item->q_row + row) * width * element, f->sequences[i].q + position * width, shape->dtype,
                        width);
         }
     }
-    f->score = (cpa_test_score){.q_heads = shape->q_heads, .rows = f->rows};
+    f->score = (cpa_case_score){.q_heads = shape->q_heads, .rows = f->rows};
     if (shape->ruled == SCORE_RULES) {
         f->score.softcap = 2;
-        cpa_test_score_add_slopes(&f->score);
+        cpa_case_score_add_slopes(&f->score, NULL);
     }
-    if (shape->ruled == MASK_OF_BITS) cpa_test_score_add_bits(&f->score, 0, (int32_t)most);
+    if (shape->ruled == MASK_OF_BITS) cpa_case_score_add_bits(&f->score, 0, (int32_t)most, NULL);
     cpa_test_device_open(shape->threads, &f->device, &f->stream);
     if (cpa_attend_plan_create(f->device, &f->plan, NULL) != CPA_OK) abort();
 }
 
 static void fixture_destroy(cascade_fixture *f) {
     cpa_attend_plan_destroy(f->plan);
-    cpa_test_score_destroy(&f->score);
-    for (int64_t i = 0; i < f->shape.sequences; i++) cpa_test_sequence_destroy(&f->sequences[i]);
+    cpa_case_score_release(&f->score);
+    for (int64_t i = 0; i < f->shape.sequences; i++) cpa_case_sequence_release(&f->sequences[i]);
     cpa_kv_fixture_destroy(&f->kv);
     free(f->tables);
     free(f->q);
@@ -339,8 +328,8 @@ static float *attend(cascade_fixture *f, cpa_cascade_attention cascade, int fuse
     void *q = cpa_test_upload(f->stream, sent, f->rows * row_bytes);
     void *ready_q = cpa_test_upload(f->stream, f->q + ready_row * row_bytes, (f->rows - ready_row) * row_bytes);
     const cpa_kv_view kv = cpa_kv_fixture_upload(&f->kv, f->stream);
-    cpa_test_score_on_device score;
-    cpa_test_score_upload(&f->score, f->stream, &score);
+    cpa_case_score_on_device score;
+    CU_ASSERT_EQUAL(cpa_case_score_upload(&f->score, f->stream, &score, NULL), CPA_OK);
     const cpa_attend_args args = {.size = sizeof args,
                                   .q = q,
                                   .q_dtype = c->dtype,
@@ -359,7 +348,7 @@ static float *attend(cascade_fixture *f, cpa_cascade_attention cascade, int fuse
     }
     CU_ASSERT_EQUAL(cpa_stream_sync(f->stream), CPA_OK);
     cpa_test_download(f->stream, result, state, bytes);
-    cpa_test_score_free(&score, f->stream);
+    cpa_case_score_free(&score, f->device);
     cpa_test_free(f->stream, state);
     cpa_test_free(f->stream, ready_q);
     cpa_test_free(f->stream, q);
@@ -368,41 +357,42 @@ static float *attend(cascade_fixture *f, cpa_cascade_attention cascade, int fuse
     return result;
 }
 
+/* What a sequence's cache has of the keys. */
+typedef struct cached_keys {
+    cpa_owner_map map;
+    const cpa_attend_item *item;
+} cached_keys;
+
+static int is_cached(const void *ctx, int64_t key) {
+    const cached_keys *c = ctx;
+    const int64_t before = cpa_tokens_before(c->map, c->item->k_set, key);
+    return before < c->item->k_count && cpa_tokens_before(c->map, c->item->k_set, key + 1) > before;
+}
+
+static int row_is_right(const cascade_fixture *f, int64_t sequence, int64_t row, int32_t head, const float *got) {
+    const cascade_case *c = &f->shape;
+    const cpa_attend_item *item = &f->items[sequence];
+    const int64_t position = cpa_token_position(f->map, item->q_set, item->q_first + row);
+    const int64_t at = (item->q_row + row) * c->q_heads + head;
+    const cached_keys cached = {f->map, item};
+    cpa_case_row question = cpa_case_row_of(&f->sequences[sequence], position, head, c->dtype);
+    cpa_case_expected expected;
+    question.mask = c->mask;
+    question.score = &f->score;
+    question.score_row = item->q_row + row;
+    question.given = is_cached;
+    question.given_ctx = &cached;
+    cpa_case_expect(&question, &expected);
+    const float *lses = got + f->rows * c->q_heads * c->dim;
+    return cpa_case_is_right(&expected, &(cpa_case_result){.o = got + at * c->dim, .lse = &lses[at]}, NULL);
+}
+
 /* Rows and heads of `got` that disagree with float64. */
 static int64_t wrong_rows(const cascade_fixture *f, const float *got) {
-    const cascade_case *c = &f->shape;
-    const int64_t o_floats = f->rows * c->q_heads * c->dim;
     int64_t wrong = 0;
-    for (int64_t i = 0; i < c->sequences; i++) {
-        const cpa_attend_item *item = &f->items[i];
-        const cpa_test_sequence *s = &f->sequences[i];
-        for (int64_t at = 0; at < item->q_count * c->q_heads; at++) {
-            const int64_t row = at / c->q_heads, head = at % c->q_heads, kv_head = head / (c->q_heads / c->kv_heads);
-            const int64_t position = cpa_token_position(f->map, item->q_set, item->q_first + row);
-            const int64_t index = (item->q_row + row) * c->q_heads + head;
-            double want[CPA_MAX_HEAD_DIM], lse, tolerance;
-            cpa_reference_row reference;
-            cpa_test_keys keys;
-            cpa_reference_begin(&reference, s->q + (position * c->q_heads + head) * c->dim, c->dim, c->dim, c->dtype,
-                                0);
-            const cpa_reference_rules rules = cpa_test_score_rules(&f->score, (int32_t)head, position);
-            cpa_reference_set_rules(&reference, &rules);
-            cpa_test_keys_begin(&keys, &reference);
-            for (int64_t k = 0; k < item->k_count; k++) {
-                const int64_t key = cpa_token_position(f->map, item->k_set, k);
-                const int64_t from = (key * c->kv_heads + kv_head) * c->dim;
-                if (cpa_test_score_sees(&f->score, c->mask, item->q_row + row, position, key))
-                    cpa_test_keys_add(&keys, s->k + from, s->v + from, key, 0);
-            }
-            cpa_test_keys_end(&keys);
-            cpa_reference_end(&reference, want, &lse, &tolerance);
-            const float got_lse = got[o_floats + index];
-            const int empty = lse == -INFINITY;
-            wrong +=
-                !(cpa_reference_error(got + index * c->dim, want, c->dim) <= tolerance) ||
-                (empty ? got_lse != -INFINITY : !(fabs(got_lse - lse) <= cpa_reference_lse_tolerance(c->dtype, lse)));
-        }
-    }
+    for (int64_t i = 0; i < f->shape.sequences; i++)
+        for (int64_t at = 0; at < f->items[i].q_count * f->shape.q_heads; at++)
+            wrong += !row_is_right(f, i, at / f->shape.q_heads, (int32_t)(at % f->shape.q_heads), got);
     return wrong;
 }
 
@@ -463,7 +453,7 @@ static void sequences_that_begin_alike(void) {
         shared += attended - read > saved;
     }
     printf("%d cases, in %d %lld of %lld keys read ", N_CASES, shared, (long long)read, (long long)attended);
-    if (cpa_test_promises_bits()) CU_ASSERT(2 * read < attended + read / 2);
+    if (cpa_test_promises_bits()) CPA_ASSERT_ORDER(2 * read, <, attended + read / 2);
     /* Devices share by tensor cores alone: all that these take, or, where there is no such kernel, nothing. */
     CU_ASSERT(shared == N_CASES || (!cpa_test_promises_bits() && (shared == 0 || shared == N_CASES - FLOAT_CASES)));
 }

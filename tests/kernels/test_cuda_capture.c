@@ -208,8 +208,8 @@ static const cpa_test tests[] = {
     {"a plan that is not reserved is refused", a_plan_that_is_not_reserved},
 };
 
-int main(void) {
+int main(int argc, char **argv) {
     int missing = cpa_test_cuda_missing();
     if (missing) return missing == 1 ? CPA_TEST_SKIPPED : 2;
-    return cpa_test_main("graphs of the caller's", tests, (int)(sizeof tests / sizeof *tests));
+    return cpa_test_main(argc, argv, "graphs of the caller's", tests, (int)(sizeof tests / sizeof *tests));
 }

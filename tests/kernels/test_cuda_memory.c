@@ -97,7 +97,7 @@ static void too_much_memory_is_refused(void) {
     CU_ASSERT_EQUAL(cpa_stream_sync(cuda_stream), CPA_OK);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     static const cpa_test tests[] = {
         {"the native stream keeps the order", the_native_stream_keeps_the_order},
         {"what is outgrown is freed without waiting", what_is_outgrown_is_freed_without_waiting},
@@ -106,7 +106,7 @@ int main(void) {
     int missing = cpa_test_cuda_missing();
     if (missing) return missing == 1 ? CPA_TEST_SKIPPED : missing;
     cpa_test_device_open(1, &cuda_device, &cuda_stream);
-    int code = cpa_test_main("memory on CUDA", tests, (int)(sizeof tests / sizeof tests[0]));
+    int code = cpa_test_main(argc, argv, "memory on CUDA", tests, (int)(sizeof tests / sizeof tests[0]));
     cpa_test_device_close(cuda_device, cuda_stream);
     return code;
 }

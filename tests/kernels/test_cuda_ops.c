@@ -403,7 +403,7 @@ static void copies_of_rows_match(void) {
     free(src);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     static const cpa_test tests[] = {
         {"kv_write matches the host for every pair of dtypes", kv_write_matches},
         {"kv_write quantises to the bits of the host", kv_write_quantises_to_the_bits_of_the_host},
@@ -419,7 +419,7 @@ int main(void) {
     cpa_test_device_open(1, &cuda_device, &cuda_stream);
     if (cpa_device_open(&options, &host_device, NULL) != CPA_OK) abort();
     if (cpa_stream_create(host_device, &host_stream, NULL) != CPA_OK) abort();
-    int code = cpa_test_main("operations on CUDA", tests, (int)(sizeof tests / sizeof tests[0]));
+    int code = cpa_test_main(argc, argv, "operations on CUDA", tests, (int)(sizeof tests / sizeof tests[0]));
     cpa_test_device_close(host_device, host_stream);
     cpa_test_device_close(cuda_device, cuda_stream);
     return code;

@@ -32,7 +32,7 @@ static void every_entry_of_a_table_is_set(void) {
 static void capabilities_agree_with_each_other(void) {
     cpa_test_device_open(1, &device, &stream);
     const cpa_device_caps caps = device->caps;
-    CU_ASSERT_TRUE(caps.split_tokens >= 1);
+    CPA_ASSERT_ORDER(caps.split_tokens, >=, 1);
     CU_ASSERT_EQUAL(caps.bit_exact, caps.split_tokens > 1);
     CU_ASSERT_EQUAL(caps.bit_exact, cpa_test_promises_bits());
     CU_ASSERT_EQUAL(cpa_attend_split_tokens(device), caps.split_tokens);

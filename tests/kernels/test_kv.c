@@ -157,8 +157,8 @@ static void slices_of_wider_rows_are_written_like_contiguous_ones(void) {
                 cpa_test_free(stream, rows);
                 cpa_kv_view_free(&view, stream);
             }
-            CU_ASSERT(memcmp(caches[0].view.k, caches[1].view.k, (size_t)caches[0].k_bytes) == 0);
-            CU_ASSERT(memcmp(caches[0].view.v, caches[1].view.v, (size_t)caches[0].v_bytes) == 0);
+            CU_ASSERT_EQUAL(memcmp(caches[0].view.k, caches[1].view.k, (size_t)caches[0].k_bytes), 0);
+            CU_ASSERT_EQUAL(memcmp(caches[0].view.v, caches[1].view.v, (size_t)caches[0].v_bytes), 0);
             for (int i = 0; i < 2; i++) cpa_kv_fixture_destroy(&caches[i]), free(apart[i]);
             cpa_test_free(stream, slots);
             free(qkv);

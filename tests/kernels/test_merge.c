@@ -115,7 +115,7 @@ static void merged_states_equal_the_formula_in_every_dtype(void) {
                 cpa_reference_widen((char *)out + (r * OUT_STRIDE + h * WIDTH) * cpa_dtype_bytes((cpa_dtype)dtype),
                                     (cpa_dtype)dtype, WIDTH, got);
                 double tolerance = dtype == CPA_F32 ? 2e-6 : dtype == CPA_BF16 ? 5e-3 : 6e-4;
-                CU_ASSERT(cpa_reference_error(got, want, WIDTH) <= tolerance);
+                CPA_ASSERT_ORDER(cpa_reference_error(got, want, WIDTH), <=, tolerance);
                 double have = (double)lse[r * HEADS + h];
                 CU_ASSERT(want_lse == -INFINITY ? have == -INFINITY : fabs(have - want_lse) < 1e-5);
             }
@@ -140,8 +140,8 @@ static void merging_all_at_once_gives_the_bits_of_one_by_one(void) {
     }
     cpa_test_download(f.stream, f.memory[0], f.device_memory[0], STATE_BYTES);
     for (int r = 0; r < ROWS; r++) {
-        CU_ASSERT(memcmp(at_once + r * OUT_STRIDE, f.states[0].o + r * O_STRIDE, OUT_STRIDE * 4) == 0);
-        CU_ASSERT(memcmp(lse_at_once + r * HEADS, f.states[0].lse + r * O_STRIDE, HEADS * 4) == 0);
+        CU_ASSERT_EQUAL(memcmp(at_once + r * OUT_STRIDE, f.states[0].o + r * O_STRIDE, OUT_STRIDE * 4), 0);
+        CU_ASSERT_EQUAL(memcmp(lse_at_once + r * HEADS, f.states[0].lse + r * O_STRIDE, HEADS * 4), 0);
     }
     free(lse_at_once);
     free(at_once);
@@ -168,7 +168,7 @@ static void an_empty_state_changes_no_bit_and_all_empty_is_zero(void) {
                 const float *have = out + r * OUT_STRIDE + h * WIDTH, zeros[WIDTH] = {0};
                 const float *want = f.states[1].o + r * O_STRIDE + h * WIDTH;
                 if (f.states[1].lse[r * O_STRIDE + h] == -INFINITY) want = zeros;
-                CU_ASSERT(memcmp(have, want, sizeof zeros) == 0);
+                CU_ASSERT_EQUAL(memcmp(have, want, sizeof zeros), 0);
             }
         }
         cpa_test_free(f.stream, device_nan);
@@ -254,7 +254,7 @@ static void row_maps_pick_rows_and_minus_one_is_empty(void) {
         cpa_merge_args one = merge_args(pair, map[r] >= 0 ? 2 : 1, CPA_F32, want, NULL);
         one.rows = 1;
         merge(&f, one);
-        CU_ASSERT(memcmp(out + r * OUT_STRIDE, want, OUT_STRIDE * 4) == 0);
+        CU_ASSERT_EQUAL(memcmp(out + r * OUT_STRIDE, want, OUT_STRIDE * 4), 0);
     }
     cpa_test_free(f.stream, device_map);
     free(want);
@@ -318,8 +318,8 @@ static void so_many_states_as_are_allowed_give_the_bits_of_one_by_one(void) {
         }
         cpa_test_download(f.stream, sum, device_sum, STATE_BYTES);
         for (int r = 0; r < ROWS; r++) {
-            CU_ASSERT(memcmp(at_once + r * OUT_STRIDE, sum + r * O_STRIDE, OUT_STRIDE * 4) == 0);
-            CU_ASSERT(memcmp(lse + r * HEADS, sum + r * O_STRIDE + HEADS * WIDTH, HEADS * 4) == 0);
+            CU_ASSERT_EQUAL(memcmp(at_once + r * OUT_STRIDE, sum + r * O_STRIDE, OUT_STRIDE * 4), 0);
+            CU_ASSERT_EQUAL(memcmp(lse + r * HEADS, sum + r * O_STRIDE + HEADS * WIDTH, HEADS * 4), 0);
         }
         cpa_test_free(f.stream, device_sum);
     }

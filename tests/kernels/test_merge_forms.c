@@ -251,11 +251,11 @@ static void lses_by_head_and_to_the_base_of_2_give_the_same_result(void) {
         for (int i = 0; i < LSES; i++) {
             const float have = lse[out_by_head ? i % HEADS * ROWS + i / HEADS : i];
             if (want_lse[i] == -INFINITY)
-                CU_ASSERT(have == -INFINITY)
+                CU_ASSERT_EQUAL(have, -INFINITY);
             else if (base2)
-                CU_ASSERT(fabsf(have * (float)M_LN2 - want_lse[i]) <= 1e-5f)
+                CPA_ASSERT_ORDER(fabsf(have * (float)M_LN2 - want_lse[i]), <=, 1e-5f);
             else
-                CU_ASSERT(memcmp(&have, &want_lse[i], sizeof have) == 0)
+                CU_ASSERT_EQUAL(memcmp(&have, &want_lse[i], sizeof have), 0);
         }
         for (int s = 0; s < STATES; s++) cpa_test_free(stream, states[s].lse);
     }
@@ -285,7 +285,7 @@ static void codes_saturate_and_nan_is_zero(void) {
     CU_ASSERT_EQUAL(out[3], cpa_to_e4m3(1.2f));
     CU_ASSERT_EQUAL(out[WIDTH], 0x7e);
     for (int i = 0; i < ELEMENTS; i++) CU_ASSERT_EQUAL(out[i], cpa_to_e4m3(f.o[4][i] * 4));
-    CU_ASSERT(memcmp(lse, f.lse[4], sizeof lse) == 0);
+    CU_ASSERT_EQUAL(memcmp(lse, f.lse[4], sizeof lse), 0);
     cpa_test_free(stream, device_scale);
     fixture_destroy(&f);
 }

@@ -201,7 +201,7 @@ static void tokens_are_drawn_as_often_as_the_softmax_says(void) {
         expect(logits, TOKENS, RULES[r], p);
         run(&b);
         for (int64_t i = 0; i < DRAWS; i++) counts[b.tokens[i] < TOKENS ? b.tokens[i] : 0]++;
-        CU_ASSERT(surprise(counts, p, TOKENS, DRAWS) < 4);
+        CPA_ASSERT_ORDER(surprise(counts, p, TOKENS, DRAWS), <, 4);
         batch_free(&b);
     }
 }
@@ -219,7 +219,7 @@ static void draws_are_independent(void) {
         run(&b);
         for (int i = 0; i < N * N; i++) p[i] = 1.0 / (N * N);
         for (int64_t i = 1; i < DRAWS; i++) counts[b.tokens[i - 1] % N * N + b.tokens[i] % N]++;
-        CU_ASSERT(surprise(counts, p, N * N, DRAWS - 1) < 4);
+        CPA_ASSERT_ORDER(surprise(counts, p, N * N, DRAWS - 1), <, 4);
         batch_free(&b);
     }
 }
@@ -359,7 +359,7 @@ static void frequency_counts_the_tokens_of_the_output(void) {
         CU_ASSERT_EQUAL(b.tokens[row], best_of_counted(&b, row));
         on_paths += b.path_ends[row] >= 0 && (b.tokens[row] == 5 || b.tokens[row] == 9);
     }
-    CU_ASSERT(on_paths > 0);
+    CPA_ASSERT_ORDER(on_paths, >, 0);
     batch_free(&b);
 }
 
@@ -524,7 +524,7 @@ static void exp_and_log_are_those_of_fp64(void) {
     CU_ASSERT_EQUAL(cpa_draw_exp(0), 1);
     CU_ASSERT_EQUAL(cpa_draw_exp(-INFINITY), 0);
     CU_ASSERT(cpa_draw_log(0x1p-53) < 0 && cpa_draw_log(1 - 0x1p-53) < 0);
-    CU_ASSERT(fabs(cpa_draw_log(1 - 0x1p-53) + 0x1p-53) < 1e-31);
+    CPA_ASSERT_ORDER(fabs(cpa_draw_log(1 - 0x1p-53) + 0x1p-53), <, 1e-31);
 }
 
 /* ---- rows of their own ---- */

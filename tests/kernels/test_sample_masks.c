@@ -216,10 +216,10 @@ static void masked_tokens_have_probability_0_and_the_rest_is_drawn_by_the_softma
         if (b.rules[0].first_bias < 0 || b.rules[0].first_bias + b.rules[0].biases > BIASES) b.rules[0].biases = 0;
         expect(&b, 0, p);
         for (int64_t i = 0; i < DRAWS; i++) counts[b.tokens[i] < TOKENS ? b.tokens[i] : 0]++;
-        CU_ASSERT(surprise(counts, p, TOKENS, DRAWS) < 4);
+        CPA_ASSERT_ORDER(surprise(counts, p, TOKENS, DRAWS), <, 4);
         /* Of the logits as they are, over all tokens. */
         for (int64_t i = 0; i < 100; i++)
-            CU_ASSERT(fabs((double)b.logprobs[i] - log_softmax(&b, i, b.tokens[i])) < 1e-5);
+            CPA_ASSERT_ORDER(fabs((double)b.logprobs[i] - log_softmax(&b, i, b.tokens[i])), <, 1e-5);
         batch_free(&b);
     }
 }

@@ -1,7 +1,7 @@
 /* The shapes that other stacks test masks, windows and sinks with, against the float64 reference: those of SGLang's
  * test_triton_attention_kernels.py (extend with and without a mask given as bits, sliding windows, context attention,
  * decode), those of FlashInfer's test_attention_sink.py, and layers of gpt-oss and Gemma 2. Lengths are drawn; by
- * default there are two sequences of each and short ones, with the argument `whole` up to five of any length. */
+ * default there are two sequences of each and short ones, with --whole up to five of any length. */
 #include <stdio.h>
 #include <string.h>
 
@@ -57,18 +57,9 @@ static int64_t drawn(int64_t least, int64_t end, uint64_t seed) {
     return end <= least ? least : least + (int64_t)(cpa_mix64(seed) % (uint64_t)(end - least));
 }
 
-/* Bits that say what causality says. */
-static void make_causal(cpa_test_score *score, int64_t start, int64_t length) {
-    cpa_test_score_add_bits(score, 0, (int32_t)length);
-    const int64_t words = cpa_mask_words(length);
-    for (int64_t row = 0; row < score->rows; row++) {
-        const int64_t entry = score->row_map[row];
-        score->row_word[entry] = entry * words;
-        for (int64_t word = 0; word < words; word++) {
-            const int64_t left = start + row + 1 - word * 32;
-            score->bits[entry * words + word] = left >= 32 ? UINT32_MAX : left <= 0 ? 0 : ((uint32_t)1 << left) - 1;
-        }
-    }
+/* What causality says of a row and a key; ctx: the index of the first row. */
+static int is_causal(const void *ctx, int64_t row, int64_t key) {
+    return key <= *(const int64_t *)ctx + row;
 }
 
 static int64_t wrong_rows(const grid_row *row, int32_t width, cpa_dtype dtype, uint64_t seed) {
@@ -91,9 +82,12 @@ static int64_t wrong_rows(const grid_row *row, int32_t width, cpa_dtype dtype, u
     cpa_attend_result result;
     cpa_attend_fixture_init(&f, &shape, 1);
     cpa_attend_result_init(&result, &f);
-    cpa_test_score score = {.q_heads = shape.q_heads, .rows = f.rows};
-    if (row->what & CAUSAL_BITS) make_causal(&score, start, shape.length);
-    if (row->what & SINKS) cpa_test_score_add_sinks(&score);
+    cpa_case_score score = {.q_heads = shape.q_heads, .rows = f.rows};
+    if (row->what & CAUSAL_BITS) {
+        cpa_case_score_add_bits(&score, 0, (int32_t)shape.length, NULL);
+        cpa_case_score_fill_bits(&score, is_causal, &start);
+    }
+    if (row->what & SINKS) cpa_case_score_add_sinks(&score, NULL);
     for (int32_t h = 0; h < shape.q_heads && score.sinks; h++) score.sinks[h] *= 6; /* as large as logsumexps are */
     if (row->what & SOFTCAP) score.softcap = 50;
     f.score = &score;
@@ -104,7 +98,7 @@ static int64_t wrong_rows(const grid_row *row, int32_t width, cpa_dtype dtype, u
         printf("\n    %lld wrong (%g): %s, %s, width %d, %lld + %lld tokens", (long long)wrong, worst, row->name,
                cpa_dtype_name(dtype), width, (long long)start, (long long)queries);
     cases++;
-    cpa_test_score_destroy(&score);
+    cpa_case_score_release(&score);
     cpa_attend_result_destroy(&result);
     cpa_attend_fixture_destroy(&f);
     return wrong;
@@ -128,6 +122,6 @@ int main(int argc, char **argv) {
     static const cpa_test tests[] = {{"every row of the grids matches the reference", every_row_of_the_grids}};
     const int missing = cpa_test_device_missing();
     if (missing) return missing == 1 ? CPA_TEST_SKIPPED : missing;
-    whole = argc > 1 && strcmp(argv[1], "whole") == 0;
-    return cpa_test_main("grids of rules", tests, (int)(sizeof tests / sizeof tests[0]));
+    whole = cpa_test_take_option(&argc, argv, "--whole");
+    return cpa_test_main(argc, argv, "grids of rules", tests, (int)(sizeof tests / sizeof tests[0]));
 }

@@ -75,11 +75,11 @@ static void rows_do_not_depend_on_threads_or_grouping(void) {
         args.positions += 150;
         synthesize(args);
         close_device();
-        CU_ASSERT(memcmp(one, three, (size_t)(ROWS * args.heads * DIM) * sizeof *one) == 0);
+        CU_ASSERT_EQUAL(memcmp(one, three, (size_t)(ROWS * args.heads * DIM) * sizeof *one), 0);
         args = args_of((cpa_synth_tensor)t, alone);
         cpa_synthesize_rows(&args, 1, 0, ROWS, alone, DIM);
         for (int i = 0; i < ROWS; i++) {
-            CU_ASSERT(memcmp(alone + i * DIM, one + (i * args.heads + 1) * DIM, DIM * sizeof *one) == 0);
+            CU_ASSERT_EQUAL(memcmp(alone + i * DIM, one + (i * args.heads + 1) * DIM, DIM * sizeof *one), 0);
         }
     }
 }
@@ -133,10 +133,10 @@ static void scores_are_peaky_at_the_sinks_near_the_query_and_far(void) {
         }
         far_peaks += best_at >= 4 && i - best_at > 64;
     }
-    CU_ASSERT(sink / sums[0] > rest / sums[2] + 3);
-    CU_ASSERT(near / sums[1] > rest / sums[2] + 3);
-    CU_ASSERT(far_peaks > queries / 20);
-    CU_ASSERT(peak < 60);
+    CPA_ASSERT_ORDER(sink / sums[0], >, rest / sums[2] + 3);
+    CPA_ASSERT_ORDER(near / sums[1], >, rest / sums[2] + 3);
+    CPA_ASSERT_ORDER(far_peaks, >, queries / 20);
+    CPA_ASSERT_ORDER(peak, <, 60);
 }
 
 /* The digest of three rows of six 16-bit numbers, computed on the device; the hashes of the rows are its parts. */

@@ -78,7 +78,7 @@ static void grid_of_encoders(void) {
     for (int32_t i = 0; i < n; i++) cpa_test_varlen_close(&run.sites[i]);
     cpa_threads_destroy(threads);
     printf("%lld cases ", (long long)run.cases);
-    CU_ASSERT_TRUE(run.cases > 0);
+    CPA_ASSERT_ORDER(run.cases, >, 0);
     CU_ASSERT_EQUAL(run.wrong, 0);
 }
 
@@ -390,10 +390,12 @@ static const cpa_test tests[] = {{"ragged segments", ragged_segments},
                                  {"bits of a segment", bits_of_a_segment},
                                  {"grid of encoders", grid_of_encoders}};
 
-/* test_varlen whole, or short: the whole grid of devices on the host too, or on devices what the host has of it. */
+/* --whole, or --short: the whole grid of devices on the host too, or on devices what the host has of it. */
 int main(int argc, char **argv) {
     const int missing = cpa_test_device_missing();
     if (missing) return missing == 1 ? CPA_TEST_SKIPPED : 2;
-    whole_grid = argc > 1 ? strcmp(argv[1], "whole") == 0 : !cpa_test_promises_bits();
-    return cpa_test_main("varlen", tests, (int)(sizeof tests / sizeof tests[0]));
+    if (argc == 3 && strcmp(argv[1], "--case") == 0) return cpa_test_varlen_case_main(argv[2]);
+    const int shorter = cpa_test_take_option(&argc, argv, "--short");
+    whole_grid = cpa_test_take_option(&argc, argv, "--whole") || (!shorter && !cpa_test_promises_bits());
+    return cpa_test_main(argc, argv, "varlen", tests, (int)(sizeof tests / sizeof tests[0]));
 }

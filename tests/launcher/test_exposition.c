@@ -219,7 +219,7 @@ static void a_file_is_written_when_that_is_due(void) {
     cpa_metrics_file_update(&file, &stats);
     read_tokens(file.path, line, sizeof line);
     CU_ASSERT_STRING_EQUAL(line, "cpattn_generation_tokens_total{model_name=\"m\"} 7\n");
-    CU_ASSERT(file.next_s > cpa_clock_now() + 1);
+    CPA_ASSERT_ORDER(file.next_s, >, cpa_clock_now() + 1);
     unlink("exposition-test/m.prom");
     CU_ASSERT_EQUAL(rmdir("exposition-test"), 0); /* nothing is left beside it */
     cpa_log_set(count_warnings, NULL, CPA_LOG_WARN);

@@ -102,7 +102,7 @@ static void test_answers(void) {
     CU_ASSERT_EQUAL(cpa_answers_count(&answers, 5), 0);
     CU_ASSERT(cpa_answers_token(&answers, 9, 3) == 11 && cpa_answers_token(&answers, 9, 4) == 12);
     CU_ASSERT_EQUAL(cpa_answers_token(&answers, 9, 2), cpa_vocabulary_token(&prompts, 9, 2));
-    CU_ASSERT(cpa_vocabulary_token(&prompts, 9, 2) < 50);
+    CPA_ASSERT_ORDER(cpa_vocabulary_token(&prompts, 9, 2), <, 50);
     cpa_answers_close(&answers);
 }
 

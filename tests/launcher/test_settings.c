@@ -297,7 +297,7 @@ static void join_lines(char *text) {
 static void expect_help(const cpa_settings *command, int *listed) {
     const cpa_field *table = cpa_settings_rows;
     char *help = printed(cpa_settings_print_help, command);
-    for (char *line = help; *line; line += strcspn(line, "\n") + 1) CU_ASSERT(strcspn(line, "\n") <= 100);
+    for (char *line = help; *line; line += strcspn(line, "\n") + 1) CPA_ASSERT_ORDER(strcspn(line, "\n"), <=, 100);
     join_lines(help);
     help = strstr(help, "turns a flag off."); /* behind the usage, which names some */
     CU_ASSERT_PTR_NOT_NULL_FATAL(help);
@@ -319,7 +319,7 @@ static void help_of_a_command_lists_its_settings_with_their_defaults(void) {
     expect_help(&(cpa_settings){0}, listed);
     expect_help(&(cpa_settings){.serve = 1}, listed);
     expect_help(&(cpa_settings){.generate = 1}, listed);
-    for (int f = 0; f < cpa_settings_n_rows; f++) CU_ASSERT(listed[f] > 0);
+    for (int f = 0; f < cpa_settings_n_rows; f++) CPA_ASSERT_ORDER(listed[f], >, 0);
     CU_ASSERT_EQUAL(listed[cpa_settings_index("block-size")], 3);
     CU_ASSERT_EQUAL(listed[cpa_settings_index("trace")], 1);
     CU_ASSERT_EQUAL(listed[cpa_settings_index("port")], 1);
@@ -363,7 +363,7 @@ static void what_a_settings_file_costs_is_bounded(void) {
     memset(text, '#', BYTES);
     CU_ASSERT_EQUAL(load_file(text, "", &settings, &err), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "found more than 1048576 bytes"));
-    CU_ASSERT(clock() - begin < 5 * CLOCKS_PER_SEC);
+    CPA_ASSERT_ORDER(clock() - begin, <, 5 * CLOCKS_PER_SEC);
 }
 
 static void large_integers_keep_their_digits(void) {
@@ -409,7 +409,7 @@ static void the_printed_configuration_names_origins_and_can_be_read_again(void) 
         CU_ASSERT_PTR_NOT_NULL_FATAL(row);
         char *origin = strstr(row, origins[i]);
         CU_ASSERT_PTR_NOT_NULL_FATAL(origin);
-        CU_ASSERT(strchr(row, '\n') >= origin);
+        CPA_ASSERT_ORDER(strchr(row, '\n'), >=, origin);
     }
     CU_ASSERT_EQUAL_FATAL(load_file(text, "", &again, &err), CPA_OK);
     /* Everything up to the origins is equal. */

@@ -139,7 +139,7 @@ static void without_hash_ids_a_prompt_shares_nothing(void) {
     CU_ASSERT_EQUAL(open_text(text, 0, 1, &trace, &err), CPA_OK);
     int64_t same = 0;
     for (int64_t p = 0; p < 600; p++) same += cpa_trace_token(&trace, 1, p) == cpa_trace_token(&trace, 2, p);
-    CU_ASSERT(same < 3);
+    CPA_ASSERT_ORDER(same, <, 3);
     cpa_trace_close(&trace);
 }
 
@@ -256,7 +256,7 @@ static void random_arrivals_have_the_rate_and_follow_the_seed(void) {
     int long_gaps = 0;                     /* longer than the mean: a share of 1/e of exponential gaps */
     for (int i = 1; i < 4000; i++) {
         double gap = workload.requests[i].arrival_s - workload.requests[i - 1].arrival_s;
-        CU_ASSERT(gap >= 0);
+        CPA_ASSERT_ORDER(gap, >=, 0);
         long_gaps += gap > 0.05;
         CU_ASSERT_EQUAL(workload.requests[i].arrival_s, again.requests[i].arrival_s);
     }
@@ -299,8 +299,8 @@ static void a_cache_holds_just_the_tokens_it_is_made_for(void) {
             cpa_cache_limits limits = limits_of(cp_size, interleaves[i], 0);
             for (int64_t blocks = 1; blocks < 40; blocks++) {
                 int64_t tokens = cpa_cache_tokens_of(&limits, blocks);
-                CU_ASSERT(cpa_cache_blocks_of(&limits, tokens) <= blocks);
-                CU_ASSERT(cpa_cache_blocks_of(&limits, tokens + 1) > blocks);
+                CPA_ASSERT_ORDER(cpa_cache_blocks_of(&limits, tokens), <=, blocks);
+                CPA_ASSERT_ORDER(cpa_cache_blocks_of(&limits, tokens + 1), >, blocks);
             }
         }
     }

@@ -81,7 +81,7 @@ static void right_logits_pass(void) {
         if (cpa_test_rank() == 0) {
             cpa_logits_verdict verdict = verdict_on(runs[i].name, runs[i].dtype, &sample, expected, count);
             CU_ASSERT(verdict.tokens > MOST / 2 && verdict.violations == 0 && verdict.worst_error > 0);
-            CU_ASSERT(verdict.max_error < (runs[i].dtype == CPA_F32 ? 1e-4 : 0.3));
+            CPA_ASSERT_ORDER(verdict.max_error, <, (runs[i].dtype == CPA_F32 ? 1e-4 : 0.3));
         }
         cpa_logits_sample_close(&sample);
     }

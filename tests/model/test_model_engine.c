@@ -209,7 +209,7 @@ static void slices_of_the_weights_give_the_same_tokens(void) {
     }
     run_model("tiny-llama", ways, 3, expected, r);
     for (int i = 0; i < 3; i++) check_greedy(&r[i]);
-    CU_ASSERT(r[2].stats.preemptions > 0);
+    CPA_ASSERT_ORDER(r[2].stats.preemptions, >, 0);
     run_model("tiny-llama", penalties, 2, expected, r);
     for (int i = 0; cpa_test_rank() == 0 && i < REQUESTS; i++) {
         CU_ASSERT_EQUAL(repeated(&r[1], i, 1), 0);
@@ -250,7 +250,7 @@ static void penalties_know_the_tokens_of_a_sequence(void) {
     cpa_test_expected *expected = malloc(sizeof *expected);
     run r[4];
     run_model("tiny-qwen3", ways, 4, expected, r);
-    CU_ASSERT(r[2].stats.preemptions > 0);
+    CPA_ASSERT_ORDER(r[2].stats.preemptions, >, 0);
     for (int request = 0; cpa_test_rank() == 0 && request < REQUESTS; request++) {
         for (int i = 0; i < 3; i++) CU_ASSERT_EQUAL(repeated(&r[i], request, 1), 0);
         CU_ASSERT_EQUAL(repeated(&r[3], request, 0), 0);
@@ -285,7 +285,7 @@ static void frequency_penalties_count_the_output(void) {
     cpa_test_expected *expected = malloc(sizeof *expected);
     run r[3];
     run_model("tiny-qwen3", ways, 3, expected, r);
-    CU_ASSERT(r[2].stats.preemptions > 0);
+    CPA_ASSERT_ORDER(r[2].stats.preemptions, >, 0);
     for (int i = 0; i < 3; i++) check_pairs(&r[i]);
     free(expected);
 }
@@ -309,8 +309,8 @@ static void drafts_do_not_change_tokens(void) {
         ways[2].branches = 2;
         run_model("tiny-qwen3", ways, 3, expected, r);
         for (int i = 1; i < 3; i++) {
-            CU_ASSERT(r[i].stats.accepted_tokens > r[i].stats.draft_tokens / 5);
-            CU_ASSERT(r[i].stats.steps < r[0].stats.steps);
+            CPA_ASSERT_ORDER(r[i].stats.accepted_tokens, >, r[i].stats.draft_tokens / 5);
+            CPA_ASSERT_ORDER(r[i].stats.steps, <, r[0].stats.steps);
             CU_ASSERT(kind != 1 || r[0].stats.preemptions > 0);
             if (kind == 3) check_pairs(&r[i]);
             for (int request = 0; cpa_test_rank() == 0 && request < REQUESTS; request++)

@@ -72,7 +72,7 @@ static void check(const cpa_test_model *m, const cpa_test_expected *expected, co
         }
     }
     CU_ASSERT_EQUAL(wrong, 0);
-    CU_ASSERT(worst <= tolerance);
+    CPA_ASSERT_ORDER(worst, <=, tolerance);
     if (wrong > 0 || !(worst <= tolerance))
         printf("\n%s: %d tokens are wrong, logits are off by up to %g, allowed are %g\n", name, wrong, (double)worst,
                (double)tolerance);

@@ -617,6 +617,6 @@ static const cpa_test tests[] = {
     {"a stream of the caller's", wrapped_stream},
 };
 
-int main(void) {
-    return misuse_main("misuse of operators", tests, (int)(sizeof tests / sizeof *tests), NULL, NULL);
+int main(int argc, char **argv) {
+    return misuse_main(argc, argv, "misuse of operators", tests, (int)(sizeof tests / sizeof *tests), NULL, NULL);
 }

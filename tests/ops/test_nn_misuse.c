@@ -300,7 +300,7 @@ static void free_memory(void) {
     for (int i = 0; i < POINTERS; i++) cpa_test_free(stream, memory[i]);
 }
 
-int main(void) {
-    return misuse_main("misuse of operators beside attention", tests, (int)(sizeof tests / sizeof *tests), take_memory,
-                       free_memory);
+int main(int argc, char **argv) {
+    return misuse_main(argc, argv, "misuse of operators beside attention", tests, (int)(sizeof tests / sizeof *tests),
+                       take_memory, free_memory);
 }

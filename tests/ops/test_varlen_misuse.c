@@ -135,7 +135,7 @@ static void destroy_plan(void) {
     cpa_attend_plan_destroy(plan);
 }
 
-int main(void) {
-    return misuse_main("misuse of attention without a cache", tests, (int)(sizeof tests / sizeof *tests), create_plan,
-                       destroy_plan);
+int main(int argc, char **argv) {
+    return misuse_main(argc, argv, "misuse of attention without a cache", tests, (int)(sizeof tests / sizeof *tests),
+                       create_plan, destroy_plan);
 }

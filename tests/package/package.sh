@@ -177,6 +177,8 @@ folders_include_what_they_may() { # SOURCE
     may_not_include src/model 'src/(cache|schedule|context|worker|check|engine)/'
     may_not_include src/worker 'src/(model|check|engine)/'
     may_not_include src/check 'src/engine/'
+    # Cases are for whoever judges results: they know no run.
+    may_not_include src/check/cases 'src/(ops|cache|schedule|trace|context|worker|model|engine)/|src/check/(self_test|verify)|comm/'
     # Text, grammars and replies are for programs: no other room of the library knows them, nor they any.
     may_not_include src/text 'src/(ops|cache|schedule|trace|context|worker|model|check|engine|grammar|reply)/|comm/|kernels/|server/|mpi\.h'
     may_not_include src/grammar 'src/(ops|cache|schedule|trace|context|worker|model|check|engine|text|reply)/|comm/|kernels/|server/|mpi\.h'

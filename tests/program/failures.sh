@@ -287,6 +287,48 @@ fault() {
     expect_code 0 "the twin without a fault"
 }
 
+# What a wrong row had is kept, and computed again alone: the host says what is right, and the keys what is missing.
+violation_dump() {
+    small_model
+    mkdir rows
+    ranks=2
+    expect_bad "--violation-dump: found 'none', expected a folder" --violation-dump none
+    CP_ATTN=$CP_ATTN_FAULTS
+    export CPATTN_FAULT=dropped-shard
+    local options=(--model model.yaml --requests 2 --input-len 300 --output-len 3 --verify 0.05) file
+    run 2 "${options[@]}"
+    expect_code 1 "a fault"
+    said 'with violation_dump what the row had would be kept' || fail "no word of it: $(our_lines)"
+    CPATTN_FAULT=lost-rules run 2 "${options[@]}" --skip-self-test --alibi --sink-logits
+    said 'the score rules of the layer are missing from it' || fail "no word of rules: $(our_lines)"
+    run 2 "${options[@]}" --skip-self-test --alibi --sink-logits
+    said 'of rank . is missing from it' || fail "no shard is missing under rules: $(our_lines)"
+    run 2 "${options[@]}" --violation-dump rows --dtype bf16
+    expect_code 1 "a fault"
+    file=$(ls rows/row-*)
+    said -F "to compute it again: cp_attn check $file" || fail "no command: $(our_lines)"
+    unset CPATTN_FAULT
+    run 1 check "$file"
+    expect_code 1 "a row that is wrong"
+    grep -q 'result of the run .*: wrong' out || fail "the row is not wrong: $(cat out)"
+    grep -q 'of rank .* the result is that without these keys' out || fail "no shard is missing: $(cat out)"
+    local off allowed
+    allowed=$(sed -n 's/^as the run had it .*allowed //p' out)
+    while read -r off; do
+        awk -v off="$off" -v allowed="$allowed" 'BEGIN { exit !(off <= allowed) }' || fail "the host is off by $off"
+    done < <(sed -n 's/^host, [^ ]*  *\([^ ]*\) .*/\1/p' out)
+    [ "$(grep -c '^host, ' out)" -ge 1 ] || fail "no path of the host: $(cat out)"
+    run 1 check model.yaml
+    expect_code 2 "a file that is no row"
+    grep -q 'model.yaml:1: found .*, expected a row' err || fail "no reason: $(cat err)"
+    run 1 check
+    expect_code 2 "no file"
+    ln -sf /dev/full "$file"
+    CPATTN_FAULT=dropped-shard run 2 "${options[@]}" --violation-dump rows --dtype bf16
+    expect_code 1 "a full disk"
+    said 'cannot be written: No space left on device' || fail "no reason: $(our_lines)"
+}
+
 # A rank that fails alone, in the self-test or in the run, ends the job with a line of its own: the others wait for it.
 failed_rank() {
     small_model

@@ -104,7 +104,7 @@ static void fewer_give_way(void) {
             teardown(&f);
         }
     }
-    CU_ASSERT(preemptions[1] < preemptions[0]);
+    CPA_ASSERT_ORDER(preemptions[1], <, preemptions[0]);
     printf("%ld sequences in place of %ld, in %ld steps in place of %ld ... ", (long)preemptions[1],
            (long)preemptions[0], (long)steps[1], (long)steps[0]);
 }

@@ -89,7 +89,7 @@ static double first_token_beside(int64_t flood, int64_t prompt, int64_t output, 
         while (m.emitted[id] == 0) advance(&m);
         waits[i] = m.first[id] - m.arrived[id];
     }
-    CU_ASSERT(m.f.stats.finished < flood); /* it was there all the time */
+    CPA_ASSERT_ORDER(m.f.stats.finished, <, flood); /* it was there all the time */
     close_simulation(&m);
     qsort(waits, OTHERS, sizeof *waits, ascending);
     return waits[OTHERS / 2];
@@ -100,7 +100,7 @@ static void a_first_token_does_not_wait_for_how_many_another_tenant_has(void) {
     for (size_t i = 0; i < sizeof machines / sizeof *machines; i++) {
         const double few = first_token_beside(12, 64, 4000, machines[i]);
         const double many = first_token_beside(500, 64, 4000, machines[i]);
-        CU_ASSERT(many <= 2 * few);
+        CPA_ASSERT_ORDER(many, <=, 2 * few);
         if (many > 2 * few) printf("machine %zu: %g s beside 12, %g s beside 500\n", i, few, many);
     }
 }
@@ -109,7 +109,7 @@ static void a_first_token_does_not_wait_for_how_many_another_tenant_has(void) {
 static void nor_for_how_long_its_prompts_are(void) {
     static const machine costs = {0.1, 0.06, 0.01};
     const double few = first_token_beside(12, 64, 4000, costs), many = first_token_beside(500, 1900, 20, costs);
-    CU_ASSERT(many <= 3 * few);
+    CPA_ASSERT_ORDER(many, <=, 3 * few);
     if (many > 3 * few) printf("%g s beside 12, %g s beside long prompts\n", few, many);
 }
 
@@ -147,7 +147,7 @@ static void alone_a_tenant_has_no_bounds(void) {
     while (m.emitted[FLOOD] < 8) advance(&m);
     const double gone = m.asked;
     advance_until(&m, gone + 9);
-    CU_ASSERT(m.decoded < 50);
+    CPA_ASSERT_ORDER(m.decoded, <, 50);
     advance_until(&m, gone + 11);
     CU_ASSERT_EQUAL(m.decoded, FLOOD);
     close_simulation(&m);
@@ -163,7 +163,7 @@ static void where_a_sequence_costs_little_all_decode(void) {
     ask(&m, "other", FLOOD, 64, 4000, 0);
     int64_t decoded = 0;
     for (int i = 0; i < 2000; i++, decoded += m.decoded) advance(&m);
-    CU_ASSERT(decoded > 2000 * FLOOD * 95 / 100);
+    CPA_ASSERT_ORDER(decoded, >, 2000 * FLOOD * 95 / 100);
     close_simulation(&m);
 }
 
@@ -248,7 +248,7 @@ static void of_steps_that_are_alike_the_sequences_cost_all(void) {
     cpa_step_cost cost = {.asked = 0};
     for (int i = 0; i < 100; i++) note(&cost, (machine){2, 0.05, 0}, (cpa_step_load){40, 0});
     CU_ASSERT_DOUBLE_EQUAL(cost.seconds[CPA_STEP_DECODE], 1e-4, 1e-6);
-    CU_ASSERT(cost.seconds[CPA_STEP_ITSELF] < 1e-4);
+    CPA_ASSERT_ORDER(cost.seconds[CPA_STEP_ITSELF], <, 1e-4);
     CU_ASSERT_EQUAL(cost.seconds[CPA_STEP_PROMPT], 0);
 }
 

@@ -53,8 +53,8 @@ static void drafts_are_those_of_a_search_of_the_whole_history(void) {
         }
         cpa_ngram_destroy(ngram);
     }
-    CU_ASSERT(found > 100);
-    CU_ASSERT(missed > 20);
+    CPA_ASSERT_ORDER(found, >, 100);
+    CPA_ASSERT_ORDER(missed, >, 20);
 }
 
 /* The branches of a tree by a search: where each begins. */
@@ -92,7 +92,7 @@ static void branches_begin_with_different_tokens(void) {
         }
         cpa_ngram_destroy(ngram);
     }
-    CU_ASSERT(forked > 200);
+    CPA_ASSERT_ORDER(forked, >, 200);
 }
 
 static void a_text_that_repeats_itself_goes_on(void) {
@@ -120,9 +120,9 @@ static void a_draft_costs_the_same_however_long_the_history_is(void) {
         found += cpa_ngram_draft(ngram, 4, drafts) > 0;
     }
     cpa_ngram_destroy(ngram);
-    CU_ASSERT(found > TOKENS / 4);
+    CPA_ASSERT_ORDER(found, >, TOKENS / 4);
     const double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
-    CU_ASSERT(seconds < 20);
+    CPA_ASSERT_ORDER(seconds, <, 20);
     printf("%.2f us a token ... ", seconds / TOKENS * 1e6);
 }
 

@@ -50,7 +50,7 @@ static void short_sequences_lie_on_one_rank_and_long_ones_are_sharded(void) {
     add(&f, asked(1, LOCAL - 9, 11), 0);
     step(&f, 0);
     int32_t home = home_of(&f, 0), seq = chunk_of(&f, 0)->seq;
-    CU_ASSERT(home >= 0);
+    CPA_ASSERT_ORDER(home, >=, 0);
     CU_ASSERT_EQUAL(home_of(&f, 1), -1);
     int64_t blocks = 0;
     for (int64_t i = 0; i < f.plan.n_appends; i++) {
@@ -150,7 +150,7 @@ static void what_no_rank_can_hold_is_sharded(void) {
     add(&f, asked(0, 20, 1), 0);
     add(&f, asked(1, 20, 2), 0);
     step(&f, 0);
-    CU_ASSERT(home_of(&f, 0) >= 0);
+    CPA_ASSERT_ORDER(home_of(&f, 0), >=, 0);
     while (f.plan.n_chunks > 0 && f.plan.chunks[f.plan.n_chunks - 1].request != 1) step(&f, 0);
     CU_ASSERT_EQUAL(home_of(&f, 1), -1);
     teardown(&f);
@@ -159,7 +159,7 @@ static void what_no_rank_can_hold_is_sharded(void) {
     begin(&f);
     add(&f, asked(0, 16, 1), 0);
     step(&f, 0);
-    CU_ASSERT(home_of(&f, 0) >= 0);
+    CPA_ASSERT_ORDER(home_of(&f, 0), >=, 0);
     add(&f, asked(1, 16, 2), 0);
     step(&f, 0);
     CU_ASSERT_EQUAL(home_of(&f, 1), -1);
@@ -182,8 +182,8 @@ static void a_preempted_sequence_may_come_back_elsewhere_and_loses_nothing(void)
         CU_ASSERT_FATAL(++steps < 500);
     } while (f.plan.n_chunks > 0 || isfinite(f.next));
     CU_ASSERT_EQUAL(f.stats.finished, 3 * RANKS);
-    CU_ASSERT(f.stats.preemptions > 0);
-    CU_ASSERT(f.stats.rank_local > 3 * RANKS);
+    CPA_ASSERT_ORDER(f.stats.preemptions, >, 0);
+    CPA_ASSERT_ORDER(f.stats.rank_local, >, 3 * RANKS);
     teardown(&f);
 }
 
@@ -208,7 +208,7 @@ static void auto_places_by_what_is_sooner_done(void) {
     begin(&f);
     add(&f, asked(0, 512, 40), 0);
     step(&f, 0);
-    CU_ASSERT(home_of(&f, 0) >= 0);
+    CPA_ASSERT_ORDER(home_of(&f, 0), >=, 0);
     add(&f, asked(1, 512, 30), 0); /* the exchange of a step is shared with others */
     step(&f, 0);
     CU_ASSERT_EQUAL(home_of(&f, 1), -1);

@@ -140,7 +140,7 @@ static void beyond_the_first_threshold_the_exchange_is_predicted_to_hide(void) {
 
 static void every_reason_has_its_own_phrase(void) {
     for (int a = 0; a < CPA_REASON_COUNT; a++) {
-        CU_ASSERT(strlen(cpa_planner_reason_name((cpa_planner_reason)a)) > 0);
+        CPA_ASSERT_ORDER(strlen(cpa_planner_reason_name((cpa_planner_reason)a)), >, 0);
         for (int b = 0; b <= CPA_REASON_COUNT; b++)
             CU_ASSERT_EQUAL(strcmp(cpa_planner_reason_name((cpa_planner_reason)a),
                                    cpa_planner_reason_name((cpa_planner_reason)b)) == 0,

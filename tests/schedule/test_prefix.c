@@ -234,7 +234,7 @@ static void a_referenced_block_is_never_evicted(void) {
             }
         }
     }
-    CU_ASSERT(f.stats.evictions > 0);
+    CPA_ASSERT_ORDER(f.stats.evictions, >, 0);
     teardown(&f);
 }
 
@@ -257,7 +257,7 @@ static void a_swapped_sequence_goes_on_where_it_was(void) {
     CU_ASSERT_EQUAL(step(&f, 0), 1);
     CU_ASSERT_EQUAL(step(&f, 0), 0); /* the older is done, its blocks are free */
     CU_ASSERT_EQUAL_FATAL(f.plan.n_swap_ins, 2);
-    CU_ASSERT(f.next == 0);
+    CU_ASSERT_EQUAL(f.next, 0);
     CU_ASSERT_EQUAL(step(&f, 0), 0);
     CU_ASSERT_EQUAL(step(&f, 0), 1);
     check_chunk(&f, 0, 1, 7, 1);
@@ -375,7 +375,7 @@ static void tenants_are_forgotten_when_they_hold_nothing(void) {
         if (id % 10 == 9) finish(&f);
         CU_ASSERT_EQUAL(HASH_COUNT(f.scheduler->tenants.by_name), id % 10 == 9 ? 0 : id % 10 + 1);
     }
-    CU_ASSERT(f.scheduler->tenants.numbers <= 10); /* pools keep a list for each */
+    CPA_ASSERT_ORDER(f.scheduler->tenants.numbers, <=, 10); /* pools keep a list for each */
     cpa_scheduler_request waits = asked(100, 6, 2);
     waits.salt = "waits";
     add(&f, waits, 0);
@@ -440,8 +440,8 @@ static void blocks_before_the_window_are_given_back_during_the_run(void) {
     while (step(&f, 0) > 0) {
         nulled += f.plan.n_nulled;
         int64_t used = f.options.num_blocks - cpa_block_pool_free_count(f.scheduler->pools[0]);
-        CU_ASSERT(used <= 1 + 4);
-        for (int64_t i = 0; i < f.plan.n_nulled; i++) CU_ASSERT(f.plan.nulled[i].entry > 0);
+        CPA_ASSERT_ORDER(used, <=, 1 + 4);
+        for (int64_t i = 0; i < f.plan.n_nulled; i++) CPA_ASSERT_ORDER(f.plan.nulled[i].entry, >, 0);
     }
     CU_ASSERT_EQUAL(nulled, 12);
     teardown(&f);

@@ -194,8 +194,8 @@ static void a_window_frees_the_blocks_of_each_rank_by_its_own_tokens(void) {
         for (int64_t i = 0; i < f.plan.n_nulled; i++) {
             const cpa_plan_nulled *v = &f.plan.nulled[i];
             const int32_t shard = cpa_tokens_on(f.options.map, chunk->placement, v->rank).shard;
-            CU_ASSERT(cpa_shard_pos(f.options.map, shard, (v->entry + 1) * BLOCK - 1) < oldest);
-            CU_ASSERT(cpa_shard_pos(f.options.map, shard, v->entry * BLOCK) >= SINKS);
+            CPA_ASSERT_ORDER(cpa_shard_pos(f.options.map, shard, (v->entry + 1) * BLOCK - 1), <, oldest);
+            CPA_ASSERT_ORDER(cpa_shard_pos(f.options.map, shard, v->entry * BLOCK), >=, SINKS);
             voided[v->rank]++;
         }
         for (int32_t r = 0; r < 3 && oldest > 0; r++) {

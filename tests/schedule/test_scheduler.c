@@ -102,9 +102,9 @@ static void a_request_is_left_alone_until_it_arrives(void) {
     scheduler_model_add(&m, 4, 1, 7.5, 0);
     scheduler_model_add(&m, 4, 1, 2.5, 0);
     CU_ASSERT_EQUAL(scheduler_model_step(&m, 1), 0);
-    CU_ASSERT(m.next_arrival == 2.5);
+    CU_ASSERT_EQUAL(m.next_arrival, 2.5);
     CU_ASSERT_EQUAL(scheduler_model_step(&m, 2.5), 1);
-    CU_ASSERT(m.next_arrival == 7.5);
+    CU_ASSERT_EQUAL(m.next_arrival, 7.5);
     CU_ASSERT_EQUAL(scheduler_model_step(&m, 7.4), 0);
     CU_ASSERT_EQUAL(scheduler_model_step(&m, 7.5), 1);
     CU_ASSERT(isinf(m.next_arrival));
@@ -151,7 +151,7 @@ static void the_youngest_is_preempted_and_resumes_where_its_output_stopped(void)
     CU_ASSERT_EQUAL(scheduler_model_step(&m, 1), 1);
     check_chunk(&m, 0, old, 8, 1, CPA_CHUNK_EMITS | CPA_CHUNK_DECODE);
     CU_ASSERT_EQUAL(m.plan.n_releases, 1);
-    CU_ASSERT(m.requests[young].preempted_at > 0);
+    CPA_ASSERT_ORDER(m.requests[young].preempted_at, >, 0);
     CU_ASSERT_EQUAL(m.requests[young].emitted, 2);
     CU_ASSERT_EQUAL(scheduler_model_step(&m, 1), 1);
     CU_ASSERT_EQUAL(scheduler_model_step(&m, 1), 1);
@@ -303,7 +303,7 @@ static void bad_options_are_refused(void) {
         cpa_error err = {0};
         CU_ASSERT_EQUAL(cpa_scheduler_create(&bad[i], &scheduler, &err), CPA_INVALID);
         CU_ASSERT_PTR_NULL(scheduler);
-        CU_ASSERT(strlen(err.message) > 0);
+        CPA_ASSERT_ORDER(strlen(err.message), >, 0);
     }
 }
 
@@ -319,7 +319,7 @@ static void requests_that_begin_alike_share_a_first_rank_and_others_spread(void)
         CU_ASSERT_EQUAL(m.plan.chunks[0].placement.rank, m.plan.chunks[1].placement.rank);
         at[m.plan.chunks[0].placement.rank]++;
     }
-    for (int r = 0; r < RANKS; r++) CU_ASSERT(at[r] > PREFIXES / RANKS / 2);
+    for (int r = 0; r < RANKS; r++) CPA_ASSERT_ORDER(at[r], >, PREFIXES / RANKS / 2);
     scheduler_model_end(&m);
 }
 
@@ -371,8 +371,8 @@ static void random_schedules_lose_nothing_and_emit_each_token_once(void) {
     int64_t preempted = 0, schedules = 400;
     srand(11);
     for (int64_t i = 0; i < schedules; i++) preempted += run_random_schedule() > 0;
-    CU_ASSERT(preempted > schedules / 10);
-    CU_ASSERT(preempted < schedules);
+    CPA_ASSERT_ORDER(preempted, >, schedules / 10);
+    CPA_ASSERT_ORDER(preempted, <, schedules);
 }
 
 /* Every plan of a schedule passes the wire within the limits that its options imply. */
@@ -433,7 +433,7 @@ static void planning_a_step_of_512_long_sequences_takes_about_a_millisecond(void
     }
     double per_step = (seconds() - begin) / STEPS;
     printf("%.0f us a step ... ", 1e6 * per_step);
-    CU_ASSERT(per_step < 20e-3);
+    CPA_ASSERT_ORDER(per_step, <, 20e-3);
     cpa_scheduler_destroy(scheduler);
     cpa_step_plan_destroy(&plan);
 }

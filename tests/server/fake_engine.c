@@ -1,6 +1,5 @@
 #include "tests/server/fake_engine.h"
 
-#include <CUnit/CUnit.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +11,7 @@
 #include "base/hash.h"
 #include "base/min_max.h"
 #include "tests/fixtures/folder_fixture.h"
+#include "tests/fixtures/unit.h"
 #include "tests/server/http_client.h"
 
 /* Byte-level BPE writes bytes that are no printable Latin-1 as the characters from U+0100 on. */
@@ -246,7 +246,7 @@ static void await(cpa_fake_engine *engine, const int64_t *counter, int64_t value
     until.tv_sec += 20;
     pthread_mutex_lock(&engine->lock);
     while (*counter < value && pthread_cond_timedwait(&engine->changed, &engine->lock, &until) == 0) {}
-    CU_ASSERT(*counter >= value);
+    CPA_ASSERT_ORDER(*counter, >=, value);
     pthread_mutex_unlock(&engine->lock);
 }
 

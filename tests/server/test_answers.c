@@ -34,7 +34,7 @@ static void a_completion_has_text_and_usage(void) {
     CU_ASSERT_EQUAL(strncmp(cpa_json_text_at(answer, "id"), "cmpl-", 5), 0);
     CU_ASSERT_STRING_EQUAL(cpa_json_text_at(answer, "object"), "text_completion");
     CU_ASSERT_STRING_EQUAL(cpa_json_text_at(answer, "model"), "tiny");
-    CU_ASSERT(int_at(answer, "created") > 1000000);
+    CPA_ASSERT_ORDER(int_at(answer, "created"), >, 1000000);
     CU_ASSERT(is_json(cpa_json_at(answer, "choices"),
                       "[{\"index\": 0, \"text\": \"w\u00f6rld\", \"logprobs\": null, \"finish_reason\": \"stop\","
                       " \"stop_reason\": null}]"));
@@ -82,7 +82,7 @@ static void sampling_goes_to_the_engine(void) {
     }
     json_decref(
         cpa_fake_engine_answer(engine, "/v1/completions", "{\"prompt\": [7], \"top_p\": 0, \"top_k\": -1}", 200));
-    CU_ASSERT(engine->requests[2].sampling.top_p > 0);
+    CPA_ASSERT_ORDER(engine->requests[2].sampling.top_p, >, 0);
     CU_ASSERT_EQUAL(engine->requests[2].sampling.top_k, 0);
     CU_ASSERT_EQUAL(engine->requests[2].request.group, 0);
     cpa_fake_engine_stop(engine);
@@ -200,7 +200,7 @@ static void texts_stop_an_answer(void) {
             CU_ASSERT_STRING_EQUAL(text, cases[i].text);
             CU_ASSERT_STRING_EQUAL(reason, cases[i].reason);
             CU_ASSERT_STRING_EQUAL(stop, cases[i].stop ? cases[i].stop : "");
-            CU_ASSERT(engine->cancels <= (cases[i].stop ? 1 : 0));
+            CPA_ASSERT_ORDER(engine->cancels, <=, (cases[i].stop ? 1 : 0));
             cpa_http_reply_free(&reply);
             cpa_fake_engine_stop(engine);
         }

@@ -112,7 +112,7 @@ static void a_client_that_does_not_read_slows_no_other(void) {
         }
     }
     await_delivery(engine); /* its time is over */
-    CU_ASSERT(cpa_clock_now() - begin > 1.5);
+    CPA_ASSERT_ORDER(cpa_clock_now() - begin, >, 1.5);
     char nothing[2];
     CU_ASSERT_EQUAL(recv(silent, nothing, 1, 0), 0); /* and so is that of one that has said nothing */
     close(silent);
@@ -133,7 +133,7 @@ static void a_client_that_does_not_read_keeps_no_request(void) {
     cpa_fake_engine_step(engine, 1000); /* 100 KB */
     const double begin = cpa_clock_now();
     cpa_fake_engine_await_cancels(engine, 1);
-    CU_ASSERT(cpa_clock_now() - begin > 0.5);
+    CPA_ASSERT_ORDER(cpa_clock_now() - begin, >, 0.5);
     await_delivery(engine);
     close(fd);
     cpa_fake_engine_stop(engine);
@@ -169,8 +169,8 @@ static void a_request_that_comes_byte_by_byte_is_cut_off(void) {
         }
     }
     const double took = cpa_clock_now() - begin;
-    CU_ASSERT(took > options.idle_timeout_s);
-    CU_ASSERT(took < 2 * options.idle_timeout_s + 1); /* of which 1 is for a machine with other work */
+    CPA_ASSERT_ORDER(took, >, options.idle_timeout_s);
+    CPA_ASSERT_ORDER(took, <, 2 * options.idle_timeout_s + 1); /* of which 1 is for a machine with other work */
     for (int i = 0; i < CLIENTS; i++) {
         if (clients[i] >= 0) close(clients[i]);
     }
@@ -301,7 +301,7 @@ static void a_server_stops_with_answers_under_way(void) {
     const double begin = cpa_clock_now();
     cpa_server_stop(engine->server, 0.1);
     engine->server = NULL;
-    CU_ASSERT(cpa_clock_now() - begin < 5);
+    CPA_ASSERT_ORDER(cpa_clock_now() - begin, <, 5);
     for (int i = 0; i < 2; i++) {
         char reply[4000];
         cpa_http_read_until(fds[i], "the server has stopped", reply, sizeof reply);
@@ -319,7 +319,7 @@ static void tokens_are_asked_for_by_position(void) {
     CU_ASSERT_EQUAL(cpa_server_token_at(engine->server, first, 1), 8);
     CU_ASSERT_EQUAL(cpa_server_token_at(engine->server, second, 0), 9);
     const uint32_t drawn = cpa_server_token_at(engine->server, first, 2);
-    CU_ASSERT(drawn < CPA_FAKE_VOCABULARY);
+    CPA_ASSERT_ORDER(drawn, <, CPA_FAKE_VOCABULARY);
     CU_ASSERT_EQUAL(cpa_server_token_at(engine->server, second, 2), drawn); /* by seed and position alone */
     CU_ASSERT_EQUAL(cpa_server_token_at(engine->server, 12345, 0), 0);
     close(fd);
@@ -424,7 +424,7 @@ static void a_large_body_holds_up_no_other_connection(void) {
         usleep(5000);
         before = cpa_clock_now();
     }
-    CU_ASSERT(longest < 0.5 * (cpa_clock_now() - begin));
+    CPA_ASSERT_ORDER(longest, <, 0.5 * (cpa_clock_now() - begin));
     cpa_http_read_until(large, "\r\n", got, sizeof got);
     CU_ASSERT_PTR_NOT_NULL(strstr(got, "200 OK"));
     close(large);

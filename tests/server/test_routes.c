@@ -16,8 +16,8 @@ static int status_of(int port, const char *method, const char *path, const char 
     cpa_http_request(port, method, path, headers, body, &reply);
     if (reply.status >= 400 && strcmp(method, "HEAD") != 0) {
         json_t *error = cpa_http_json(&reply);
-        CU_ASSERT(strlen(cpa_json_text_at(error, "error.message")) > 0);
-        CU_ASSERT(strlen(cpa_json_text_at(error, "error.type")) > 0);
+        CPA_ASSERT_ORDER(strlen(cpa_json_text_at(error, "error.message")), >, 0);
+        CPA_ASSERT_ORDER(strlen(cpa_json_text_at(error, "error.type")), >, 0);
         json_decref(error);
     }
     const int status = reply.status;
@@ -163,7 +163,7 @@ static void what_is_no_request_is_told_of(void) {
         cpa_http_talk(cpa_fake_engine_port(engine), cases[i].request, strlen(cases[i].request), &reply);
         CU_ASSERT_EQUAL(reply.status, cases[i].status);
         for (int wait = 0; log_lines == before && wait < 2000; wait++) usleep(1000);
-        CU_ASSERT(log_lines > before);
+        CPA_ASSERT_ORDER(log_lines, >, before);
         cpa_http_reply_free(&reply);
     }
     CU_ASSERT_EQUAL(health(cpa_fake_engine_port(engine)), 200);
@@ -215,7 +215,7 @@ static void heads_that_others_may_read_otherwise_are_refused(void) {
         const int fd = cpa_http_connect(cpa_fake_engine_port(engine));
         cpa_http_send(fd, wrong[i].bytes, wrong[i].n);
         cpa_http_read_until(fd, "}}", reply, sizeof reply);
-        CU_ASSERT(strncmp(reply, "HTTP/1.1 400 ", 13) == 0);
+        CU_ASSERT_EQUAL(strncmp(reply, "HTTP/1.1 400 ", 13), 0);
         CU_ASSERT_PTR_NOT_NULL(strstr(reply, "Connection: close\r\n"));
         CU_ASSERT_PTR_NOT_NULL(strstr(reply, "\r\n\r\n{\"error\":"));
         close(fd);

@@ -137,7 +137,7 @@ static void calls_are_streamed_as_they_come(void) {
     CU_ASSERT_STRING_EQUAL(all.thoughts, "so");
     CU_ASSERT_STRING_EQUAL(all.calls, ";0:add{\"a\": 1};1:stop{}");
     CU_ASSERT_STRING_EQUAL(all.reason, "tool_calls");
-    CU_ASSERT(all.pieces >= 4);
+    CPA_ASSERT_ORDER(all.pieces, >=, 4);
     close(fd);
     close_fixture(&f);
 }
@@ -187,7 +187,7 @@ static void what_is_bound_comes_behind_thoughts(void) {
     };
     for (int i = 0; i < 2; i++) {
         json_t *answer = ask(&f, fields[i], 200);
-        if (i == 0) CU_ASSERT(json_array_size(cpa_json_at(answer, "choices.0.message.tool_calls")) >= 1);
+        if (i == 0) CPA_ASSERT_ORDER(json_array_size(cpa_json_at(answer, "choices.0.message.tool_calls")), >=, 1);
         if (i == 1) CU_ASSERT_STRING_EQUAL(cpa_json_text_at(answer, "choices.0.message.content"), "yes");
         json_decref(answer);
     }

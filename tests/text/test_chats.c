@@ -112,15 +112,15 @@ static void templates_give_what_transformers_gives(void) {
     cpa_test_folder folder = cpa_test_folder_make();
     int families = 0;
     setenv("TZ", "UTC", 1);
-    CU_ASSERT(json_array_size(templates) >= LEAST_TEMPLATES);
-    CU_ASSERT(json_array_size(json_object_get(file, "chats")) >= LEAST_CHATS);
+    CPA_ASSERT_ORDER(json_array_size(templates), >=, LEAST_TEMPLATES);
+    CPA_ASSERT_ORDER(json_array_size(json_object_get(file, "chats")), >=, LEAST_CHATS);
     write_text(&folder, "tokenizer_config.json", tokens);
     for (size_t i = 0; i < json_array_size(templates); i++) {
         const json_t *entry = json_array_get(templates, i);
         write_template(&folder, entry);
         CU_ASSERT_EQUAL(check_jinja(folder.path, file, entry), 0);
         if (!json_object_get(entry, "family")) continue;
-        CU_ASSERT(check_family(folder.path, file, entry) >= 6);
+        CPA_ASSERT_ORDER(check_family(folder.path, file, entry), >=, 6);
         families++;
     }
     CU_ASSERT_EQUAL(families, 14);

@@ -69,7 +69,7 @@ static void only_attention_and_waiting_are_measured_without_a_timeline(void) {
         cpa_spans_end(&spans, outer, s.stream);
         CU_ASSERT_EQUAL(outer >= 0, kept);
         CU_ASSERT_EQUAL(cpa_spans_read(&spans, &totals, NULL), CPA_OK);
-        CU_ASSERT(totals.seconds[CPA_SPAN_WAIT] >= 1e-3);
+        CPA_ASSERT_ORDER(totals.seconds[CPA_SPAN_WAIT], >=, 1e-3);
         CU_ASSERT_EQUAL(totals.seconds[CPA_SPAN_EXCHANGE_KV] > 0, kept);
         CU_ASSERT_EQUAL(totals.seconds[CPA_SPAN_MERGE], 0);
         CU_ASSERT_EQUAL(cpa_spans_read(&spans, &totals, NULL), CPA_OK);
@@ -80,7 +80,7 @@ static void only_attention_and_waiting_are_measured_without_a_timeline(void) {
     CU_ASSERT(exchange->kind == CPA_SPAN_EXCHANGE_KV && wait->kind == CPA_SPAN_WAIT);
     CU_ASSERT(exchange->step == 7 && exchange->layer == 3 && exchange->round == 2);
     CU_ASSERT(exchange->begin_s >= 0 && exchange->begin_s <= wait->begin_s);
-    CU_ASSERT(wait->begin_s + wait->seconds <= exchange->begin_s + exchange->seconds);
+    CPA_ASSERT_ORDER(wait->begin_s + wait->seconds, <=, exchange->begin_s + exchange->seconds);
     cpa_timeline_destroy(&timeline);
     cpa_spans_destroy(&spans);
     site_close(&s);
@@ -148,7 +148,7 @@ static void a_step_may_be_one_span(void) {
         CU_ASSERT_EQUAL(spans.n_events, 2);
         CU_ASSERT_EQUAL(cpa_stream_sync(s.stream), CPA_OK);
         CU_ASSERT_EQUAL(cpa_spans_read(&spans, &totals, NULL), CPA_OK);
-        CU_ASSERT(totals.seconds[CPA_SPAN_GRAPH] >= 0);
+        CPA_ASSERT_ORDER(totals.seconds[CPA_SPAN_GRAPH], >=, 0);
         CU_ASSERT_EQUAL(totals.seconds[CPA_SPAN_MERGE], 0);
     }
     spans.disabled = 1;
@@ -193,10 +193,11 @@ static void the_spans_of_a_run_add_up_to_its_statistics(void) {
         CU_ASSERT_EQUAL(s.of_requests, rank == 0 && kept ? N_REQUESTS * 3 : 0); /* waiting, prefill, decode */
         if (rank == 0 && kept) {
             CU_ASSERT(s.good);
-            CU_ASSERT(s.end <= stats.duration_s + 1e-3);
-            CU_ASSERT(s.schedules >= stats.steps);
+            CPA_ASSERT_ORDER(s.end, <=, stats.duration_s + 1e-3);
+            CPA_ASSERT_ORDER(s.schedules, >=, stats.steps);
             CU_ASSERT_EQUAL(s.exchanges > 0, size > 1);
-            for (int r = 0; r < size; r++) CU_ASSERT(s.of_rank[r] >= (stats.steps - stats.graph_steps) * 2 * 3);
+            for (int r = 0; r < size; r++)
+                CPA_ASSERT_ORDER(s.of_rank[r], >=, (stats.steps - stats.graph_steps) * 2 * 3);
             /* The engine reports the rank with the most. */
             CU_ASSERT(s.attention > 0 && s.attention <= stats.actual_attend_s + 1e-9);
             if (size == 1) CU_ASSERT_DOUBLE_EQUAL(s.attention, stats.actual_attend_s, 1e-9);
@@ -295,7 +296,7 @@ static void the_row_of_a_request_tells_its_life(void) {
         if (strstr(row->names, "preempted")) CU_ASSERT_PTR_NOT_NULL(strstr(row->names, "preempted;prefill;decode;"));
     }
     if (cpa_test_rank() == 0) {
-        CU_ASSERT(stats.preemptions > 0);
+        CPA_ASSERT_ORDER(stats.preemptions, >, 0);
         CU_ASSERT(rows.preempted >= stats.preemptions && rows.preempted <= stats.preemptions + CROWD);
         CU_ASSERT_STRING_EQUAL(rows.of[CROWD - 1].names, "waiting;");
     }

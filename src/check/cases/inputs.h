@@ -1,0 +1,26 @@
+/* The inputs of cases: queries, keys and values as peaky as those of real models (kernels/synthesize.c), the same
+ * whenever they are made from the same seed. Noise would hide a lost shard or a wrong mask. */
+#ifndef CPA_CASES_INPUTS_H
+#define CPA_CASES_INPUTS_H
+
+#include "kernels/operators.h"
+
+/* Rows of one tensor, [rows, heads, dim] in args.dtype to `out` on the host: those of args.positions, whose tokens are
+ * made from them and the seed. */
+cpa_status cpa_case_synthesize(cpa_synth_args args, void *out, cpa_error *err);
+
+/* A whole sequence as floats that a dtype holds: q [length, q_heads, k_dim], k [length, kv_heads, k_dim],
+ * v [length, kv_heads, v_dim]. */
+typedef struct cpa_case_sequence {
+    int64_t length;
+    int32_t q_heads, kv_heads, k_dim, v_dim;
+    float *q, *k, *v;
+} cpa_case_sequence;
+
+/* Makes the sequence, whose length, heads and widths are set; of its queries those from position q_first on, the others
+ * are NaN. Released by cpa_case_sequence_release whatever the status. */
+cpa_status cpa_case_sequence_make(cpa_case_sequence *sequence, uint64_t seed, int64_t q_first, cpa_dtype dtype,
+                                  cpa_error *err);
+void cpa_case_sequence_release(cpa_case_sequence *sequence);
+
+#endif
