@@ -14,11 +14,12 @@ void cpa_job_ranks_close(cpa_job_ranks *ranks) {
     cpa_control_close(&ranks->control);
 }
 
-/* A fault of another rank is said once: by that rank, or by the first of those that lost it. The rest speak up only if
- * that does not end them. */
+/* A fault of another rank is said once: by that rank where it has said so to the others, else by the first of those that
+ * lost it. The rest speak up only if that does not end them. */
 static void let_others_speak(const cpa_job_ranks *ranks, cpa_status status) {
     if (!cpa_ranks_end_together() || cpa_comm_check(ranks->comm, -1, NULL) == CPA_OK) return;
     cpa_ranks_await_turn(ranks->rank + (status != CPA_COMM));
+    if (cpa_comm_who_gave_up(ranks->comm) >= 0) cpa_ranks_await_end();
 }
 
 static _Noreturn void abort_with(const cpa_job_ranks *ranks, cpa_status status, const char *message,

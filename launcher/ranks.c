@@ -62,9 +62,18 @@ static double turn_s(int rank) {
     return TURN_S * (rank < MOST_TURNS ? rank : MOST_TURNS);
 }
 
-void cpa_ranks_await_turn(int rank) {
-    struct timespec left = {.tv_sec = (time_t)turn_s(rank)};
+static void sleep_for(double seconds) {
+    struct timespec left = {.tv_sec = (time_t)seconds};
     while (nanosleep(&left, &left) != 0) continue; /* a signal of mpirun is no reason to speak */
+}
+
+void cpa_ranks_await_turn(int rank) {
+    sleep_for(turn_s(rank));
+}
+
+void cpa_ranks_await_end(void) {
+    enum { MOST_S = 30 };
+    sleep_for(MOST_S);
 }
 
 /* MPI may take so long for `call`; `option` says what sets that. Then the process ends with `code`, and the first to

@@ -20,6 +20,9 @@ void cpa_ranks_leave(cpa_comm *comm, double timeout_s, cpa_exit_code code);
 /* Lets the ranks before this one speak of what all of them see: one that does ends the others, which takes mpirun a
  * second. */
 void cpa_ranks_await_turn(int rank);
+/* Waits to be ended by another rank that has a fault and speaks of it, which takes mpirun long where processors are
+ * busy. Returns where that does not happen. */
+void cpa_ranks_await_end(void);
 /* The process of Open MPI that has started this one; 0 if there is none, as where a script of it has. */
 pid_t cpa_ranks_launcher(void);
 /* Whether the end of one rank by cpa_ranks_abort ends the processes of all, as mpirun does. */

@@ -82,6 +82,7 @@ struct cpa_watch {
     loss losses[CPA_COMM_MAX_RANKS];
     notice queued[8]; /* what this rank has to say, until the thread has taken it */
     int n_queued;
+    int gave_up; /* this rank has said that it takes part in nothing any more */
     cpa_works works;
 };
 
@@ -153,6 +154,17 @@ cpa_status cpa_watch_check(cpa_watch *w, int32_t peer, cpa_calls calls, cpa_erro
     }
     pthread_mutex_unlock(&w->lock);
     return status;
+}
+
+int32_t cpa_watch_who_gave_up(cpa_watch *w) {
+    int32_t who = -1;
+    pthread_mutex_lock(&w->lock);
+    for (int32_t rank = 0; rank < w->size && who < 0 && !w->gave_up; rank++) {
+        const loss *l = &w->losses[rank];
+        if (l->kind == REFUSED && l->refusal.channel < 0) who = rank;
+    }
+    pthread_mutex_unlock(&w->lock);
+    return who;
 }
 
 /* ---- connections ---- */
@@ -372,6 +384,7 @@ static void queue_notice(cpa_watch *w, const notice *n) {
     const uint64_t one = 1;
     pthread_mutex_lock(&w->lock);
     if (w->n_queued < (int)(sizeof w->queued / sizeof w->queued[0])) w->queued[w->n_queued++] = *n;
+    w->gave_up |= n->refusal.channel < 0;
     pthread_mutex_unlock(&w->lock);
     (void)!write(w->wake, &one, sizeof one);
 }

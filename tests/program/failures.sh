@@ -287,7 +287,8 @@ fault() {
     expect_code 0 "the twin without a fault"
 }
 
-# A rank that fails alone, in the self-test or in the run, ends the job with a line of its own: the others wait for it.
+# A rank that fails alone, in the self-test or in the run, ends the job with a line of its own: the others say nothing,
+# however long mpirun takes to end them.
 failed_rank() {
     small_model
     CP_ATTN=$CP_ATTN_FAULTS
