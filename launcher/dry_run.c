@@ -6,11 +6,11 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "launcher/output_file.h"
-#include "launcher/progress.h"
-#include "launcher/report.h"
-#include "launcher/result_json.h"
-#include "launcher/settings_check.h"
+#include "launcher/output/report.h"
+#include "launcher/output/result_json.h"
+#include "launcher/settings/settings_check.h"
+#include "program/output_file.h"
+#include "program/progress.h"
 #include "src/engine/engine_options.h"
 
 /* Rates that nobody has measured here, those of an H200 on NVLink and PCIe: they decide which algorithm is counted, and

@@ -7,9 +7,9 @@
 
 #include "base/check.h"
 #include "base/min_max.h"
-#include "launcher/output_file.h"
-#include "launcher/settings_check.h"
-#include "launcher/timeline_json.h"
+#include "launcher/output/timeline_json.h"
+#include "launcher/settings/settings_check.h"
+#include "program/output_file.h"
 #include "src/schedule/planner.h"
 #include "src/schedule/scheduler.h"
 

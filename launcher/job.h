@@ -3,11 +3,11 @@
 #define CPA_LAUNCHER_JOB_H
 
 #include "launcher/cache_size.h"
-#include "launcher/exit_code.h"
-#include "launcher/model_file.h"
 #include "launcher/placement.h"
-#include "launcher/settings.h"
+#include "launcher/settings/model_file.h"
+#include "launcher/settings/settings.h"
 #include "launcher/workload.h"
+#include "program/exit_code.h"
 #include "src/model/transformer.h"
 
 /* Plain memory: rank 0 broadcasts it. */

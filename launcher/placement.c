@@ -8,9 +8,9 @@
 
 #include "base/check.h"
 #include "comm/comm.h"
-#include "launcher/cores.h"
-#include "launcher/devices.h"
-#include "launcher/ranks.h"
+#include "launcher/ranks/ranks.h"
+#include "program/cores.h"
+#include "program/devices.h"
 
 #define CGROUP_ROOT "/sys/fs/cgroup"
 

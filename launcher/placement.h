@@ -37,8 +37,8 @@ typedef enum cpa_device_choice { CPA_DEVICE_AUTO = 0, CPA_DEVICE_HOST, CPA_DEVIC
 cpa_status cpa_placement_find(cpa_comm *comm, int32_t threads, int bind, cpa_rank_placement *out, cpa_error *err);
 
 /* Chooses the device of this rank after cpa_placement_find: the CUDA device with the number of the rank on its host, or
- * the only one that it sees (launcher/devices.h), or the host, which `auto` takes when there is no CUDA device. With a
- * CUDA device the cores are divided again: each rank takes its share of those near its device (launcher/cores.h); a
+ * the only one that it sees (program/devices.h), or the host, which `auto` takes when there is no CUDA device. With a
+ * CUDA device the cores are divided again: each rank takes its share of those near its device (program/cores.h); a
  * line of the log says which. Collective; fails on all ranks alike when a host has fewer CUDA devices than ranks. */
 cpa_status cpa_placement_choose(cpa_comm *comm, cpa_device_choice choice, cpa_rank_placement *placement,
                                 cpa_error *err);

@@ -6,12 +6,12 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/min_max.h"
-#include "launcher/metrics_file.h"
-#include "launcher/output_file.h"
-#include "launcher/progress.h"
-#include "launcher/result_json.h"
-#include "launcher/settings_check.h"
-#include "launcher/signals.h"
+#include "launcher/output/metrics_file.h"
+#include "launcher/output/result_json.h"
+#include "launcher/ranks/signals.h"
+#include "launcher/settings/settings_check.h"
+#include "program/output_file.h"
+#include "program/progress.h"
 
 /* One run, on one rank. What rank 0 alone knows is empty on the others. */
 typedef struct batch_run {

@@ -6,14 +6,14 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "launcher/metrics_file.h"
-#include "launcher/output_file.h"
-#include "launcher/report_line.h"
-#include "launcher/result_json.h"
+#include "launcher/output/metrics_file.h"
+#include "launcher/output/result_json.h"
+#include "launcher/ranks/signals.h"
 #include "launcher/serve_front.h"
 #include "launcher/serve_limits.h"
-#include "launcher/settings_check.h"
-#include "launcher/signals.h"
+#include "launcher/settings/settings_check.h"
+#include "program/output_file.h"
+#include "program/report_line.h"
 
 /* Of each latency the report tells of the last so many. */
 #define KEPT_LATENCIES ((int64_t)1 << 16)

@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 #include "base/check.h"
-#include "launcher/timeline_json.h"
+#include "launcher/output/timeline_json.h"
 
 cpa_exit_code cpa_service_place(cpa_service *s) {
     const cpa_settings *settings = &s->job.settings;

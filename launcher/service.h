@@ -6,9 +6,9 @@
 #define CPA_LAUNCHER_SERVICE_H
 
 #include "launcher/job.h"
-#include "launcher/job_ranks.h"
 #include "launcher/network.h"
-#include "launcher/report.h"
+#include "launcher/output/report.h"
+#include "launcher/ranks/job_ranks.h"
 
 /* It must not move once its network is there. */
 typedef struct cpa_service {

@@ -8,7 +8,7 @@
 
 #include "base/check.h"
 #include "base/hash.h"
-#include "launcher/settings_table.h"
+#include "launcher/settings/settings_table.h"
 #include "src/model/synthetic.h"
 
 #define MADE_UP_REQUESTS 16

@@ -5,9 +5,9 @@
 
 #include <cpattn/engine.h>
 
-#include "launcher/generate.h"
-#include "launcher/settings.h"
-#include "launcher/trace.h"
+#include "launcher/generate/generate.h"
+#include "launcher/settings/settings.h"
+#include "program/trace.h"
 
 typedef struct cpa_workload {
     cpa_request *requests; /* by arrival */

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/array.h"
-#include "launcher/field.h"
+#include "program/field.h"
 
 #define MOST_PIECES ((int64_t)1 << 24)
 

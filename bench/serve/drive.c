@@ -11,7 +11,7 @@
 #include "bench/serve/answer.h"
 #include "bench/serve/body.h"
 #include "bench/serve/interrupt.h"
-#include "launcher/progress.h"
+#include "program/progress.h"
 
 /* A signal and the line of progress wait no longer than this. */
 static const double LONGEST_WAIT_S = 0.1;

@@ -8,8 +8,8 @@
 #include "bench/serve/drive.h"
 #include "bench/serve/interrupt.h"
 #include "bench/serve/result.h"
-#include "launcher/exit_code.h"
-#include "launcher/output_file.h"
+#include "program/exit_code.h"
+#include "program/output_file.h"
 
 /* The settings of a run of the program with these requests. */
 static void fill_settings(const cpa_serve_options *options, cpa_settings *settings) {

@@ -6,11 +6,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "launcher/metrics_json.h"
-#include "launcher/output_file.h"
-#include "launcher/progress.h"
-#include "launcher/report.h"
-#include "launcher/result_json.h"
+#include "launcher/output/report.h"
+#include "launcher/output/result_json.h"
+#include "program/metrics_json.h"
+#include "program/output_file.h"
+#include "program/progress.h"
 #include "tests/fixtures/unit.h"
 
 /* Three requests that arrive at 1 s: token times in seconds. */

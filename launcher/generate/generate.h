@@ -1,0 +1,53 @@
+/* `cp_attn generate`: the answer to one prompt, token by token. */
+#ifndef CPA_LAUNCHER_GENERATE_H
+#define CPA_LAUNCHER_GENERATE_H
+
+#include <stdio.h>
+
+#include <cpattn/engine.h>
+
+#include "launcher/generate/answer_text.h"
+#include "launcher/generate/biases.h"
+#include "launcher/generate/ids.h"
+#include "launcher/settings/settings.h"
+#include "src/model/logits_sample.h"
+#include "src/text/tokenizer.h"
+
+/* Rank 0. One that was never opened has only zeros. */
+typedef struct cpa_generation {
+    const cpa_settings *settings; /* the caller's */
+    cpa_tokenizer *tokenizer;     /* of a prompt of text; NULL: ids alone */
+    cpa_answer_text answer;       /* its text, then, as it comes */
+    cpa_ids prompt;
+    cpa_ids stop_ids;
+    cpa_biases biases;
+    cpa_ids given;       /* the answer's tokens, if these are imposed */
+    int64_t most, count; /* tokens of the answer, and how many are there */
+    uint32_t *ids;       /* [most], as are the next three */
+    float *logprobs;
+    double *token_s;    /* after the arrival of the request */
+    uint32_t *best_ids; /* with given tokens: the most probable ones */
+    float *best_by;     /* and by how much their logits are above the next */
+    int has_ended;
+    cpa_finish_reason reason; /* why, then */
+} cpa_generation;
+
+/* Reads the prompt of the settings, text or ids of a vocabulary. *out is set only on success; the settings must outlive
+ * it. */
+cpa_status cpa_generation_open(const cpa_settings *settings, int64_t vocabulary, cpa_generation *out, cpa_error *err);
+void cpa_generation_close(cpa_generation *generation);
+
+/* How the tokens are drawn. It points into the generation, which is to stay where it is. */
+cpa_sampling cpa_generation_sampling(const cpa_generation *generation);
+
+/* Prints the next token of the answer, as text where the prompt was one, unless all is to be JSON at the end. 1: its text
+ * has come to --stop, and it is to be cancelled. */
+int cpa_generation_show(cpa_generation *generation, int64_t index, uint32_t id, float logprob, FILE *out);
+/* The request has ended: keeps what it got. */
+void cpa_generation_take(cpa_generation *generation, const cpa_request_result *result);
+/* The logits before given tokens, of all ranks: keeps the best of each. */
+void cpa_generation_take_logits(cpa_generation *generation, const cpa_logits_sample *sample);
+/* Ends the line of tokens, and says how long they took; or prints the JSON of everything. */
+void cpa_generation_print(cpa_generation *generation, FILE *out);
+
+#endif
