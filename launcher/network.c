@@ -57,15 +57,15 @@ static cpa_sampling most_probable(void) {
 }
 
 cpa_status cpa_network_begin(const cpa_job *job, cpa_network *network, cpa_error *err) {
-    const cpa_generation *generation = &network->tokens.workload->generation;
-    network->sampling = job->settings.generate ? cpa_generation_sampling(generation) : most_probable();
+    const cpa_prompt_answer *generation = &network->tokens.workload->generation;
+    network->sampling = job->settings.generate ? cpa_prompt_answer_sampling(generation) : most_probable();
     return job->settings.check_logits > 0 ? cpa_answers_open(&network->tokens, &network->answers, err) : CPA_OK;
 }
 
 void cpa_network_on_finish(cpa_network *network, const cpa_request_result *result) {
-    cpa_generation *generation = &network->tokens.workload->generation;
+    cpa_prompt_answer *generation = &network->tokens.workload->generation;
     cpa_answers_take(&network->answers, result);
-    if (generation->most > 0) cpa_generation_take(generation, result);
+    if (generation->most > 0) cpa_prompt_answer_take(generation, result);
 }
 
 /* Rank 0. */
@@ -85,7 +85,8 @@ cpa_status cpa_network_end(const cpa_job *job, cpa_network *network, cpa_control
     CPA_TRY(cpa_logits_sample_gather(&network->sample, control, err));
     cpa_status status = CPA_OK;
     if (control->rank == 0) {
-        if (job->settings.generate) cpa_generation_take_logits(&network->tokens.workload->generation, &network->sample);
+        if (job->settings.generate)
+            cpa_prompt_answer_take_logits(&network->tokens.workload->generation, &network->sample);
         if (job->settings.check_logits > 0) status = check(job, network, out, err);
     }
     return cpa_control_agree(control, status, err);

@@ -140,7 +140,7 @@ static cpa_status add_prompt(const cpa_settings *settings, cpa_workload *workloa
 
 cpa_status cpa_workload_of_prompt(const cpa_settings *settings, int64_t vocabulary, cpa_workload *out, cpa_error *err) {
     cpa_workload workload = {0};
-    cpa_status status = cpa_generation_open(settings, vocabulary, &workload.generation, err);
+    cpa_status status = cpa_prompt_answer_open(settings, vocabulary, &workload.generation, err);
     if (status == CPA_OK) status = add_prompt(settings, &workload, err);
     if (status != CPA_OK) {
         cpa_workload_release(&workload);
@@ -213,6 +213,6 @@ cpa_status cpa_workload_mixed(const cpa_engine *engine, int64_t max_tokens, cpa_
 void cpa_workload_release(cpa_workload *workload) {
     free(workload->requests);
     cpa_trace_close(&workload->trace);
-    cpa_generation_close(&workload->generation);
+    cpa_prompt_answer_close(&workload->generation);
     *workload = (cpa_workload){0};
 }

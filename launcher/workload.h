@@ -14,10 +14,10 @@ typedef struct cpa_workload {
     int64_t count;
     int64_t prompt_tokens; /* sums */
     int64_t output_tokens;
-    cpa_trace trace;           /* .count = 0: none */
-    cpa_generation generation; /* of `generate`; without a prompt: none */
-    char title[256];           /* what it is, in words */
-    cpa_token_at_fn token_at;  /* for the engine; NULL: tokens of its own */
+    cpa_trace trace;              /* .count = 0: none */
+    cpa_prompt_answer generation; /* of `generate`; without a prompt: none */
+    char title[256];              /* what it is, in words */
+    cpa_token_at_fn token_at;     /* for the engine; NULL: tokens of its own */
 } cpa_workload;
 
 /* The tokens of a workload's requests within a vocabulary: those of the trace or the

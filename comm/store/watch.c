@@ -39,7 +39,7 @@ typedef struct notice {
     int32_t waits_for; /* of a heartbeat: -1: nobody, */
     float waited_s;    /* for how long, */
     cpa_works works;   /* and what it does */
-    cpa_refusal refusal;
+    cpa_call_refusal refusal;
     cpa_status status;
     char message[400];
 } notice;
@@ -59,7 +59,7 @@ typedef struct connection {
 typedef struct loss {
     notice_kind kind; /* HEARTBEAT: it is not */
     double since;
-    cpa_refusal refusal;
+    cpa_call_refusal refusal;
     int64_t last_call; /* that is refused, if not all later ones are */
     cpa_status status;
     char message[400];
@@ -121,7 +121,7 @@ int cpa_watch_has_notice(const cpa_watch *watch) {
 }
 
 static int refuses(const loss *l, cpa_calls calls) {
-    const cpa_refusal *r = &l->refusal;
+    const cpa_call_refusal *r = &l->refusal;
     if (r->channel < 0) return 1;
     return r->channel == calls.channel && calls.last >= r->call && (r->and_later || calls.first <= l->last_call);
 }
@@ -389,7 +389,7 @@ static void queue_notice(cpa_watch *w, const notice *n) {
     (void)!write(w->wake, &one, sizeof one);
 }
 
-void cpa_watch_refuse(cpa_watch *w, const cpa_refusal *refusal, cpa_status status, const char *message) {
+void cpa_watch_refuse(cpa_watch *w, const cpa_call_refusal *refusal, cpa_status status, const char *message) {
     enum { MOST_MS = 100 }; /* the process may end next */
     notice n = {.kind = REFUSED, .rank = w->rank, .refusal = *refusal, .status = status};
     snprintf(n.message, sizeof n.message, "%s", message);

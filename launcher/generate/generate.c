@@ -12,7 +12,7 @@
 #include "launcher/settings/settings_table.h"
 
 /* The prompt as text, which the tokenizer of the folder makes ids of. */
-static cpa_status read_text(const cpa_settings *settings, int64_t vocabulary, cpa_generation *generation,
+static cpa_status read_text(const cpa_settings *settings, int64_t vocabulary, cpa_prompt_answer *generation,
                             cpa_error *err) {
     CPA_TRY(cpa_tokenizer_open(settings->model_dir, &generation->tokenizer, err));
     if (!generation->tokenizer)
@@ -25,7 +25,7 @@ static cpa_status read_text(const cpa_settings *settings, int64_t vocabulary, cp
     return cpa_prompt_text_read(settings, generation->tokenizer, vocabulary, &generation->prompt, err);
 }
 
-static cpa_status read_ids(const cpa_settings *settings, int64_t vocabulary, cpa_generation *generation,
+static cpa_status read_ids(const cpa_settings *settings, int64_t vocabulary, cpa_prompt_answer *generation,
                            cpa_error *err) {
     if (cpa_settings_given(settings, "prompt")) {
         CPA_TRY(read_text(settings, vocabulary, generation, err));
@@ -45,7 +45,7 @@ static cpa_status read_ids(const cpa_settings *settings, int64_t vocabulary, cpa
     return CPA_OK;
 }
 
-static cpa_status allocate(cpa_generation *g, cpa_error *err) {
+static cpa_status allocate(cpa_prompt_answer *g, cpa_error *err) {
     const size_t most = (size_t)g->most;
     g->ids = calloc(most, sizeof *g->ids);
     g->logprobs = calloc(most, sizeof *g->logprobs);
@@ -56,20 +56,21 @@ static cpa_status allocate(cpa_generation *g, cpa_error *err) {
     return cpa_fail(err, CPA_NO_MEMORY, "--max-tokens: no memory for %zu tokens", most);
 }
 
-cpa_status cpa_generation_open(const cpa_settings *settings, int64_t vocabulary, cpa_generation *out, cpa_error *err) {
-    cpa_generation generation = {.settings = settings};
+cpa_status cpa_prompt_answer_open(const cpa_settings *settings, int64_t vocabulary, cpa_prompt_answer *out,
+                                  cpa_error *err) {
+    cpa_prompt_answer generation = {.settings = settings};
     cpa_status status = read_ids(settings, vocabulary, &generation, err);
     generation.most = generation.given.count > 0 ? generation.given.count : settings->max_tokens;
     if (status == CPA_OK) status = allocate(&generation, err);
     if (status != CPA_OK) {
-        cpa_generation_close(&generation);
+        cpa_prompt_answer_close(&generation);
         return status;
     }
     *out = generation;
     return CPA_OK;
 }
 
-void cpa_generation_close(cpa_generation *generation) {
+void cpa_prompt_answer_close(cpa_prompt_answer *generation) {
     cpa_answer_text_close(&generation->answer);
     cpa_tokenizer_close(generation->tokenizer);
     cpa_ids_release(&generation->prompt);
@@ -80,10 +81,10 @@ void cpa_generation_close(cpa_generation *generation) {
     free(generation->token_s);
     free(generation->best_ids);
     free(generation->best_by);
-    *generation = (cpa_generation){.count = 0};
+    *generation = (cpa_prompt_answer){.count = 0};
 }
 
-cpa_sampling cpa_generation_sampling(const cpa_generation *generation) {
+cpa_sampling cpa_prompt_answer_sampling(const cpa_prompt_answer *generation) {
     const cpa_settings *settings = generation->settings;
     return (cpa_sampling){
         .size = sizeof(cpa_sampling),
@@ -105,7 +106,7 @@ cpa_sampling cpa_generation_sampling(const cpa_generation *generation) {
     };
 }
 
-int cpa_generation_show(cpa_generation *generation, int64_t index, uint32_t id, float logprob, FILE *out) {
+int cpa_prompt_answer_show(cpa_prompt_answer *generation, int64_t index, uint32_t id, float logprob, FILE *out) {
     if (generation->answer.has_stopped) return 0;
     cpa_answer_text_push(&generation->answer, id);
     if (generation->settings->json) return generation->answer.has_stopped;
@@ -119,7 +120,7 @@ int cpa_generation_show(cpa_generation *generation, int64_t index, uint32_t id, 
     return generation->answer.has_stopped;
 }
 
-void cpa_generation_take(cpa_generation *generation, const cpa_request_result *result) {
+void cpa_prompt_answer_take(cpa_prompt_answer *generation, const cpa_request_result *result) {
     generation->count = cpa_min64(result->output_tokens, generation->most);
     generation->has_ended = 1;
     generation->reason = result->reason;
@@ -135,7 +136,7 @@ void cpa_generation_take(cpa_generation *generation, const cpa_request_result *r
     }
 }
 
-void cpa_generation_take_logits(cpa_generation *generation, const cpa_logits_sample *sample) {
+void cpa_prompt_answer_take_logits(cpa_prompt_answer *generation, const cpa_logits_sample *sample) {
     for (int64_t i = 0; i < sample->count; i++) {
         const float *logits = sample->logits + i * sample->vocabulary;
         const int64_t index = sample->records[i].position + 1 - generation->prompt.count;
@@ -152,12 +153,12 @@ void cpa_generation_take_logits(cpa_generation *generation, const cpa_logits_sam
 }
 
 /* Tokens a second of those behind the first; NaN where there are none. */
-static double rate(const cpa_generation *g) {
+static double rate(const cpa_prompt_answer *g) {
     const double seconds = g->count > 1 ? g->token_s[g->count - 1] - g->token_s[0] : 0;
     return seconds > 0 ? (double)(g->count - 1) / seconds : NAN;
 }
 
-static const char *reason_name(const cpa_generation *g) {
+static const char *reason_name(const cpa_prompt_answer *g) {
     if (!g->has_ended) return "unfinished";
     switch (g->reason) {
         case CPA_FINISH_LENGTH: return "length";
@@ -186,7 +187,7 @@ static json_t *json_floats(const float *values, int64_t n) {
     return list;
 }
 
-static void print_json(const cpa_generation *g, FILE *out) {
+static void print_json(const cpa_prompt_answer *g, FILE *out) {
     json_t *object = json_object(), *times = json_array();
     for (int64_t i = 0; i < g->count; i++) json_array_append_new(times, json_real(g->token_s[i]));
     json_object_set_new(object, "prompt_ids", json_ids(g->prompt.ids, g->prompt.count));
@@ -209,7 +210,7 @@ static void print_json(const cpa_generation *g, FILE *out) {
     json_decref(object);
 }
 
-void cpa_generation_print(cpa_generation *generation, FILE *out) {
+void cpa_prompt_answer_print(cpa_prompt_answer *generation, FILE *out) {
     const double tokens_per_s = rate(generation);
     if (generation->settings->json) {
         print_json(generation, out);

@@ -1,4 +1,4 @@
-#include "bench/serve/answer.h"
+#include "bench/serve/stream_answer.h"
 
 #include <jansson.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* The answer to one request, as it streams in: when output came, how many tokens, and whether it is whole. */
-#ifndef CPA_BENCH_SERVE_ANSWER_H
-#define CPA_BENCH_SERVE_ANSWER_H
+#ifndef CPA_BENCH_SERVE_STREAM_ANSWER_H
+#define CPA_BENCH_SERVE_STREAM_ANSWER_H
 
 #include "bench/serve/events.h"
 

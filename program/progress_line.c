@@ -1,4 +1,4 @@
-#include "program/progress.h"
+#include "program/progress_line.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -23,9 +23,9 @@ static int ends_at_terminal(void) {
     return terminal;
 }
 
-cpa_progress cpa_progress_start(int64_t tokens, int64_t requests) {
+cpa_progress_line cpa_progress_line_start(int64_t tokens, int64_t requests) {
     int terminal = ends_at_terminal();
-    return (cpa_progress){stderr, terminal, tokens, requests, terminal ? 0 : LINE_PERIOD_S};
+    return (cpa_progress_line){stderr, terminal, tokens, requests, terminal ? 0 : LINE_PERIOD_S};
 }
 
 /* "3 s", "4 min" or "2.5 h". */
@@ -39,7 +39,7 @@ static void format_time(double seconds, char *out, size_t bytes) {
     }
 }
 
-void cpa_progress_update(cpa_progress *progress, int64_t tokens, int64_t requests, double elapsed_s) {
+void cpa_progress_line_update(cpa_progress_line *progress, int64_t tokens, int64_t requests, double elapsed_s) {
     if (elapsed_s < progress->next_s) return;
     char left[32] = "?";
     double share = progress->tokens ? (double)tokens / (double)progress->tokens : 0;
@@ -55,6 +55,6 @@ void cpa_progress_update(cpa_progress *progress, int64_t tokens, int64_t request
     fflush(progress->out);
 }
 
-void cpa_progress_finish(cpa_progress *progress) {
+void cpa_progress_line_finish(cpa_progress_line *progress) {
     if (progress->terminal && progress->next_s > 0) fputs(ERASE_LINE, progress->out);
 }

@@ -1,4 +1,4 @@
-#include "server/exchange.h"
+#include "server/http_exchange.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -10,15 +10,15 @@
 /* As many bodies of the greatest length as there may be at a time: most are small, and soon read. */
 enum { MOST_BODIES = 16 };
 
-int cpa_exchange_refuse_large(const cpa_exchange *x, cpa_refusal *refusal) {
+int cpa_http_exchange_refuse_large(const cpa_http_exchange *x, cpa_refusal *refusal) {
     return cpa_refuse(refusal, MHD_HTTP_CONTENT_TOO_LARGE, NULL, NULL,
                       "the body of the request is too large, expected at most %lld bytes",
                       (long long)x->server->options.max_body_bytes);
 }
 
-int cpa_exchange_add(cpa_exchange *x, const char *bytes, int64_t n, cpa_refusal *refusal) {
+int cpa_http_exchange_add(cpa_http_exchange *x, const char *bytes, int64_t n, cpa_refusal *refusal) {
     const int64_t most = x->server->options.max_body_bytes;
-    if (x->bytes + n > most) return cpa_exchange_refuse_large(x, refusal);
+    if (x->bytes + n > most) return cpa_http_exchange_refuse_large(x, refusal);
     if (atomic_fetch_add(&x->server->body_bytes, n) + n > MOST_BODIES * most ||
         !cpa_array_reserve(&x->body, &x->capacity, x->bytes + n, 1)) {
         atomic_fetch_sub(&x->server->body_bytes, n);
@@ -30,21 +30,21 @@ int cpa_exchange_add(cpa_exchange *x, const char *bytes, int64_t n, cpa_refusal 
     return 1;
 }
 
-void cpa_exchange_drop_body(cpa_exchange *x) {
+void cpa_http_exchange_drop_body(cpa_http_exchange *x) {
     atomic_fetch_sub(&x->server->body_bytes, x->bytes);
     free(x->body);
     x->body = NULL;
     x->bytes = x->capacity = 0;
 }
 
-int cpa_exchange_is_ready(const cpa_exchange *x, cpa_refusal *refusal) {
+int cpa_http_exchange_is_ready(const cpa_http_exchange *x, cpa_refusal *refusal) {
     static const char *const why[] = {"is starting", "", "takes no more requests", "has lost its engine"};
     const cpa_server_state state = atomic_load(&x->server->in_flight.state);
     if (state == CPA_SERVER_READY || (state == CPA_SERVER_DRAINING && x->is_incoming)) return 1;
     return cpa_refuse(refusal, MHD_HTTP_SERVICE_UNAVAILABLE, NULL, NULL, "the server %s", why[state]);
 }
 
-void cpa_reply_headers(const cpa_exchange *x, struct MHD_Response *response) {
+void cpa_reply_headers(const cpa_http_exchange *x, struct MHD_Response *response) {
     if (x->closes || atomic_load(&x->server->in_flight.state) >= CPA_SERVER_DRAINING ||
         cpa_connection_is_crowded(x->connection)) {
         MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
@@ -62,7 +62,7 @@ static struct MHD_Response *response_of(char *text, const char *content_type) {
 }
 
 /* Without memory even for this the connection is closed. */
-static enum MHD_Result queue(cpa_exchange *x, unsigned status, struct MHD_Response *response) {
+static enum MHD_Result queue(cpa_http_exchange *x, unsigned status, struct MHD_Response *response) {
     if (!response) {
         static char none[] = "{\"error\":{\"message\":\"out of memory\",\"type\":\"server_error\"}}";
         status = MHD_HTTP_INTERNAL_SERVER_ERROR;
@@ -82,15 +82,15 @@ static struct MHD_Response *json_response(json_t *body) {
     return text ? response_of(text, "application/json") : NULL;
 }
 
-enum MHD_Result cpa_reply_json(cpa_exchange *x, unsigned status, json_t *body) {
+enum MHD_Result cpa_reply_json(cpa_http_exchange *x, unsigned status, json_t *body) {
     return queue(x, status, json_response(body));
 }
 
-enum MHD_Result cpa_reply_text(cpa_exchange *x, const char *content_type, char *text) {
+enum MHD_Result cpa_reply_text(cpa_http_exchange *x, const char *content_type, char *text) {
     return queue(x, MHD_HTTP_OK, text ? response_of(text, content_type) : NULL);
 }
 
-enum MHD_Result cpa_reply_refusal(cpa_exchange *x, const cpa_refusal *refusal, const char *allow) {
+enum MHD_Result cpa_reply_refusal(cpa_http_exchange *x, const cpa_refusal *refusal, const char *allow) {
     cpa_log(CPA_LOG_WARN, "server: %.16s %.80s: %u: %s", x->method, x->path, refusal->status,
             refusal->quotes ? "refused for what is in it, as the client is told" : refusal->message);
     struct MHD_Response *response = json_response(cpa_refusal_json(refusal));
@@ -105,7 +105,7 @@ enum MHD_Result cpa_reply_refusal(cpa_exchange *x, const cpa_refusal *refusal, c
     return queue(x, refusal->status, response);
 }
 
-enum MHD_Result cpa_reply_allowed(cpa_exchange *x, const char *allow) {
+enum MHD_Result cpa_reply_allowed(cpa_http_exchange *x, const char *allow) {
     struct MHD_Response *response = MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);
     if (response) MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, allow);
     return queue(x, MHD_HTTP_NO_CONTENT, response);
