@@ -2,7 +2,7 @@
 #ifndef CPA_LAUNCHER_ANSWERS_H
 #define CPA_LAUNCHER_ANSWERS_H
 
-#include "launcher/workload.h"
+#include "program/workload.h"
 
 /* Of one request. */
 typedef struct cpa_answered_request {

@@ -3,11 +3,12 @@
 #define CPA_LAUNCHER_JOB_H
 
 #include "launcher/cache_size.h"
-#include "launcher/placement.h"
+#include "launcher/generate/generate.h"
 #include "launcher/settings/model_file.h"
 #include "launcher/settings/settings.h"
-#include "launcher/workload.h"
 #include "program/exit_code.h"
+#include "program/placement.h"
+#include "program/workload.h"
 #include "src/model/transformer.h"
 
 /* Plain memory: rank 0 broadcasts it. */
@@ -24,8 +25,14 @@ typedef struct cpa_job {
 } cpa_job;
 
 /* Rank 0: reads everything that a run needs. --help, --version and --print-config are answered here. Whatever is wrong
- * is said in one line on stderr. `workload` is filled if there is something to run, unless that is the mixed run. */
-void cpa_job_prepare(int argc, char **argv, int32_t ranks, cpa_job *job, cpa_workload *workload);
+ * is said in one line on stderr. `workload` is filled if there is something to run, unless that is the mixed run, and
+ * `prompt_answer` for `generate`, where it outlives the workload. */
+void cpa_job_prepare(int argc, char **argv, int32_t ranks, cpa_job *job, cpa_workload *workload,
+                     cpa_prompt_answer *prompt_answer);
+
+/* The requests that settings ask for, and whether they leave the choice of them to the program. */
+cpa_workload_options cpa_job_workload_options(const cpa_settings *settings);
+int cpa_job_is_mixed(const cpa_settings *settings);
 
 /* With a network: what it is created with. */
 cpa_transformer_options cpa_job_transformer_options(const cpa_job *job);

@@ -33,7 +33,7 @@ static cpa_status choose_blocks(void *ctx, const cpa_cache_limits *limits, int64
 
 static void on_token(void *ctx, uint64_t request, int64_t index, uint32_t token, float logprob) {
     batch_run *r = ctx;
-    if (cpa_prompt_answer_show(&r->workload->generation, index, token, logprob, stdout))
+    if (cpa_prompt_answer_show(&r->service->answer, index, token, logprob, stdout))
         (void)cpa_engine_cancel(r->service->engine, request); /* what can fail is that it has ended by itself */
 }
 
@@ -43,7 +43,7 @@ static cpa_engine_options engine_options(batch_run *r) {
     if (!job->has_network) return options;
     options.token_at = cpa_vocabulary_token;
     options.token_ctx = &r->service->network.tokens;
-    options.outputs_given = r->workload->generation.given.count > 0;
+    options.outputs_given = r->workload->given.count > 0;
     options.on_token = job->settings.generate ? on_token : NULL;
     return options;
 }
@@ -60,7 +60,7 @@ static void print_outcome(const batch_run *r) {
         cpa_report_print(&r->outcome, stdout);
         return;
     }
-    cpa_prompt_answer_print(&r->workload->generation, stdout);
+    cpa_prompt_answer_print(&r->service->answer, stdout);
     if (r->outcome.checked_logits && !r->service->job.settings.json) cpa_report_logits(&r->outcome, stdout);
 }
 

@@ -15,7 +15,8 @@ typedef struct cpa_service {
     cpa_job_ranks ranks;
     cpa_job job;
     cpa_rank_placement placement;
-    int64_t num_blocks; /* of the cache of a rank */
+    int64_t num_blocks;       /* of the cache of a rank */
+    cpa_prompt_answer answer; /* rank 0: of `generate`; without a prompt: none */
     cpa_network network;
     cpa_engine *engine; /* NULL: not created yet */
 } cpa_service;

@@ -46,7 +46,8 @@ static cpa_exit_code run_job(cpa_comm *comm, int argc, char **argv, double *time
     static cpa_service service;           /* likewise */
     cpa_workload workload = {.count = 0}; /* rank 0 */
     cpa_job_ranks_open(comm, &service.ranks);
-    if (service.ranks.rank == 0) cpa_job_prepare(argc, argv, service.ranks.size, &service.job, &workload);
+    if (service.ranks.rank == 0)
+        cpa_job_prepare(argc, argv, service.ranks.size, &service.job, &workload, &service.answer);
     send_job(&service.ranks, &service.job);
     if (service.ranks.rank > 0) cpa_settings_receive(&service.job.settings);
     (void)cpa_job_set_rules(&service.job, NULL); /* right, as they were read; pointers are those of this rank now */
@@ -62,6 +63,7 @@ static cpa_exit_code run_job(cpa_comm *comm, int argc, char **argv, double *time
         cpa_log_set(NULL, NULL, CPA_LOG_ERROR);
     }
     cpa_workload_release(&workload);
+    cpa_prompt_answer_close(&service.answer);
     cpa_settings_release(&service.job.settings);
     cpa_job_ranks_part(&service.ranks, code);
     cpa_job_ranks_close(&service.ranks);

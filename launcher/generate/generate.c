@@ -12,36 +12,35 @@
 #include "launcher/settings/settings_table.h"
 
 /* The prompt as text, which the tokenizer of the folder makes ids of. */
-static cpa_status read_text(const cpa_settings *settings, int64_t vocabulary, cpa_prompt_answer *generation,
+static cpa_status read_text(const cpa_settings *settings, int64_t vocabulary, cpa_prompt_answer *answer,
                             cpa_error *err) {
-    CPA_TRY(cpa_tokenizer_open(settings->model_dir, &generation->tokenizer, err));
-    if (!generation->tokenizer)
+    CPA_TRY(cpa_tokenizer_open(settings->model_dir, &answer->tokenizer, err));
+    if (!answer->tokenizer)
         return cpa_fail(err, CPA_INVALID,
                         "--prompt: found neither tokenizer.json nor tokenizer.model in %s, expected one; --prompt-ids "
                         "takes ids",
                         settings->model_dir);
-    CPA_TRY(cpa_answer_text_open(generation->tokenizer, settings->stop, &generation->answer, err));
-    generation->answer.min_tokens = settings->min_tokens;
-    return cpa_prompt_text_read(settings, generation->tokenizer, vocabulary, &generation->prompt, err);
+    CPA_TRY(cpa_answer_text_open(answer->tokenizer, settings->stop, &answer->text, err));
+    answer->text.min_tokens = settings->min_tokens;
+    return cpa_prompt_text_read(settings, answer->tokenizer, vocabulary, &answer->prompt, err);
 }
 
-static cpa_status read_ids(const cpa_settings *settings, int64_t vocabulary, cpa_prompt_answer *generation,
+static cpa_status read_ids(const cpa_settings *settings, int64_t vocabulary, cpa_prompt_answer *answer,
                            cpa_error *err) {
     if (cpa_settings_given(settings, "prompt")) {
-        CPA_TRY(read_text(settings, vocabulary, generation, err));
+        CPA_TRY(read_text(settings, vocabulary, answer, err));
     } else {
         CPA_TRY(cpa_ids_read("--prompt-ids", settings->prompt_ids ? settings->prompt_ids : "", vocabulary,
-                             &generation->prompt, err));
-        if (generation->prompt.count == 0)
+                             &answer->prompt, err));
+        if (answer->prompt.count == 0)
             return cpa_fail(err, CPA_INVALID, "--prompt-ids: found no id, expected at least one");
     }
-    CPA_TRY(cpa_ids_read("--stop-ids", settings->stop_ids, vocabulary, &generation->stop_ids, err));
+    CPA_TRY(cpa_ids_read("--stop-ids", settings->stop_ids, vocabulary, &answer->stop_ids, err));
     if (settings->logit_bias)
-        CPA_TRY(cpa_biases_read("--logit-bias", settings->logit_bias, vocabulary, &generation->biases, err));
+        CPA_TRY(cpa_biases_read("--logit-bias", settings->logit_bias, vocabulary, &answer->biases, err));
     if (!settings->given_ids) return CPA_OK;
-    CPA_TRY(cpa_ids_read("--given-ids", settings->given_ids, vocabulary, &generation->given, err));
-    if (generation->given.count == 0)
-        return cpa_fail(err, CPA_INVALID, "--given-ids: found no id, expected at least one");
+    CPA_TRY(cpa_ids_read("--given-ids", settings->given_ids, vocabulary, &answer->given, err));
+    if (answer->given.count == 0) return cpa_fail(err, CPA_INVALID, "--given-ids: found no id, expected at least one");
     return CPA_OK;
 }
 
@@ -58,34 +57,34 @@ static cpa_status allocate(cpa_prompt_answer *g, cpa_error *err) {
 
 cpa_status cpa_prompt_answer_open(const cpa_settings *settings, int64_t vocabulary, cpa_prompt_answer *out,
                                   cpa_error *err) {
-    cpa_prompt_answer generation = {.settings = settings};
-    cpa_status status = read_ids(settings, vocabulary, &generation, err);
-    generation.most = generation.given.count > 0 ? generation.given.count : settings->max_tokens;
-    if (status == CPA_OK) status = allocate(&generation, err);
+    cpa_prompt_answer answer = {.settings = settings};
+    cpa_status status = read_ids(settings, vocabulary, &answer, err);
+    answer.most = answer.given.count > 0 ? answer.given.count : settings->max_tokens;
+    if (status == CPA_OK) status = allocate(&answer, err);
     if (status != CPA_OK) {
-        cpa_prompt_answer_close(&generation);
+        cpa_prompt_answer_close(&answer);
         return status;
     }
-    *out = generation;
+    *out = answer;
     return CPA_OK;
 }
 
-void cpa_prompt_answer_close(cpa_prompt_answer *generation) {
-    cpa_answer_text_close(&generation->answer);
-    cpa_tokenizer_close(generation->tokenizer);
-    cpa_ids_release(&generation->prompt);
-    cpa_ids_release(&generation->stop_ids);
-    cpa_ids_release(&generation->given);
-    free(generation->ids);
-    free(generation->logprobs);
-    free(generation->token_s);
-    free(generation->best_ids);
-    free(generation->best_by);
-    *generation = (cpa_prompt_answer){.count = 0};
+void cpa_prompt_answer_close(cpa_prompt_answer *answer) {
+    cpa_answer_text_close(&answer->text);
+    cpa_tokenizer_close(answer->tokenizer);
+    cpa_ids_release(&answer->prompt);
+    cpa_ids_release(&answer->stop_ids);
+    cpa_ids_release(&answer->given);
+    free(answer->ids);
+    free(answer->logprobs);
+    free(answer->token_s);
+    free(answer->best_ids);
+    free(answer->best_by);
+    *answer = (cpa_prompt_answer){.count = 0};
 }
 
-cpa_sampling cpa_prompt_answer_sampling(const cpa_prompt_answer *generation) {
-    const cpa_settings *settings = generation->settings;
+cpa_sampling cpa_prompt_answer_sampling(const cpa_prompt_answer *answer) {
+    const cpa_settings *settings = answer->settings;
     return (cpa_sampling){
         .size = sizeof(cpa_sampling),
         .temperature = (float)settings->temperature,
@@ -97,58 +96,58 @@ cpa_sampling cpa_prompt_answer_sampling(const cpa_prompt_answer *generation) {
         .frequency_penalty = (float)settings->frequency_penalty,
         .seed = (uint64_t)settings->seed,
         .logprobs = settings->logprobs || settings->json,
-        .ignore_eos = settings->ignore_eos || generation->given.count > 0,
-        .stop_ids = generation->stop_ids.ids,
-        .n_stop_ids = generation->stop_ids.count,
-        .logit_biases = generation->biases.biases,
-        .n_logit_biases = generation->biases.count,
+        .ignore_eos = settings->ignore_eos || answer->given.count > 0,
+        .stop_ids = answer->stop_ids.ids,
+        .n_stop_ids = answer->stop_ids.count,
+        .logit_biases = answer->biases.biases,
+        .n_logit_biases = answer->biases.count,
         .min_tokens = settings->min_tokens,
     };
 }
 
-int cpa_prompt_answer_show(cpa_prompt_answer *generation, int64_t index, uint32_t id, float logprob, FILE *out) {
-    if (generation->answer.has_stopped) return 0;
-    cpa_answer_text_push(&generation->answer, id);
-    if (generation->settings->json) return generation->answer.has_stopped;
-    if (generation->answer.stream) {
-        cpa_answer_text_print(&generation->answer, out);
+int cpa_prompt_answer_show(cpa_prompt_answer *answer, int64_t index, uint32_t id, float logprob, FILE *out) {
+    if (answer->text.has_stopped) return 0;
+    cpa_answer_text_push(&answer->text, id);
+    if (answer->settings->json) return answer->text.has_stopped;
+    if (answer->text.stream) {
+        cpa_answer_text_print(&answer->text, out);
     } else {
         fprintf(out, "%s%" PRIu32, index > 0 ? " " : "", id);
     }
-    if (generation->settings->logprobs) fprintf(out, " (%.4f)", (double)logprob);
+    if (answer->settings->logprobs) fprintf(out, " (%.4f)", (double)logprob);
     fflush(out);
-    return generation->answer.has_stopped;
+    return answer->text.has_stopped;
 }
 
-void cpa_prompt_answer_take(cpa_prompt_answer *generation, const cpa_request_result *result) {
-    generation->count = cpa_min64(result->output_tokens, generation->most);
-    generation->has_ended = 1;
-    generation->reason = result->reason;
-    cpa_answer_text_finish(&generation->answer);
-    if (generation->answer.has_stopped) { /* tokens behind that were under way */
-        generation->count = cpa_min64(generation->count, generation->answer.tokens);
-        generation->reason = CPA_FINISH_STOP;
+void cpa_prompt_answer_take(cpa_prompt_answer *answer, const cpa_request_result *result) {
+    answer->count = cpa_min64(result->output_tokens, answer->most);
+    answer->has_ended = 1;
+    answer->reason = result->reason;
+    cpa_answer_text_finish(&answer->text);
+    if (answer->text.has_stopped) { /* tokens behind that were under way */
+        answer->count = cpa_min64(answer->count, answer->text.tokens);
+        answer->reason = CPA_FINISH_STOP;
     }
-    for (int64_t i = 0; i < generation->count; i++) {
-        generation->ids[i] = result->tokens[i];
-        generation->logprobs[i] = result->logprobs[i];
-        generation->token_s[i] = result->token_s[i] - result->arrival_s;
+    for (int64_t i = 0; i < answer->count; i++) {
+        answer->ids[i] = result->tokens[i];
+        answer->logprobs[i] = result->logprobs[i];
+        answer->token_s[i] = result->token_s[i] - result->arrival_s;
     }
 }
 
-void cpa_prompt_answer_take_logits(cpa_prompt_answer *generation, const cpa_logits_sample *sample) {
+void cpa_prompt_answer_take_logits(cpa_prompt_answer *answer, const cpa_logits_sample *sample) {
     for (int64_t i = 0; i < sample->count; i++) {
         const float *logits = sample->logits + i * sample->vocabulary;
-        const int64_t index = sample->records[i].position + 1 - generation->prompt.count;
+        const int64_t index = sample->records[i].position + 1 - answer->prompt.count;
         int64_t best = 0;
         float next = -INFINITY;
-        if (index < 0 || index >= generation->most) continue;
+        if (index < 0 || index >= answer->most) continue;
         for (int64_t id = 1; id < sample->vocabulary; id++) {
             next = fmaxf(next, fminf(logits[id], logits[best]));
             if (logits[id] > logits[best]) best = id;
         }
-        generation->best_ids[index] = (uint32_t)best;
-        generation->best_by[index] = logits[best] - next;
+        answer->best_ids[index] = (uint32_t)best;
+        answer->best_by[index] = logits[best] - next;
     }
 }
 
@@ -192,9 +191,9 @@ static void print_json(const cpa_prompt_answer *g, FILE *out) {
     for (int64_t i = 0; i < g->count; i++) json_array_append_new(times, json_real(g->token_s[i]));
     json_object_set_new(object, "prompt_ids", json_ids(g->prompt.ids, g->prompt.count));
     json_object_set_new(object, "ids", json_ids(g->ids, g->count));
-    if (g->answer.stream)
+    if (g->text.stream)
         json_object_set_new(object, "text",
-                            json_stringn(g->answer.text.data ? g->answer.text.data : "", (size_t)g->answer.text.count));
+                            json_stringn(g->text.text.data ? g->text.text.data : "", (size_t)g->text.text.count));
     json_object_set_new(object, "logprobs", json_floats(g->logprobs, g->count));
     if (g->given.count > 0) {
         json_object_set_new(object, "best_ids", json_ids(g->best_ids, g->count));
@@ -210,16 +209,16 @@ static void print_json(const cpa_prompt_answer *g, FILE *out) {
     json_decref(object);
 }
 
-void cpa_prompt_answer_print(cpa_prompt_answer *generation, FILE *out) {
-    const double tokens_per_s = rate(generation);
-    if (generation->settings->json) {
-        print_json(generation, out);
+void cpa_prompt_answer_print(cpa_prompt_answer *answer, FILE *out) {
+    const double tokens_per_s = rate(answer);
+    if (answer->settings->json) {
+        print_json(answer, out);
         return;
     }
-    cpa_answer_text_print(&generation->answer, out);
-    fprintf(out, "\n%" PRId64 " tokens (%s) after %" PRId64 " of the prompt", generation->count,
-            reason_name(generation), generation->prompt.count);
-    if (generation->count > 0) fprintf(out, ", TTFT %.1f ms", 1e3 * generation->token_s[0]);
+    cpa_answer_text_print(&answer->text, out);
+    fprintf(out, "\n%" PRId64 " tokens (%s) after %" PRId64 " of the prompt", answer->count, reason_name(answer),
+            answer->prompt.count);
+    if (answer->count > 0) fprintf(out, ", TTFT %.1f ms", 1e3 * answer->token_s[0]);
     if (!isnan(tokens_per_s)) fprintf(out, ", then %.1f tokens/s", tokens_per_s);
     fprintf(out, "\n");
 }

@@ -17,7 +17,7 @@
 typedef struct cpa_prompt_answer {
     const cpa_settings *settings; /* the caller's */
     cpa_tokenizer *tokenizer;     /* of a prompt of text; NULL: ids alone */
-    cpa_answer_text answer;       /* its text, then, as it comes */
+    cpa_answer_text text;         /* its text, then, as it comes */
     cpa_ids prompt;
     cpa_ids stop_ids;
     cpa_biases biases;
@@ -36,19 +36,19 @@ typedef struct cpa_prompt_answer {
  * it. */
 cpa_status cpa_prompt_answer_open(const cpa_settings *settings, int64_t vocabulary, cpa_prompt_answer *out,
                                   cpa_error *err);
-void cpa_prompt_answer_close(cpa_prompt_answer *generation);
+void cpa_prompt_answer_close(cpa_prompt_answer *answer);
 
-/* How the tokens are drawn. It points into the generation, which is to stay where it is. */
-cpa_sampling cpa_prompt_answer_sampling(const cpa_prompt_answer *generation);
+/* How the tokens are drawn. It points into the answer, which is to stay where it is. */
+cpa_sampling cpa_prompt_answer_sampling(const cpa_prompt_answer *answer);
 
 /* Prints the next token of the answer, as text where the prompt was one, unless all is to be JSON at the end. 1: its text
  * has come to --stop, and it is to be cancelled. */
-int cpa_prompt_answer_show(cpa_prompt_answer *generation, int64_t index, uint32_t id, float logprob, FILE *out);
+int cpa_prompt_answer_show(cpa_prompt_answer *answer, int64_t index, uint32_t id, float logprob, FILE *out);
 /* The request has ended: keeps what it got. */
-void cpa_prompt_answer_take(cpa_prompt_answer *generation, const cpa_request_result *result);
+void cpa_prompt_answer_take(cpa_prompt_answer *answer, const cpa_request_result *result);
 /* The logits before given tokens, of all ranks: keeps the best of each. */
-void cpa_prompt_answer_take_logits(cpa_prompt_answer *generation, const cpa_logits_sample *sample);
+void cpa_prompt_answer_take_logits(cpa_prompt_answer *answer, const cpa_logits_sample *sample);
 /* Ends the line of tokens, and says how long they took; or prints the JSON of everything. */
-void cpa_prompt_answer_print(cpa_prompt_answer *generation, FILE *out);
+void cpa_prompt_answer_print(cpa_prompt_answer *answer, FILE *out);
 
 #endif

@@ -4,11 +4,11 @@
 
 #include <stdio.h>
 
-#include "launcher/placement.h"
 #include "launcher/settings/model_file.h"
 #include "launcher/settings/settings.h"
-#include "launcher/workload.h"
 #include "program/metrics.h"
+#include "program/placement.h"
+#include "program/workload.h"
 #include "src/model/logits_check.h"
 
 /* All that is known of a run when it has ended; rank 0. */

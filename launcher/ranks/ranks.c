@@ -140,21 +140,6 @@ void cpa_ranks_leave(cpa_comm *comm, double timeout_s, cpa_exit_code code) {
     limit_exit(code);
 }
 
-pid_t cpa_ranks_launcher(void) {
-    static const char *const names[] = {"mpirun", "mpiexec", "orterun", "orted", "prterun", "prted", "prte"};
-    const pid_t parent = getppid();
-    char path[64], name[32] = "";
-    snprintf(path, sizeof path, "/proc/%d/comm", (int)parent);
-    FILE *file = fopen(path, "r");
-    if (file && !fgets(name, sizeof name, file)) name[0] = 0;
-    if (file) fclose(file);
-    name[strcspn(name, "\n")] = 0;
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        if (strcmp(name, names[i]) == 0) return parent;
-    }
-    return 0;
-}
-
 _Noreturn void cpa_ranks_abort(cpa_exit_code code) {
     enum { MOST_S = 5 };
     if (cpa_ranks_end_together()) {

@@ -2,8 +2,6 @@
 #ifndef CPA_LAUNCHER_RANKS_H
 #define CPA_LAUNCHER_RANKS_H
 
-#include <sys/types.h>
-
 #include <cpattn/comm.h>
 
 #include "program/exit_code.h"
@@ -23,8 +21,6 @@ void cpa_ranks_await_turn(int rank);
 /* Waits to be ended by another rank that has a fault and speaks of it, which takes mpirun long where processors are
  * busy. Returns where that does not happen. */
 void cpa_ranks_await_end(void);
-/* The process of Open MPI that has started this one; 0 if there is none, as where a script of it has. */
-pid_t cpa_ranks_launcher(void);
 /* Whether the end of one rank by cpa_ranks_abort ends the processes of all, as mpirun does. */
 int cpa_ranks_end_together(void);
 /* Ends this process with that exit code, and so all other ranks, if MPI still can. Does not return. */

@@ -15,7 +15,7 @@
 #include "base/hash.h"
 #include "base/host.h"
 #include "comm/communicator.h"
-#include "launcher/ranks/ranks.h"
+#include "program/parent.h"
 
 /* Ranks that rank 0 does not end are left alone for so long; mpirun has killed them by then. */
 static const double PEER_GRACE_S = 1.5;
@@ -217,7 +217,7 @@ cpa_status cpa_signals_install(cpa_comm *comm, double shutdown_s, const cpa_sign
     state.rank = cpa_comm_rank(comm);
     state.size = cpa_comm_size(comm);
     CPA_TRY(cpa_comm_all_gather(comm, &here, sizeof here, state.ranks, err));
-    state.launcher = cpa_ranks_launcher();
+    state.launcher = cpa_parent_of_mpi();
     /* Open MPI up to 4, unless it is to pass on that a job that goes on is continued. */
     state.announces = getenv("OMPI_MCA_orte_launch") && !getenv("OMPI_MCA_orte_forward_job_control");
     state.shutdown_s = shutdown_s;

@@ -1,6 +1,6 @@
 /* Where a rank runs: its device, and its share of the cores and of the memory of its host. */
-#ifndef CPA_LAUNCHER_PLACEMENT_H
-#define CPA_LAUNCHER_PLACEMENT_H
+#ifndef CPA_PROGRAM_PLACEMENT_H
+#define CPA_PROGRAM_PLACEMENT_H
 
 #include <stdint.h>
 

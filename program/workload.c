@@ -1,4 +1,4 @@
-#include "launcher/workload.h"
+#include "program/workload.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -8,29 +8,20 @@
 
 #include "base/check.h"
 #include "base/hash.h"
-#include "launcher/settings/settings_table.h"
+#include "program/field.h"
 #include "src/model/synthetic.h"
 
 #define MADE_UP_REQUESTS 16
 
 uint32_t cpa_vocabulary_token(void *ctx, uint64_t request, int64_t position) {
     cpa_vocabulary_tokens *tokens = ctx;
-    const cpa_ids *prompt = &tokens->workload->generation.prompt;
-    const cpa_ids *given = &tokens->workload->generation.given;
+    const cpa_told_tokens *prompt = &tokens->workload->prompt, *given = &tokens->workload->given;
     if (position < prompt->count) return prompt->ids[position];
     if (position - prompt->count < given->count) return given->ids[position - prompt->count];
     const uint32_t token = tokens->workload->trace.count > 0
                                ? cpa_trace_token(&tokens->workload->trace, request, position)
                                : cpa_synthetic_token(&tokens->seed, request, position);
     return token % tokens->vocabulary;
-}
-
-int cpa_workload_is_mixed(const cpa_settings *settings) {
-    static const char *const asks[] = {"trace", "requests", "input-len", "output-len", "request-rate"};
-    for (size_t i = 0; i < sizeof asks / sizeof asks[0]; i++) {
-        if (cpa_settings_given(settings, asks[i])) return 0;
-    }
-    return 1;
 }
 
 /* A number in (0, 1] from a seed and a counter. */
@@ -78,8 +69,8 @@ static double earliest_timestamp(const cpa_trace *trace) {
     return earliest;
 }
 
-static cpa_status load_trace(const cpa_settings *settings, cpa_workload *out, cpa_error *err) {
-    CPA_TRY(cpa_trace_open(settings->trace, settings->requests, settings->length_scale, &out->trace, err));
+static cpa_status load_trace(const cpa_workload_options *options, cpa_workload *out, cpa_error *err) {
+    CPA_TRY(cpa_trace_open(options->trace, options->requests, options->length_scale, &out->trace, err));
     int64_t count = 0;
     for (int64_t i = 0; i < out->trace.count; i++) count += out->trace.requests[i].samples;
     CPA_TRY(allocate(out, count, err));
@@ -92,72 +83,61 @@ static cpa_status load_trace(const cpa_settings *settings, cpa_workload *out, cp
             request->prompt_tokens = from->prompt_tokens;
             request->output_tokens = from->output_tokens;
             request->priority = from->priority;
-            request->arrival_s = (from->timestamp_ms - earliest) * 1e-3 * settings->time_scale;
-            request->salt = from->salt ? from->salt : settings->cache_salt;
+            request->arrival_s = (from->timestamp_ms - earliest) * 1e-3 * options->time_scale;
+            request->salt = from->salt ? from->salt : options->cache_salt;
             request->group = from->samples > 1 ? from->id : 0;
         }
     }
     out->token_at = cpa_trace_token;
-    const char *slash = strrchr(settings->trace, '/');
+    const char *slash = strrchr(options->trace, '/');
     char name[128];
-    cpa_text_quote(slash ? slash + 1 : settings->trace, strlen(slash ? slash + 1 : settings->trace), name, sizeof name);
+    cpa_text_quote(slash ? slash + 1 : options->trace, strlen(slash ? slash + 1 : options->trace), name, sizeof name);
     int used = snprintf(out->title, sizeof out->title, "%" PRId64 " requests of %s", out->trace.count, name);
     if (out->count > out->trace.count)
         used += snprintf(out->title + used, sizeof out->title - (size_t)used, ", %" PRId64 " samples", out->count);
-    if (settings->requests > out->trace.count) {
+    if (options->requests > out->trace.count) {
         used += snprintf(out->title + used, sizeof out->title - (size_t)used,
-                         " (all there are; %" PRId64 " were asked for)", settings->requests);
+                         " (all there are; %" PRId64 " were asked for)", options->requests);
     }
-    if (settings->length_scale != 1) {
-        snprintf(out->title + used, sizeof out->title - (size_t)used, ", lengths scaled by %g", settings->length_scale);
+    if (options->length_scale != 1) {
+        snprintf(out->title + used, sizeof out->title - (size_t)used, ", lengths scaled by %g", options->length_scale);
     }
     return CPA_OK;
 }
 
-static cpa_status make_up(const cpa_settings *settings, cpa_workload *out, cpa_error *err) {
-    CPA_TRY(allocate(out, settings->requests ? settings->requests : MADE_UP_REQUESTS, err));
+static cpa_status make_up(const cpa_workload_options *options, cpa_workload *out, cpa_error *err) {
+    CPA_TRY(allocate(out, options->requests ? options->requests : MADE_UP_REQUESTS, err));
     for (int64_t i = 0; i < out->count; i++) {
-        out->requests[i].prompt_tokens = settings->input_len;
-        out->requests[i].output_tokens = settings->output_len;
-        out->requests[i].salt = settings->cache_salt;
+        out->requests[i].prompt_tokens = options->input_len;
+        out->requests[i].output_tokens = options->output_len;
+        out->requests[i].salt = options->cache_salt;
     }
     snprintf(out->title, sizeof out->title, "%" PRId64 " made-up requests of %" PRId64 " + %" PRId64 " tokens",
-             out->count, settings->input_len, settings->output_len);
+             out->count, options->input_len, options->output_len);
     return CPA_OK;
 }
 
-/* The request of the prompt that was read. */
-static cpa_status add_prompt(const cpa_settings *settings, cpa_workload *workload, cpa_error *err) {
-    CPA_TRY(allocate(workload, 1, err));
-    workload->requests[0].prompt_tokens = workload->generation.prompt.count;
-    workload->requests[0].output_tokens = workload->generation.most;
-    workload->requests[0].salt = settings->cache_salt;
-    snprintf(workload->title, sizeof workload->title, "a prompt of %" PRId64 " tokens",
-             workload->generation.prompt.count);
-    add_up(workload);
-    return CPA_OK;
-}
-
-cpa_status cpa_workload_of_prompt(const cpa_settings *settings, int64_t vocabulary, cpa_workload *out, cpa_error *err) {
-    cpa_workload workload = {0};
-    cpa_status status = cpa_prompt_answer_open(settings, vocabulary, &workload.generation, err);
-    if (status == CPA_OK) status = add_prompt(settings, &workload, err);
-    if (status != CPA_OK) {
-        cpa_workload_release(&workload);
-        return status;
-    }
+cpa_status cpa_workload_of_prompt(cpa_told_tokens prompt, cpa_told_tokens given, int64_t output_tokens,
+                                  const char *cache_salt, cpa_workload *out, cpa_error *err) {
+    cpa_workload workload = {.prompt = prompt, .given = given};
+    CPA_TRY(allocate(&workload, 1, err));
+    workload.requests[0].prompt_tokens = prompt.count;
+    workload.requests[0].output_tokens = output_tokens;
+    workload.requests[0].salt = cache_salt;
+    snprintf(workload.title, sizeof workload.title, "a prompt of %" PRId64 " tokens", prompt.count);
+    add_up(&workload);
     *out = workload;
     return CPA_OK;
 }
 
-cpa_status cpa_workload_load(const cpa_settings *settings, cpa_workload *out, cpa_error *err) {
+cpa_status cpa_workload_load(const cpa_workload_options *options, cpa_workload *out, cpa_error *err) {
     cpa_workload workload = {0};
-    cpa_status status = settings->trace[0] ? load_trace(settings, &workload, err) : make_up(settings, &workload, err);
+    cpa_status status = options->trace[0] ? load_trace(options, &workload, err) : make_up(options, &workload, err);
     if (status != CPA_OK) {
         cpa_workload_release(&workload);
         return status;
     }
-    set_arrivals(&workload, settings->request_rate, (uint64_t)settings->seed);
+    set_arrivals(&workload, options->request_rate, (uint64_t)options->seed);
     qsort(workload.requests, (size_t)workload.count, sizeof *workload.requests, by_arrival);
     add_up(&workload);
     *out = workload;
@@ -213,6 +193,5 @@ cpa_status cpa_workload_mixed(const cpa_engine *engine, int64_t max_tokens, cpa_
 void cpa_workload_release(cpa_workload *workload) {
     free(workload->requests);
     cpa_trace_close(&workload->trace);
-    cpa_prompt_answer_close(&workload->generation);
     *workload = (cpa_workload){0};
 }

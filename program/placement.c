@@ -1,4 +1,4 @@
-#include "launcher/placement.h"
+#include "program/placement.h"
 
 #include <hwloc.h>
 #include <stdio.h>
@@ -8,9 +8,9 @@
 
 #include "base/check.h"
 #include "comm/comm.h"
-#include "launcher/ranks/ranks.h"
 #include "program/cores.h"
 #include "program/devices.h"
+#include "program/parent.h"
 
 #define CGROUP_ROOT "/sys/fs/cgroup"
 
@@ -146,7 +146,7 @@ static void bind_rank(hwloc_topology_t topology, pci_list pci, cpa_rank_placemen
 /* The CPUs of this process before mpirun bound it: its own, or those of mpirun. Returns 0 where that is not known. */
 static int find_given(hwloc_topology_t topology, unsigned long given[CPA_PLACEMENT_GIVEN_WORDS]) {
     int under_mpirun = getenv("OMPI_COMM_WORLD_SIZE") != NULL;
-    if (under_mpirun && !cpa_ranks_launcher()) return 0;
+    if (under_mpirun && !cpa_parent_of_mpi()) return 0;
     hwloc_bitmap_t cpus = hwloc_bitmap_alloc();
     int known = cpus && hwloc_get_proc_cpubind(topology, under_mpirun ? getppid() : getpid(), cpus, 0) == 0 &&
                 hwloc_bitmap_to_ulongs(cpus, CPA_PLACEMENT_GIVEN_WORDS, given) == 0;
