@@ -21,8 +21,8 @@ void cpa_comm_abort(cpa_comm *comm, cpa_status status, const char *message) {
     cpa_watch_refuse(comm->watch, &all, status, message ? message : cpa_status_name(status));
 }
 
-int32_t cpa_comm_who_gave_up(cpa_comm *comm) {
-    return comm->watch ? cpa_watch_who_gave_up(comm->watch) : -1;
+int32_t cpa_comm_who_gave_up(cpa_comm *comm, cpa_error *why) {
+    return comm->watch ? cpa_watch_who_gave_up(comm->watch, why) : -1;
 }
 
 void cpa_comm_set_timeout(cpa_comm *comm, double seconds) {

@@ -83,7 +83,7 @@ static void tell_unfinished(batch_run *r) {
 static void on_lost(void *ctx, int rank) {
     batch_run *r = ctx;
     if (r->began == 0 || r->is_told) return;
-    cpa_fail(&r->outcome.failure, CPA_COMM, "rank %d is lost", rank);
+    cpa_job_ranks_explain_loss(&r->service->ranks, rank, &r->outcome.failure);
     tell_unfinished(r);
 }
 

@@ -92,7 +92,7 @@ static void give_up(void *ctx, int signal) {
 static void on_lost(void *ctx, int rank) {
     serving *s = ctx;
     if (s->is_told) return;
-    cpa_fail(&s->outcome.failure, CPA_COMM, "rank %d is lost", rank);
+    cpa_job_ranks_explain_loss(&s->service->ranks, rank, &s->outcome.failure);
     if (s->began > 0) {
         tell_unfinished(s, s->outcome.failure.message);
     } else {

@@ -156,13 +156,14 @@ cpa_status cpa_watch_check(cpa_watch *w, int32_t peer, cpa_calls calls, cpa_erro
     return status;
 }
 
-int32_t cpa_watch_who_gave_up(cpa_watch *w) {
+int32_t cpa_watch_who_gave_up(cpa_watch *w, cpa_error *why) {
     int32_t who = -1;
     pthread_mutex_lock(&w->lock);
     for (int32_t rank = 0; rank < w->size && who < 0 && !w->gave_up; rank++) {
         const loss *l = &w->losses[rank];
         if (l->kind == REFUSED && l->refusal.channel < 0) who = rank;
     }
+    if (who >= 0) cpa_fail(why, w->losses[who].status, "rank %d: %s", who, w->losses[who].message);
     pthread_mutex_unlock(&w->lock);
     return who;
 }

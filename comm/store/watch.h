@@ -50,8 +50,9 @@ void cpa_watch_set_timeout(cpa_watch *watch, double seconds);
 /* Tells the other ranks; takes a millisecond, and waits for nobody. */
 void cpa_watch_refuse(cpa_watch *watch, const cpa_call_refusal *refusal, cpa_status status, const char *message);
 
-/* The rank that has said that it takes part in nothing any more, and why, while this one has not; -1: none has. */
-int32_t cpa_watch_who_gave_up(cpa_watch *watch);
+/* The rank that has said that it takes part in nothing any more, while this one has not; -1: none has. `why` gets the
+ * line, unless it is NULL. Any thread may call it. */
+int32_t cpa_watch_who_gave_up(cpa_watch *watch, cpa_error *why);
 
 /* Whether it is worth to call cpa_watch_check. Costs a load. */
 int cpa_watch_has_notice(const cpa_watch *watch);

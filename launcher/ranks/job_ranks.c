@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 
+#include "base/check.h"
 #include "launcher/ranks/ranks.h"
 #include "launcher/ranks/signals.h"
 
@@ -19,13 +20,17 @@ void cpa_job_ranks_close(cpa_job_ranks *ranks) {
 static void let_others_speak(const cpa_job_ranks *ranks, cpa_status status) {
     if (!cpa_ranks_end_together() || cpa_comm_check(ranks->comm, -1, NULL) == CPA_OK) return;
     cpa_ranks_await_turn(ranks->rank + (status != CPA_COMM));
-    if (cpa_comm_who_gave_up(ranks->comm) >= 0) cpa_ranks_await_end();
+    if (cpa_comm_who_gave_up(ranks->comm, NULL) >= 0) cpa_ranks_await_end();
+}
+
+void cpa_job_ranks_explain_loss(const cpa_job_ranks *ranks, int lost, cpa_error *out) {
+    if (cpa_comm_who_gave_up(ranks->comm, out) < 0) cpa_fail(out, CPA_COMM, "rank %d is lost", lost);
 }
 
 static _Noreturn void abort_with(const cpa_job_ranks *ranks, cpa_status status, const char *message,
                                  cpa_exit_code code) {
     cpa_comm_abort(ranks->comm, status, message);
-    cpa_signals_break_off();
+    cpa_signals_break_off(cpa_comm_who_gave_up(ranks->comm, NULL) < 0);
     let_others_speak(ranks, status);
     fprintf(stderr, "cp_attn: rank %d: %s\n", ranks->rank, message);
     fflush(stderr);

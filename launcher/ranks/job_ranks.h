@@ -17,6 +17,9 @@ typedef struct cpa_job_ranks {
 void cpa_job_ranks_open(cpa_comm *comm, cpa_job_ranks *out);
 void cpa_job_ranks_close(cpa_job_ranks *ranks);
 
+/* Why the rank `lost` is gone: the line of the rank that has given up, if one has, or that it is lost. */
+void cpa_job_ranks_explain_loss(const cpa_job_ranks *ranks, int lost, cpa_error *out);
+
 /* Ends the job, with a line, from a rank that others wait for. Does not return. */
 _Noreturn void cpa_job_ranks_abort(const cpa_job_ranks *ranks, cpa_status status, const char *message);
 

@@ -253,9 +253,9 @@ void cpa_signals_finish(void) {
     cpa_signals_unlock();
 }
 
-void cpa_signals_break_off(void) {
+void cpa_signals_break_off(int is_first) {
     while (cpa_signals_received() && !atomic_load(&state.final)) pause();
-    if (state.rank != 0) tell(0, SIGCONT, BREAKING_OFF);
+    if (state.rank != 0 && is_first) tell(0, SIGCONT, BREAKING_OFF);
 }
 
 int cpa_signals_received(void) {

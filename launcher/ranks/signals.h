@@ -44,8 +44,8 @@ void cpa_signals_unlock(void);
 void cpa_signals_finish(void);
 
 /* Before a rank ends the whole job, which mpirun does by signals. Does not return if one has come, which is then the
- * reason why something failed. */
-void cpa_signals_break_off(void);
+ * reason why something failed. `is_first`: no other rank has said that it does; rank 0 hears of it then. */
+void cpa_signals_break_off(int is_first);
 
 /* The signal that has come, or 0. */
 int cpa_signals_received(void);

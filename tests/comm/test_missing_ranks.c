@@ -80,19 +80,24 @@ static void a_rank_that_gives_up_is_known_to_those_that_have_not(void) {
     cpa_comm *comm = NULL;
     CU_ASSERT_EQUAL_FATAL(cpa_comm_from_mpi(MPI_COMM_WORLD, NULL, &comm, NULL), CPA_OK);
     const int32_t last = cpa_comm_size(comm) - 1;
-    CU_ASSERT_EQUAL(cpa_comm_who_gave_up(comm), -1);
+    CU_ASSERT_EQUAL(cpa_comm_who_gave_up(comm, NULL), -1);
     MPI_Barrier(MPI_COMM_WORLD);
     if (cpa_comm_rank(comm) == last) {
         const cpa_error why = {CPA_NO_MEMORY, "no memory for a layer"};
         cpa_comm_refuse(comm, 7, 1, 1, &why);
-        CU_ASSERT_EQUAL(cpa_comm_who_gave_up(comm), -1);
+        CU_ASSERT_EQUAL(cpa_comm_who_gave_up(comm, NULL), -1);
         cpa_comm_abort(comm, CPA_NO_MEMORY, "no memory for a step");
     }
     const double begin = cpa_clock_now();
-    while (cpa_comm_who_gave_up(comm) < 0 && cpa_comm_rank(comm) != last && cpa_clock_now() - begin < 30) usleep(1000);
-    CU_ASSERT_EQUAL(cpa_comm_who_gave_up(comm), cpa_comm_rank(comm) == last ? -1 : last);
+    while (cpa_comm_who_gave_up(comm, NULL) < 0 && cpa_comm_rank(comm) != last && cpa_clock_now() - begin < 30)
+        usleep(1000);
+    CU_ASSERT_EQUAL(cpa_comm_who_gave_up(comm, NULL), cpa_comm_rank(comm) == last ? -1 : last);
     cpa_comm_abort(comm, CPA_NO_MEMORY, "what another rank is known to have said is not said again");
-    CU_ASSERT_EQUAL(cpa_comm_who_gave_up(comm), cpa_comm_rank(comm) == last ? -1 : last);
+    cpa_error why = {CPA_OK, ""};
+    char expected[64] = "";
+    if (cpa_comm_rank(comm) != last) snprintf(expected, sizeof expected, "rank %d: no memory for a step", last);
+    CU_ASSERT_EQUAL(cpa_comm_who_gave_up(comm, &why), cpa_comm_rank(comm) == last ? -1 : last);
+    CU_ASSERT_STRING_EQUAL(why.message, expected);
     MPI_Barrier(MPI_COMM_WORLD);
     cpa_comm_destroy(comm);
 }
