@@ -1,5 +1,6 @@
 #include "launcher/ranks/ranks.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 #include <cpattn/mpi.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "launcher/ranks/time_limit.h"
 #include "launcher/settings/join_settings.h"
 #include "launcher/settings/settings_table.h"
@@ -131,12 +133,23 @@ static void limit_exit(cpa_exit_code code) {
     cpa_time_limit_set(MOST_S, code, NULL);
 }
 
+/* An mpirun that has no processor for two seconds does not answer what MPI_Finalize says to it, which then goes on
+ * without; if it next sees the end of the process before it reads that, it reports one without MPI_Finalize. So a process
+ * that has had no answer stays for as long again. */
+static void finalize_mpi(void) {
+    const double answered_s = 1.5, most_s = 10, begin = cpa_clock_now();
+    MPI_Finalize();
+    cpa_time_limit_clear();
+    const double took_s = cpa_clock_now() - begin;
+    if (took_s > answered_s) sleep_for(fmin(ceil(took_s), most_s));
+}
+
 void cpa_ranks_leave(cpa_comm *comm, double timeout_s, cpa_exit_code code) {
     const int has_mpi = cpa_ranks_end_together();
     if (has_mpi)
         limit_mpi(timeout_s, "MPI_Finalize", " (--rank-timeout)", code == CPA_EXIT_DONE ? CPA_EXIT_FAULT : code);
     cpa_comm_destroy(comm);
-    if (has_mpi) MPI_Finalize();
+    if (has_mpi) finalize_mpi();
     limit_exit(code);
 }
 
