@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "launcher/output/figures.h"
 #include "src/text/utf8.h"
 
 enum { MOST_BOUNDS = 22 };
@@ -152,50 +153,24 @@ static void put_histogram(FILE *out, const cpa_exposition *e, histogram_kind kin
     fprintf(out, "cpattn_%s_count{model_name=\"%s\"} %" PRId64 "\n", name, e->model, h->count);
 }
 
+/* What a metric is where the engine has `value`. */
+static double in_unit(const cpa_exposition *e, const cpa_engine_stats *s, cpa_metric_unit unit, double value) {
+    switch (unit) {
+        case CPA_METRIC_AS_IT_IS: break;
+        case CPA_METRIC_TOKENS_OF_BLOCKS: return value * (double)e->block_size;
+        case CPA_METRIC_SHARE_OF_BLOCKS: return s->kv_blocks > 0 ? value / (double)s->kv_blocks : 0;
+    }
+    return value;
+}
+
 /* Metrics of one sample each, which the engine counts. */
-static void put_counts(FILE *out, const cpa_exposition *e, const cpa_engine_stats *s) {
-    static const char counter[] = "counter", gauge[] = "gauge";
-    const double used = s->kv_blocks > 0 ? (double)s->kv_used / (double)s->kv_blocks : 0;
-    const struct {
-        const char *name, *type, *help;
-        double value;
-    } rows[] = {
-        {"num_requests_running", gauge, "Requests that run.", (double)s->requests_running},
-        {"num_requests_waiting", gauge, "Requests that wait, for their first step or to go on.",
-         (double)s->requests_waiting},
-        {"num_tenants", gauge, "Tenants whose requests run or wait.", (double)s->tenants_active},
-        {"kv_cache_usage_perc", gauge,
-         "Share of the blocks of a rank that requests have, of the rank with the most; 1: all.", used},
-        {"prefix_cache_queries_total", counter,
-         "Tokens in full blocks of the prompts that were looked for in the cache.",
-         (double)(s->prefix_queries * e->block_size)},
-        {"prefix_cache_hits_total", counter, "Of these, tokens whose blocks were found.",
-         (double)(s->prefix_hits * e->block_size)},
-        {"num_preemptions_total", counter, "Times that a running request gave way to others.", (double)s->preemptions},
-        {"prompt_tokens_total", counter, "Prompt tokens of requests that have got their first token.",
-         (double)s->prefilled_tokens},
-        {"generation_tokens_total", counter, "Tokens of answers.", (double)s->output_tokens},
-        {"spec_decode_num_drafts_total", counter, "Times that a step had drafts of a request.",
-         (double)s->drafted_chunks},
-        {"spec_decode_num_draft_tokens_total", counter, "Drafts in these steps.", (double)s->draft_tokens},
-        {"spec_decode_num_accepted_tokens_total", counter, "Of these, drafts that were right.",
-         (double)s->accepted_tokens},
-        {"verify_rows_total", counter, "Results that were checked against float64, on all ranks.",
-         (double)s->verify_rows},
-        {"verify_violations_total", counter, "Of these, results that were wrong.", (double)s->verify_violations},
-        {"exchange_bytes_total", counter, "Bytes that the ranks sent each other for attention, sum over ranks.",
-         (double)s->bytes_sent},
-        {"exposed_comm_seconds_total", counter,
-         "Time that attention waited for messages, of the rank with the most; steps launched as graphs do not count.",
-         s->exposed_comm_s},
-        {"rank_imbalance", gauge,
-         "Attention time of the busiest rank over the mean, since the start; 1: even; steps launched as graphs do not "
-         "count.",
-         s->imbalance},
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        put_head(out, rows[i].name, rows[i].type, rows[i].help);
-        fprintf(out, "cpattn_%s{model_name=\"%s\"} %.15g\n", rows[i].name, e->model, rows[i].value);
+static void put_figures(FILE *out, const cpa_exposition *e, const cpa_engine_stats *s) {
+    for (int i = 0; i < cpa_n_figures; i++) {
+        const cpa_figure *f = &cpa_figures[i];
+        if (!f->metric) continue;
+        put_head(out, f->metric, f->type, f->help);
+        fprintf(out, "cpattn_%s{model_name=\"%s\"} %.15g\n", f->metric, e->model,
+                in_unit(e, s, f->unit, cpa_figure_value(f, s)));
     }
 }
 
@@ -230,7 +205,7 @@ char *cpa_exposition_render(cpa_exposition *e, const cpa_engine_stats *stats) {
     size_t bytes = 0;
     FILE *out = open_memstream(&text, &bytes);
     if (!out) return NULL;
-    put_counts(out, e, stats);
+    put_figures(out, e, stats);
     put_chunks(out, e, stats);
     pthread_mutex_lock(&e->lock);
     put_reasons(out, e);

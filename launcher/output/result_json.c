@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "base/check.h"
+#include "launcher/output/figures.h"
 #include "launcher/ranks/signals.h"
 #include "launcher/settings/settings_table.h"
 #include "program/json_put.h"
@@ -18,13 +19,20 @@ static int add_ends(json_t *root, const cpa_outcome *outcome) {
            cpa_json_put_int(root, "expired", done->expired);
 }
 
+/* The figures of the engine that are in an object. */
+static int put_figures(json_t *object, cpa_figure_object which, const cpa_outcome *outcome) {
+    int bad = 0;
+    for (int i = 0; i < cpa_n_figures; i++) {
+        const cpa_figure *f = &cpa_figures[i];
+        if (f->object != which) continue;
+        bad |= f->is_real ? cpa_json_put_real(object, f->key, cpa_figure_value(f, &outcome->stats) * f->scale)
+                          : cpa_json_put_int(object, f->key, cpa_figure_count(f, &outcome->stats));
+    }
+    return bad;
+}
+
 static int fill_verify(json_t *object, const cpa_outcome *outcome) {
-    const cpa_engine_stats *stats = &outcome->stats;
-    return cpa_json_put_int(object, "rows", stats->verify_rows) |
-           cpa_json_put_int(object, "violations", stats->verify_violations) |
-           cpa_json_put_int(object, "undecided", stats->verify_undecided) |
-           cpa_json_put_real(object, "max_error", stats->verify_max_error) |
-           cpa_json_put_real(object, "seconds", stats->verify_s);
+    return put_figures(object, CPA_FIGURE_VERIFY, outcome);
 }
 
 static int fill_logits(json_t *object, const cpa_outcome *outcome) {
@@ -47,52 +55,19 @@ static int fill_nonfinite(json_t *object, const cpa_outcome *outcome) {
 }
 
 static int fill_cp(json_t *object, const cpa_outcome *outcome) {
-    const cpa_engine_stats *stats = &outcome->stats;
-    return cpa_json_put_int(object, "size", outcome->cp_size) | cpa_json_put_int(object, "steps", stats->steps) |
-           cpa_json_put_int(object, "graph_steps", stats->graph_steps) |
-           cpa_json_put_real(object, "graph_s", stats->graph_s) |
-           cpa_json_put_int(object, "pass_kv", stats->chunks_pass_kv) |
-           cpa_json_put_int(object, "pass_q", stats->chunks_pass_q) |
-           cpa_json_put_int(object, "bytes_sent", stats->bytes_sent) |
-           cpa_json_put_real(object, "exposed_comm_ms", stats->exposed_comm_s * 1e3) |
-           cpa_json_put_real(object, "imbalance", stats->imbalance) |
-           cpa_json_put_int(object, "staging_bytes", stats->staging_bytes) |
-           cpa_json_put_real(object, "flops", stats->planner_flops) |
-           cpa_json_put_real(object, "bandwidth", stats->planner_bandwidth) |
-           cpa_json_put_real(object, "memory_bandwidth", stats->planner_memory_bandwidth) |
-           cpa_json_put_real(object, "exchange_us", stats->planner_exchange_s * 1e6) |
-           cpa_json_put_int(object, "rank_local", stats->rank_local) |
-           cpa_json_put_real(object, "overlap_tokens", stats->overlap_tokens) |
-           cpa_json_put_real(object, "predicted_attend_s", stats->predicted_attend_s) |
-           cpa_json_put_real(object, "actual_attend_s", stats->actual_attend_s);
+    return cpa_json_put_int(object, "size", outcome->cp_size) | put_figures(object, CPA_FIGURE_CP, outcome);
 }
 
 static int fill_drafts(json_t *object, const cpa_outcome *outcome) {
     const cpa_engine_stats *stats = &outcome->stats;
-    return cpa_json_put_int(object, "num_drafts", stats->drafted_chunks) |
-           cpa_json_put_int(object, "draft_tokens", stats->draft_tokens) |
-           cpa_json_put_int(object, "accepted_tokens", stats->accepted_tokens) |
-           cpa_json_put_real(
-               object, "acceptance_rate",
-               stats->draft_tokens > 0 ? (double)stats->accepted_tokens / (double)stats->draft_tokens : NAN);
+    const int bad = put_figures(object, CPA_FIGURE_DRAFTS, outcome);
+    return bad | cpa_json_put_real(
+                     object, "acceptance_rate",
+                     stats->draft_tokens > 0 ? (double)stats->accepted_tokens / (double)stats->draft_tokens : NAN);
 }
 
 static int fill_kv(json_t *object, const cpa_outcome *outcome) {
-    const cpa_engine_stats *stats = &outcome->stats;
-    return cpa_json_put_int(object, "blocks", stats->kv_blocks) | cpa_json_put_int(object, "peak", stats->kv_peak) |
-           cpa_json_put_int(object, "preemptions", stats->preemptions) |
-           cpa_json_put_int(object, "cut_chunks", stats->cut_chunks) |
-           cpa_json_put_int(object, "held_back", stats->held_back) |
-           cpa_json_put_int(object, "prefix_queries", stats->prefix_queries) |
-           cpa_json_put_int(object, "prefix_hits", stats->prefix_hits) |
-           cpa_json_put_int(object, "keys_attended", stats->keys_attended) |
-           cpa_json_put_int(object, "keys_read", stats->keys_read) |
-           cpa_json_put_int(object, "evictions", stats->evictions) |
-           cpa_json_put_int(object, "swapped_in", stats->swapped_in) |
-           cpa_json_put_int(object, "swapped_out", stats->swapped_out) |
-           cpa_json_put_int(object, "swap_failures", stats->swap_failures) |
-           cpa_json_put_int(object, "cow_copies", stats->cow_copies) |
-           cpa_json_put_int(object, "block_bytes", outcome->block_bytes) |
+    return put_figures(object, CPA_FIGURE_KV, outcome) | cpa_json_put_int(object, "block_bytes", outcome->block_bytes) |
            cpa_json_put_text(object, "dtype", cpa_dtype_name(outcome->model->shape.attention.kv_dtype));
 }
 

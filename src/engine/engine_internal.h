@@ -10,6 +10,7 @@
 
 #include "comm/comm.h"
 #include "src/check/verify.h"
+#include "src/context/context.h"
 #include "src/engine/inbox.h"
 #include "src/engine/request_spans.h"
 #include "src/model/synthetic.h"
@@ -24,13 +25,10 @@ typedef struct cpa_published_stats {
 } cpa_published_stats;
 
 /* What a rank has added up by itself since the engine was created. It travels with its reports (run_record.c), so that
- * rank 0 knows the totals during a run. Plain memory. */
+ * rank 0 knows the totals during a run; engine_stats.c has what becomes of it. Plain memory. */
 typedef struct cpa_rank_totals {
-    int64_t bytes_sent;
-    int64_t keys_attended, keys_read;
-    uint64_t verify_rows, verify_violations, verify_undecided;
-    double verify_max_error, verify_s;
-    double exposed_comm_s, attend_s;
+    cpa_context_stats context;
+    cpa_verify_stats verify;
 } cpa_rank_totals;
 
 struct cpa_engine {
