@@ -15,6 +15,7 @@
 #include <cpattn/status.h>
 
 #include "src/cache/block_move.h"
+#include "src/schedule/drawing.h"
 
 enum {
     CPA_PLAN_STOP = 1,      /* flags: no step follows */
@@ -50,9 +51,7 @@ typedef struct cpa_plan_chunk {
 /* How the tokens of a sequence are drawn: the fields of cpa_sampling that ranks need, with 1 for a top_p or a
  * repetition penalty that is none. */
 typedef struct cpa_plan_sampling {
-    float temperature, top_p, min_p;
-    int32_t top_k;
-    float repetition_penalty, presence_penalty, frequency_penalty;
+    CPA_DRAWING_FIELDS(CPA_DRAWING_MEMBER)
     uint64_t seed;
     uint32_t logprobs;
     int32_t top_logprobs;
