@@ -112,8 +112,9 @@ static cpa_status create_local(cpa_context *c) {
     CPA_TRY(cpa_context_ops_create(&c->ops));
     CPA_TRY(c->ops.device->table->events_create(c->ops.device, &c->steps, &c->ops.error));
     CPA_TRY(c->ops.device->operators->plan_create(c->ops.device, &c->own, &c->ops.error));
+    c->attended = &c->step;
+    c->step.gathers = cpa_pass_kv_gathers(&c->ops.device->caps, &c->ops.options);
     CPA_TRY(cpa_pass_kv_create(&c->kv, &c->ops, &c->step));
-    c->step.own_in_pass_kv = c->kv.gather;
     c->rows = c->ops.options.rows;
     CPA_TRY(cpa_scatter_heads_create(&c->scatter, &c->ops, &c->step));
     return cpa_pass_q_create(&c->q, &c->ops, &c->step);
