@@ -19,7 +19,6 @@
 #include "src/context/plan_agreement.h"
 #include "src/context/scatter_heads.h"
 #include "src/context/score_rows.h"
-#include "src/ops/stream_drain.h"
 
 struct cpa_context {
     cpa_context_ops ops;
@@ -47,7 +46,7 @@ struct cpa_context {
     int64_t calls;                /* of cpa_context_attend, refused ones too; the same on every rank */
     int64_t layers_exchanged;     /* layers begun in which ranks exchange */
     cpa_calls exchanging;         /* calls that began such layers, since the ranks last agreed on how many there are */
-    cpa_stream_drain awaiting;    /* the stream of the step of cpa_context_plan, where they may be under way */
+    cpa_progress_hook awaiting;   /* of the stream of the step of cpa_context_plan, where they may be under way */
 
     int planned;             /* layers may attend */
     int32_t layers_attended; /* of the planned step */

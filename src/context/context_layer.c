@@ -175,16 +175,16 @@ static cpa_status attend_by_kind(cpa_context *c, const cpa_context_args *layer, 
 }
 
 static cpa_status attend_exchanging(cpa_context *c, const cpa_context_args *layer, cpa_stream *stream, int64_t call) {
-    cpa_context_poll poll;
+    cpa_progress_hook messages = cpa_context_hook(&c->ops);
     c->layers_exchanged++;
     c->exchanging = (cpa_calls){c->control.channel, c->exchanging.channel < 0 ? call : c->exchanging.first, call};
     cpa_comm_begin_wait(c->control.comm, c->exchanging);
     if (!c->is_ahead && !cpa_context_is_reserved(c))
         cpa_plan_agreement_attend(&c->agreement, &c->ops, &c->step, layer, call);
-    if (!c->is_ahead || cpa_context_is_reserved(c)) cpa_stream_attach(&c->awaiting, stream);
-    cpa_context_poll_begin(&c->ops, stream, &poll);
+    if (!c->is_ahead || cpa_context_is_reserved(c)) cpa_progress_add(&stream->progress, &c->awaiting);
+    cpa_progress_add(&stream->progress, &messages);
     const cpa_status status = attend_by_kind(c, layer, stream);
-    cpa_context_poll_end(&poll);
+    cpa_progress_remove(&messages);
     c->broken = status != CPA_OK;
     return status;
 }

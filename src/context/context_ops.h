@@ -90,14 +90,7 @@ cpa_status cpa_context_start(cpa_context_ops *ops, int32_t n_messages, cpa_span_
                              cpa_stream *stream, cpa_context_exchange *out);
 cpa_status cpa_context_finish(cpa_context_ops *ops, cpa_stream *stream, cpa_context_exchange *exchange);
 
-/* What a stream polls until cpa_context_poll_end: the transport, and what it polled before. */
-typedef struct cpa_context_poll {
-    cpa_transport *transport;
-    cpa_stream *stream;
-    void (*outer)(void *ctx);
-    void *outer_ctx;
-} cpa_context_poll;
-void cpa_context_poll_begin(cpa_context_ops *ops, cpa_stream *stream, cpa_context_poll *poll);
-void cpa_context_poll_end(const cpa_context_poll *poll);
+/* A hook that moves the messages of the transport along while work of a stream runs. */
+cpa_progress_hook cpa_context_hook(cpa_context_ops *ops);
 
 #endif

@@ -149,8 +149,6 @@ struct cpa_worker {
 
     cpa_token_masks token_masks;
 
-    void (*meanwhile)(void *ctx); /* see cpa_worker_set_meanwhile */
-    void *meanwhile_ctx;
     cpa_status (*give_masks)(void *ctx, cpa_error *err); /* see cpa_worker_set_token_masks */
     void *masks_ctx;
 };
@@ -172,9 +170,9 @@ cpa_status cpa_worker_prepare(cpa_worker *worker, const cpa_step_plan *plan, con
 cpa_status cpa_worker_run(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
                           cpa_error *err);
 
-/* What cpa_worker_run calls once the layers of a step are enqueued, and then again and again while it waits for them;
- * it may prepare the next step. NULL: nothing. */
-void cpa_worker_set_meanwhile(cpa_worker *worker, void (*meanwhile)(void *ctx), void *ctx);
+/* What moves while cpa_worker_run runs a step, as a progress has it (base/progress.h). Its hooks are idle once the layers
+ * of a step are enqueued, and then again and again while these are waited for: they may prepare the next step. */
+cpa_progress *cpa_worker_progress(cpa_worker *worker);
 
 /* What cpa_worker_run calls when the layers of a step with constrained emissions are enqueued, and before it draws: it
  * calls cpa_token_masks_take (token_masks.h). */

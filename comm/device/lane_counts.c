@@ -1,4 +1,4 @@
-#include "comm/device/progress.h"
+#include "comm/device/lane_counts.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
  * older ones only the peers of the oldest remembered are named. */
 #define REMEMBERED 256
 
-struct cpa_progress_lane {
+struct cpa_lane {
     uint32_t added;
     struct {
         int64_t exchange;
@@ -18,77 +18,77 @@ struct cpa_progress_lane {
     } queue[REMEMBERED];
 };
 
-cpa_status cpa_progress_open(cpa_progress *progress, int32_t n_lanes, cpa_error *err) {
-    cpa_progress opened = {.n_lanes = n_lanes};
+cpa_status cpa_lane_counts_open(cpa_lane_counts *counts, int32_t n_lanes, cpa_error *err) {
+    cpa_lane_counts opened = {.n_lanes = n_lanes};
     if (n_lanes > 0) {
         void *flags = NULL;
         size_t bytes = (size_t)n_lanes * sizeof *opened.done;
         CPA_TRY(cpa_runtime_check(cudaHostAlloc(&flags, bytes, cudaHostAllocDefault), "cudaHostAlloc", err));
         memset(flags, 0, bytes);
         opened.done = flags;
-        opened.lanes = calloc((size_t)n_lanes, sizeof *opened.lanes);
-        if (!opened.lanes) {
+        opened.each = calloc((size_t)n_lanes, sizeof *opened.each);
+        if (!opened.each) {
             cudaFreeHost(flags);
             return cpa_fail(err, CPA_NO_MEMORY, "no memory for %d lanes", n_lanes);
         }
     }
-    *progress = opened;
+    *counts = opened;
     return CPA_OK;
 }
 
-void cpa_progress_close(cpa_progress *progress) {
-    cudaFreeHost((void *)(uintptr_t)progress->done);
-    free(progress->lanes);
+void cpa_lane_counts_close(cpa_lane_counts *counts) {
+    cudaFreeHost((void *)(uintptr_t)counts->done);
+    free(counts->each);
 }
 
 /* How many exchanges are not done, and in *sum how many are. */
-static uint32_t outstanding(const cpa_progress *progress, uint32_t *sum) {
+static uint32_t outstanding(const cpa_lane_counts *counts, uint32_t *sum) {
     uint32_t count = 0;
     *sum = 0;
-    for (int32_t i = 0; i < progress->n_lanes; i++) {
-        uint32_t done = progress->done[i];
-        count += progress->lanes[i].added - done;
+    for (int32_t i = 0; i < counts->n_lanes; i++) {
+        uint32_t done = counts->done[i];
+        count += counts->each[i].added - done;
         *sum += done;
     }
     return count;
 }
 
-cpa_mem_op cpa_progress_add(cpa_progress *progress, int32_t lane, int64_t exchange, uint64_t peers) {
-    cpa_progress_lane *l = &progress->lanes[lane];
+cpa_mem_op cpa_lane_counts_add(cpa_lane_counts *counts, int32_t lane, int64_t exchange, uint64_t peers) {
+    cpa_lane *l = &counts->each[lane];
     uint32_t sum;
-    if (outstanding(progress, &sum) == 0) {
-        progress->since = cpa_clock_now();
-        progress->seen = sum;
+    if (outstanding(counts, &sum) == 0) {
+        counts->since = cpa_clock_now();
+        counts->seen = sum;
     }
     l->queue[l->added % REMEMBERED].exchange = exchange;
     l->queue[l->added % REMEMBERED].peers = peers;
     l->added++;
-    return cpa_mem_op_write((const uint32_t *)(uintptr_t)&progress->done[lane], l->added);
+    return cpa_mem_op_write((const uint32_t *)(uintptr_t)&counts->done[lane], l->added);
 }
 
-uint32_t cpa_progress_done(const cpa_progress *progress) {
+uint32_t cpa_lane_counts_done(const cpa_lane_counts *counts) {
     uint32_t done;
-    outstanding(progress, &done);
+    outstanding(counts, &done);
     return done;
 }
 
-double cpa_progress_stalled_s(cpa_progress *progress) {
+double cpa_lane_counts_stalled_s(cpa_lane_counts *counts) {
     uint32_t sum;
-    if (outstanding(progress, &sum) == 0) return 0;
+    if (outstanding(counts, &sum) == 0) return 0;
     double now = cpa_clock_now();
-    if (sum != progress->seen) {
-        progress->seen = sum;
-        progress->since = now;
+    if (sum != counts->seen) {
+        counts->seen = sum;
+        counts->since = now;
     }
-    return now - progress->since;
+    return now - counts->since;
 }
 
-uint64_t cpa_progress_awaited(const cpa_progress *progress, int64_t *exchange) {
+uint64_t cpa_lane_counts_awaited(const cpa_lane_counts *counts, int64_t *exchange) {
     uint64_t peers = 0;
     *exchange = INT64_MAX;
-    for (int32_t i = 0; i < progress->n_lanes; i++) {
-        const cpa_progress_lane *lane = &progress->lanes[i];
-        uint32_t behind = lane->added - progress->done[i];
+    for (int32_t i = 0; i < counts->n_lanes; i++) {
+        const cpa_lane *lane = &counts->each[i];
+        uint32_t behind = lane->added - counts->done[i];
         if (behind == 0) continue;
         uint32_t oldest = lane->added - (behind < REMEMBERED ? behind : REMEMBERED);
         int64_t waiting = lane->queue[oldest % REMEMBERED].exchange;
