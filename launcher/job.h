@@ -16,9 +16,9 @@ typedef struct cpa_job {
     int run; /* 0: nothing to run; end with `code` */
     cpa_exit_code code;
     cpa_settings settings;
-    cpa_model_file model;     /* with the dtypes, the cache and the mask of the settings */
+    cpa_model_file model;     /* the model, with the dtypes, the cache and the mask of the settings */
     int has_network;          /* --model-dir */
-    cpa_model_config network; /* its config */
+    cpa_model_config network; /* the config of --model-dir */
     int64_t kept_logits;      /* tokens whose logits are kept for the end of the run */
     int32_t interleave;
     int32_t ranks;

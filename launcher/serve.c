@@ -27,9 +27,9 @@ typedef struct serving {
     cpa_metrics metrics;
     cpa_metrics_file metrics_file;
     cpa_outcome outcome; /* what is known so far */
-    double began;        /* on the monotonic clock; 0: not yet */
-    double deliver_by;   /* likewise, after a signal; 0: none has come */
-    int is_told;         /* the outcome of a server that broke off is written */
+    double began;        /* when it began to serve, on the monotonic clock; 0: not yet */
+    double deliver_by; /* on the monotonic clock, when answers have to be delivered after a signal; 0: none has come */
+    int is_told;       /* the outcome of a server that broke off is written */
 } serving;
 
 /* ---- signals: in the watching thread, with the lock held ---- */

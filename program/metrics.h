@@ -14,7 +14,7 @@ typedef struct cpa_summary {
     double mean;
     double median;
     double std;
-    double percentiles[CPA_MAX_PERCENTILES]; /* those of the options */
+    double percentiles[CPA_MAX_PERCENTILES]; /* the percentiles that the options ask for */
 } cpa_summary;
 
 typedef struct cpa_samples {
@@ -38,7 +38,7 @@ typedef struct cpa_request_record {
     uint64_t id;
     int64_t prompt_tokens, output_tokens;
     double start_s, ttft_s, end_s; /* without output: 0 and start_s */
-    int64_t first_gap, n_gaps;     /* its samples of CPA_ITL */
+    int64_t first_gap, n_gaps;     /* samples of CPA_ITL of the request */
     char *error;                   /* NULL: it is completed */
 } cpa_request_record;
 
@@ -47,7 +47,7 @@ typedef struct cpa_metrics {
     cpa_metrics_options options;
     int64_t window; /* of each latency the last so many samples are kept, and no records; 0: everything */
     cpa_samples samples[CPA_METRIC_COUNT];
-    cpa_request_record *records; /* as they ended */
+    cpa_request_record *records; /* of requests, in the order in which they ended */
     int64_t n_records, records_capacity;
     int64_t completed;
     int64_t cancelled, expired, failed; /* requests that ended otherwise */

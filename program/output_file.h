@@ -10,7 +10,7 @@
 
 typedef struct cpa_output_file {
     FILE *file;
-    const char *path; /* its place; the caller's */
+    const char *path; /* the path of the file; the caller's */
     char name[PATH_MAX];
 } cpa_output_file;
 

@@ -24,7 +24,7 @@
 #define CPA_TRACE_MAX_LINE_BYTES ((size_t)1 << 24)
 
 typedef struct cpa_trace_request {
-    uint64_t id; /* its line in the file, from 1 */
+    uint64_t id; /* the line of the request in the file, from 1 */
     double timestamp_ms;
     int64_t prompt_tokens; /* scaled */
     int64_t output_tokens; /* scaled */

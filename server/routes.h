@@ -6,8 +6,8 @@
 
 typedef struct cpa_route {
     const char *path; /* one that ends in '/' stands for all that begin so and go on */
-    int is_open;      /* without the API key too */
-    int is_probe;     /* and where there are too many connections */
+    int is_open;      /* it needs no API key */
+    int is_probe;     /* it is served also where there are too many connections */
     int renders;      /* it may render a chat */
     /* Of a POST: makes what it can of the body, on whatever thread, without the engine. */
     void (*prepare)(cpa_http_exchange *exchange);

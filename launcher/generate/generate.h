@@ -17,19 +17,19 @@
 typedef struct cpa_prompt_answer {
     const cpa_settings *settings; /* the caller's */
     cpa_tokenizer *tokenizer;     /* of a prompt of text; NULL: ids alone */
-    cpa_answer_text text;         /* its text, then, as it comes */
+    cpa_answer_text text;         /* of a prompt of text: the text of the answer as it comes */
     cpa_ids prompt;
     cpa_ids stop_ids;
     cpa_biases biases;
     cpa_ids given;       /* the answer's tokens, if these are imposed */
     int64_t most, count; /* tokens of the answer, and how many are there */
-    uint32_t *ids;       /* [most], as are the next three */
+    uint32_t *ids;       /* [most], as are logprobs, token_s, best_ids and best_by */
     float *logprobs;
     double *token_s;    /* after the arrival of the request */
-    uint32_t *best_ids; /* with given tokens: the most probable ones */
-    float *best_by;     /* and by how much their logits are above the next */
+    uint32_t *best_ids; /* with given tokens: the most probable token at each place */
+    float *best_by;     /* with given tokens: by how much the logit of the most probable one is above the next */
     int has_ended;
-    cpa_finish_reason reason; /* why, then */
+    cpa_finish_reason reason; /* why it has ended, if it has */
 } cpa_prompt_answer;
 
 /* Reads the prompt of the settings, text or ids of a vocabulary. *out is set only on success; the settings must outlive

@@ -57,7 +57,7 @@ static const char *const reasons[REASONS] = {[CPA_FINISH_LENGTH] = "length",
 
 struct cpa_exposition {
     pthread_mutex_t lock;
-    char *model; /* as it stands in a label */
+    char *model; /* the name of the model as it stands in a label */
     int64_t block_size;
     /* Behind the lock: */
     histogram of[HISTOGRAM_KINDS];

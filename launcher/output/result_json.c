@@ -99,7 +99,7 @@ static json_t *pack(const cpa_outcome *outcome) {
     static const struct {
         const char *key;
         int (*fill)(json_t *object, const cpa_outcome *outcome);
-        int known; /* also of a run that was given up */
+        int known; /* it is there also where a run was given up */
     } parts[] = {{"verify", fill_verify, 0},
                  {"nonfinite", fill_nonfinite, 0},
                  {"cp", fill_cp, 0},

@@ -16,7 +16,7 @@ typedef struct cpa_model_file {
     cpa_model_shape shape; /* without layer_masks: see cpa_model_shape_of */
     int per_layer;         /* whether layers have masks of their own */
     cpa_mask layer_masks[CPA_MODEL_MAX_LAYERS];
-    int has_rules; /* the same for all layers */
+    int has_rules; /* layers have score rules: all do, or none */
     cpa_score_rules rules[CPA_MODEL_MAX_LAYERS];
     float alibi_slopes[CPA_MODEL_MAX_RULED_HEADS], sink_logits[CPA_MODEL_MAX_RULED_HEADS];
 } cpa_model_file;

@@ -109,7 +109,7 @@ typedef struct cpa_settings {
 
     int64_t enforce_eager;
     double rank_timeout; /* seconds */
-    double join_timeout; /* likewise; read by each rank before, like the next */
+    double join_timeout; /* seconds; read by each rank for itself, before the others, as is job_secret_file */
     char job_secret_file[CPA_TEXT_BYTES];
     double shutdown_timeout; /* seconds; never "auto" once the settings are loaded */
     int64_t fail_on_nonfinite;

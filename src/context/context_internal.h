@@ -49,10 +49,10 @@ struct cpa_context {
     cpa_progress_hook awaiting;   /* of the stream of the step of cpa_context_plan, where they may be under way */
 
     int planned;             /* layers may attend */
-    int32_t layers_attended; /* of the planned step */
+    int32_t layers_attended; /* layers of the planned step that have been attended */
     cpa_attend_plan *own;    /* own rows over the own shard, but those that pass-KV or pass-Q takes */
     cpa_context_buffer own_memory;
-    cpa_partial own_state; /* of those rows */
+    cpa_partial own_state; /* of the rows of `own` */
 };
 
 /* Fails if a layer has failed half-way. */

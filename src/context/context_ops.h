@@ -25,7 +25,7 @@ typedef struct cpa_context_exchange {
 /* What the layer at hand does to scores: for own rows, and for those of pass-Q's attend. */
 typedef enum cpa_score_side { CPA_SCORE_OWN = 0, CPA_SCORE_REMOTE, CPA_SCORE_SIDES } cpa_score_side;
 typedef struct cpa_context_score {
-    const cpa_score_rules *rules; /* NULL: none; likewise */
+    const cpa_score_rules *rules; /* of the layer; NULL: none */
     int has_custom, has_bias;
     cpa_custom_mask custom[CPA_SCORE_SIDES];
     cpa_score_bias bias[CPA_SCORE_SIDES];

@@ -32,7 +32,7 @@ typedef struct cpa_rank_totals {
 } cpa_rank_totals;
 
 struct cpa_engine {
-    cpa_engine_options options; /* with defaults filled in */
+    cpa_engine_options options; /* the given ones, with defaults filled in */
     cpa_control control;
     cpa_device *device;
     const cpa_transport_table *transport;
@@ -40,21 +40,21 @@ struct cpa_engine {
     cpa_model network;
     cpa_worker *worker;
     cpa_verify *verify;       /* NULL when nothing is checked */
-    cpa_scheduler *scheduler; /* rank 0, */
-    cpa_inbox *inbox;         /* likewise */
+    cpa_scheduler *scheduler; /* rank 0; NULL on the others */
+    cpa_inbox *inbox;         /* rank 0; NULL on the others */
     struct cpa_run *stepping; /* a run by cpa_engine_step; NULL: there is none */
     cpa_planner planner;
     int64_t host_blocks;            /* of one rank */
     double host_bandwidth;          /* rank 0, when it has host blocks */
-    cpa_engine_stats stats;         /* of the thread that runs the engine, */
-    cpa_published_stats *published; /* and copies of them */
+    cpa_engine_stats stats;         /* of the thread that runs the engine */
+    cpa_published_stats *published; /* copies of `stats` for all threads */
     cpa_rank_totals *totals;        /* rank 0: [ranks], as last reported */
     cpa_timeline timeline;
     cpa_request_spans *request_spans; /* rank 0; NULL: no timeline is kept */
     atomic_int stop;
     atomic_int running; /* cpa_engine_run or the like is under way */
-    cpa_error error;    /* of the last such call */
-    uint64_t serial;    /* of this process's engines */
+    cpa_error error;    /* of the last call of cpa_engine_run or the like */
+    uint64_t serial;    /* number of this engine, of those of the process */
 };
 
 #endif

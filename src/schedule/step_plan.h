@@ -57,9 +57,9 @@ typedef struct cpa_plan_sampling {
     int32_t top_logprobs;
     uint32_t prompt_logprobs;
     int32_t top_prompt_logprobs;
-    int64_t prompt_tokens; /* those after them are output */
+    int64_t prompt_tokens; /* of the request; its tokens after these are output */
     uint32_t constrained;  /* which tokens may be drawn is told in each step (src/worker/token_masks.h) */
-    int64_t min_tokens;    /* until there are so many output tokens, its ends are not drawn */
+    int64_t min_tokens;    /* until there are so many output tokens, the tokens that end it are not drawn */
     int64_t biases;        /* index into biases: n_biases that are added, then n_ends for its ends, of -infinity; the */
     int64_t n_biases, n_ends; /* tokens of each part ascend */
 } cpa_plan_sampling;
