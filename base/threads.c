@@ -36,18 +36,12 @@ struct cpa_threads {
     pool_thread workers[];
 };
 
-/* What the calling thread does between items. */
-typedef struct pool_poll {
-    cpa_threads_poll call; /* NULL: nothing */
-    void *ctx;
-} pool_poll;
-
-static void drain(pool_job *job, int32_t thread, pool_poll poll) {
+static void drain(pool_job *job, int32_t thread, const cpa_progress *progress) {
     for (;;) {
         int64_t item = atomic_fetch_add(&job->next, 1);
         if (item >= job->items) return;
         job->work(job->ctx, item, thread);
-        if (poll.call) poll.call(poll.ctx);
+        if (progress) cpa_progress_look(progress);
     }
 }
 
@@ -64,7 +58,7 @@ static void *run_worker(void *ctx) {
         seen = pool->generation;
         pool->joined++;
         pthread_mutex_unlock(&pool->lock);
-        drain(job, self->index, (pool_poll){0});
+        drain(job, self->index, NULL);
         pthread_mutex_lock(&pool->lock);
         if (--pool->joined == 0) pthread_cond_signal(&pool->left);
     }
@@ -73,7 +67,7 @@ static void *run_worker(void *ctx) {
 }
 
 /* Closes the job to workers that have not joined it yet, and waits for those that have. */
-static void close_job(cpa_threads *pool, pool_poll poll) {
+static void close_job(cpa_threads *pool, const cpa_progress *progress) {
     const double wait_s = 300e-6;
     pthread_mutex_lock(&pool->lock);
     pool->job = NULL;
@@ -81,15 +75,13 @@ static void close_job(cpa_threads *pool, pool_poll poll) {
         const struct timespec until = cpa_clock_after(wait_s);
         pthread_cond_clockwait(&pool->left, &pool->lock, CLOCK_MONOTONIC, &until);
         pthread_mutex_unlock(&pool->lock);
-        if (poll.call) poll.call(poll.ctx);
+        if (progress) cpa_progress_look(progress);
         pthread_mutex_lock(&pool->lock);
     }
     pthread_mutex_unlock(&pool->lock);
 }
 
-void cpa_threads_run(cpa_threads *pool, int64_t items, cpa_threads_work work, void *ctx, cpa_threads_poll poll,
-                     void *poll_ctx) {
-    const pool_poll between = {poll, poll_ctx};
+void cpa_threads_run(cpa_threads *pool, int64_t items, cpa_threads_work work, void *ctx, const cpa_progress *progress) {
     pool_job job = {.work = work, .ctx = ctx, .items = items};
     int shared = pool->count > 1 && items > 1;
     atomic_init(&job.next, 0);
@@ -101,8 +93,8 @@ void cpa_threads_run(cpa_threads *pool, int64_t items, cpa_threads_work work, vo
         pthread_cond_broadcast(&pool->opened);
         pthread_mutex_unlock(&pool->lock);
     }
-    drain(&job, 0, between);
-    if (shared) close_job(pool, between);
+    drain(&job, 0, progress);
+    if (shared) close_job(pool, progress);
     pthread_mutex_unlock(&pool->run_lock);
 }
 

@@ -5,7 +5,7 @@
 #include "base/check.h"
 #include "base/min_max.h"
 #include "bench/attend.h"
-#include "launcher/trace.h"
+#include "program/trace.h"
 
 /* Prompt lengths made up for this benchmark: the quantiles of (0.5 + 0.618 i) mod 1 of a distribution with a median of
  * 6,909 tokens, a quarter below 2,306 and above 15,368, and one in a hundred above 85,401, between which the logarithm

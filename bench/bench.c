@@ -11,8 +11,8 @@
 #include "bench/memory.h"
 #include "bench/report.h"
 #include "bench/scaling.h"
-#include "launcher/exit_code.h"
-#include "launcher/output_file.h"
+#include "program/exit_code.h"
+#include "program/output_file.h"
 #include "src/context/transport_choice.h"
 
 /* A device is timed in batches of calls between two waits, long enough that starting and waiting (some 10 us) do not

@@ -2,7 +2,7 @@
 #ifndef CPA_BENCH_BENCH_H
 #define CPA_BENCH_BENCH_H
 
-#include "launcher/placement.h"
+#include "program/placement.h"
 
 /* Runs `cp_attn bench NAME [options]`; argv[0] is "bench". Collective over `comm`. Chooses the device of the placement.
  * Prints on rank 0; returns the exit code, the same on every rank. */

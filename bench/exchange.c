@@ -146,7 +146,7 @@ static cpa_status run(void *state, int64_t call, cpa_error *err) {
 static cpa_status wait(void *state, cpa_error *err) {
     exchange_state *s = state;
     const cpa_transport_table *table = s->transport->table;
-    if (table->drain) return table->drain(s->transport, s->site->stream->native, err);
+    if (table->drain) return table->drain(s->transport, s->site->stream->native, NULL, err);
     return cpa_bench_enqueued(s->site, cpa_stream_sync(s->site->stream), err);
 }
 

@@ -7,7 +7,7 @@
 
 #include <cpattn/device.h>
 
-#include "launcher/field.h"
+#include "program/field.h"
 
 typedef struct cpa_bench_options {
     char shapes[CPA_TEXT_BYTES]; /* empty: the benchmark's own */

@@ -4,7 +4,7 @@
 #include <time.h>
 
 #include "base/check.h"
-#include "launcher/json_put.h"
+#include "program/json_put.h"
 
 void cpa_bench_date(char date[CPA_BENCH_DATE_BYTES]) {
     time_t now = time(NULL);

@@ -8,7 +8,7 @@
 #include "bench/memory.h"
 #include "bench/report.h"
 #include "bench/scaling_team.h"
-#include "launcher/output_file.h"
+#include "program/output_file.h"
 
 /* The share of a device's free memory that caches of decode may take; queries, staging and work space need some. */
 static const double cache_share = 0.8;

@@ -188,7 +188,7 @@ static cpa_status run_layers(team *t, int64_t n, double *enqueue_s, cpa_error *e
             CPA_TRY(context_status(t, attend_layers(t, n, NULL), err));
         }
         *enqueue_s += cpa_clock_now() - start;
-        CPA_TRY(context_status(t, cpa_context_sync(t->context, t->site->stream, NULL, NULL), err));
+        CPA_TRY(context_status(t, cpa_context_sync(t->context, t->site->stream), err));
     }
     return CPA_OK;
 }
@@ -296,7 +296,7 @@ static cpa_status time_layers(team *t, cpa_events *marks, cpa_bench_team_result 
     const cpa_device_table *table = t->site->device->table;
     double enqueue_s;
     CPA_TRY(context_status(t, attend_layers(t, LAYERS_PER_GRAPH, marks), err));
-    CPA_TRY(context_status(t, cpa_context_sync(t->context, t->site->stream, NULL, NULL), err));
+    CPA_TRY(context_status(t, cpa_context_sync(t->context, t->site->stream), err));
     CPA_TRY(capture_step(t, marks, err));
     CPA_TRY(run_layers(t, LAYERS_PER_GRAPH, &enqueue_s, err)); /* the first launch brings the graph to the device */
     while (result->n_layers < CPA_BENCH_MARKED_LAYERS) {

@@ -11,6 +11,7 @@
 
 #include <cpattn/comm.h>
 
+#include "base/progress.h"
 #include "base/stored.h"
 #include "comm/communicator.h"
 
@@ -135,10 +136,6 @@ typedef struct cpa_transport {
     /* Device transports: how long exchanges may stand still before the transport gives up; open sets 60, and the owner
      * may change it between calls. */
     double timeout_s;
-    /* Device transports: what drain calls, again and again, while it waits; NULL: nothing. It may enqueue more work, on
-     * the stream that is drained too. The owner sets it between calls; open sets NULL. */
-    void (*meanwhile)(void *ctx);
-    void *meanwhile_ctx;
 } cpa_transport;
 
 /* An exchange in flight; owned by the transport, valid until finished or handed over. */
@@ -183,8 +180,9 @@ struct cpa_transport_table {
     /* Device transports: blocks until the native stream is idle. Where a stream waits for exchanges, call this instead
      * of synchronising it: when they have not moved for timeout_s, or fail, this gives them up, so that the stream can
      * end, and returns CPA_COMM with the ranks that were waited for. From then on the transport only fails with that
-     * message; close it. NULL where finish blocks. */
-    cpa_status (*drain)(cpa_transport *transport, void *stream, cpa_error *err);
+     * message; close it. While it waits it has what `beside` has for idle times; NULL: nothing. NULL where finish
+     * blocks. */
+    cpa_status (*drain)(cpa_transport *transport, void *stream, const cpa_progress *beside, cpa_error *err);
 };
 
 /* Host memory over messages of the communicator. */

@@ -113,7 +113,7 @@ void cpa_comm_note_work(cpa_comm *comm, cpa_work work, const char *difference) {
 }
 
 void cpa_comm_refuse(cpa_comm *comm, int32_t channel, int64_t call, int and_later, const cpa_error *why) {
-    const cpa_refusal refusal = {.channel = channel, .and_later = and_later, .call = call};
+    const cpa_call_refusal refusal = {.channel = channel, .and_later = and_later, .call = call};
     if (comm->watch) cpa_watch_refuse(comm->watch, &refusal, why->status, why->message);
 }
 

@@ -50,6 +50,9 @@ cpa_status cpa_comm_wait_idly(cpa_comm *comm, cpa_comm_request **request, int32_
 /* Fails if waiting for `peer` (-1: for any rank) is to no end: a rank is lost, or has refused a call that this one
  * waits in. cpa_comm_wait looks too. */
 cpa_status cpa_comm_check(cpa_comm *comm, int32_t peer, cpa_error *err);
+/* The rank that has said why it gives up (cpa_comm_abort), while this one has not; -1: none has. `why` gets the line,
+ * unless it is NULL. Any thread may call it. */
+int32_t cpa_comm_who_gave_up(cpa_comm *comm, cpa_error *why);
 /* This rank begins to wait in calls of a channel that others may refuse, or no longer waits. Calls
  * that have returned count too while what they have enqueued may be under way. */
 void cpa_comm_begin_wait(cpa_comm *comm, cpa_calls calls);

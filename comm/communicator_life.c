@@ -16,9 +16,13 @@
 enum { LEAST_SECRET = 16 };
 
 void cpa_comm_abort(cpa_comm *comm, cpa_status status, const char *message) {
-    const cpa_refusal all = {.channel = -1};
+    const cpa_call_refusal all = {.channel = -1};
     if (!comm || !comm->watch || status == CPA_OK || cpa_comm_check(comm, -1, NULL) != CPA_OK) return;
     cpa_watch_refuse(comm->watch, &all, status, message ? message : cpa_status_name(status));
+}
+
+int32_t cpa_comm_who_gave_up(cpa_comm *comm, cpa_error *why) {
+    return comm->watch ? cpa_watch_who_gave_up(comm->watch, why) : -1;
 }
 
 void cpa_comm_set_timeout(cpa_comm *comm, double seconds) {

@@ -12,11 +12,12 @@
 
 #include <cpattn/device.h>
 
+#include "base/progress.h"
+
 typedef struct cpa_device_table cpa_device_table;
 typedef struct cpa_graph_table cpa_graph_table;
 typedef struct cpa_operator_table cpa_operator_table;
 typedef struct cpa_nn_table cpa_nn_table;
-typedef struct cpa_stream_drain cpa_stream_drain;
 typedef struct cpa_self_test_table cpa_self_test_table;
 
 /* What a device can do. Said by the back end when it opens the device, and constant from then on. */
@@ -51,11 +52,8 @@ struct cpa_stream {
     cpa_device *device;
     void *native; /* a cudaStream_t on a CUDA device, NULL on the host; what transports order their exchanges by */
     cpa_error error;
-    /* Where operations run inside the call they call poll(poll_ctx), when it is set, at least every millisecond or so,
-     * from the calling thread: the owner of the stream moves its messages there. */
-    void (*poll)(void *poll_ctx);
-    void *poll_ctx;
-    cpa_stream_drain *drains; /* of src/ops: what cpa_stream_sync waits for before the device */
+    /* What moves beside its work: operations that run inside their call look at it every millisecond or so. */
+    cpa_progress progress;
     int64_t plain_rows; /* that attends have left to plain kernels, those that are captured too, since it was created */
 };
 

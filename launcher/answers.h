@@ -2,19 +2,19 @@
 #ifndef CPA_LAUNCHER_ANSWERS_H
 #define CPA_LAUNCHER_ANSWERS_H
 
-#include "launcher/workload.h"
+#include "program/workload.h"
 
 /* Of one request. */
-typedef struct cpa_answer {
+typedef struct cpa_answered_request {
     uint64_t request;
     int64_t prompt_tokens;
     int64_t count; /* 0 until it has ended */
     uint32_t *tokens;
-} cpa_answer;
+} cpa_answered_request;
 
 /* One that was never opened has only zeros. */
 typedef struct cpa_answers {
-    cpa_answer *answers; /* by request */
+    cpa_answered_request *answers; /* by request */
     int64_t count;
     cpa_vocabulary_tokens *prompts;
 } cpa_answers;

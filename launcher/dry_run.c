@@ -6,11 +6,11 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "launcher/output_file.h"
-#include "launcher/progress.h"
-#include "launcher/report.h"
-#include "launcher/result_json.h"
-#include "launcher/settings_check.h"
+#include "launcher/output/report.h"
+#include "launcher/output/result_json.h"
+#include "launcher/settings/settings_check.h"
+#include "program/output_file.h"
+#include "program/progress_line.h"
 #include "src/engine/engine_options.h"
 
 /* Rates that nobody has measured here, those of an H200 on NVLink and PCIe: they decide which algorithm is counted, and
@@ -28,7 +28,8 @@ static cpa_status add_requests(cpa_scheduler *scheduler, const cpa_workload *wor
 }
 
 /* Plans step after step until nothing is left. */
-static cpa_status plan_all(cpa_scheduler *scheduler, cpa_progress *progress, cpa_engine_stats *stats, cpa_error *err) {
+static cpa_status plan_all(cpa_scheduler *scheduler, cpa_progress_line *progress, cpa_engine_stats *stats,
+                           cpa_error *err) {
     int64_t tokens = 0, finished = 0;
     cpa_step_plan plan;
     cpa_step_plan_init(&plan);
@@ -43,7 +44,7 @@ static cpa_status plan_all(cpa_scheduler *scheduler, cpa_progress *progress, cpa
             finished += (plan.chunks[i].flags & CPA_CHUNK_FINISHES) != 0;
         }
         tokens += plan.n_token_ids;
-        cpa_progress_update(progress, tokens, finished, cpa_clock_now() - start);
+        cpa_progress_line_update(progress, tokens, finished, cpa_clock_now() - start);
         now = plan.n_chunks > 0 || next <= now ? now + STEP_SECONDS : next;
     }
     stats->duration_s = cpa_clock_now() - start;
@@ -87,7 +88,8 @@ cpa_status cpa_dry_run(const cpa_job *job, int32_t cp_size, const cpa_workload *
         .metrics = &metrics,
         .stats = {.kv_blocks = num_blocks},
     };
-    cpa_progress progress = cpa_progress_start(workload->prompt_tokens + workload->output_tokens, workload->count);
+    cpa_progress_line progress =
+        cpa_progress_line_start(workload->prompt_tokens + workload->output_tokens, workload->count);
     cpa_scheduler *scheduler;
     CPA_TRY(cpa_scheduler_create(&plan, &scheduler, err));
     cpa_status status = add_requests(scheduler, workload, err);
@@ -96,7 +98,7 @@ cpa_status cpa_dry_run(const cpa_job *job, int32_t cp_size, const cpa_workload *
         cpa_report_preamble(&outcome, stdout);
         status = cpa_output_flush(err);
         if (status == CPA_OK) status = plan_all(scheduler, &progress, &outcome.stats, err);
-        cpa_progress_finish(&progress);
+        cpa_progress_line_finish(&progress);
     }
     if (status == CPA_OK) {
         cpa_scheduler_stats stats;

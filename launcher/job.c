@@ -7,9 +7,10 @@
 
 #include "base/check.h"
 #include "base/min_max.h"
-#include "launcher/output_file.h"
-#include "launcher/settings_check.h"
-#include "launcher/timeline_json.h"
+#include "launcher/output/timeline_json.h"
+#include "launcher/settings/settings_check.h"
+#include "launcher/settings/settings_table.h"
+#include "program/output_file.h"
 #include "src/schedule/planner.h"
 #include "src/schedule/scheduler.h"
 
@@ -102,7 +103,39 @@ static cpa_status check_lengths(const cpa_job *job, const cpa_workload *workload
     return CPA_OK;
 }
 
-static cpa_status prepare(int argc, char **argv, cpa_job *job, cpa_workload *workload, cpa_error *err) {
+cpa_workload_options cpa_job_workload_options(const cpa_settings *settings) {
+    return (cpa_workload_options){
+        .trace = settings->trace,
+        .requests = settings->requests,
+        .length_scale = settings->length_scale,
+        .time_scale = settings->time_scale,
+        .request_rate = settings->request_rate,
+        .input_len = settings->input_len,
+        .output_len = settings->output_len,
+        .seed = settings->seed,
+        .cache_salt = settings->cache_salt,
+    };
+}
+
+int cpa_job_is_mixed(const cpa_settings *settings) {
+    static const char *const asks[] = {"trace", "requests", "input-len", "output-len", "request-rate"};
+    for (size_t i = 0; i < sizeof asks / sizeof asks[0]; i++) {
+        if (cpa_settings_given(settings, asks[i])) return 0;
+    }
+    return 1;
+}
+
+/* The prompt of `generate`, and its request. */
+static cpa_status read_prompt(cpa_job *job, cpa_workload *workload, cpa_prompt_answer *out, cpa_error *err) {
+    const cpa_settings *settings = &job->settings;
+    CPA_TRY(cpa_prompt_answer_open(settings, job->network.vocabulary, out, err));
+    job->kept_logits = out->given.count;
+    const cpa_told_tokens prompt = {out->prompt.ids, out->prompt.count}, given = {out->given.ids, out->given.count};
+    return cpa_workload_of_prompt(prompt, given, out->most, settings->cache_salt, workload, err);
+}
+
+static cpa_status prepare(int argc, char **argv, cpa_job *job, cpa_workload *workload, cpa_prompt_answer *prompt_answer,
+                          cpa_error *err) {
     const cpa_settings *settings = &job->settings;
     CPA_TRY(cpa_settings_load(argc, argv, &job->settings, err));
     if (answer(settings)) return cpa_output_flush(err);
@@ -113,10 +146,10 @@ static cpa_status prepare(int argc, char **argv, cpa_job *job, cpa_workload *wor
     if (settings->violation_dump[0])
         CPA_TRY(cpa_output_check_folder("--violation-dump", settings->violation_dump, err));
     if (settings->generate) {
-        CPA_TRY(cpa_workload_of_prompt(settings, job->network.vocabulary, workload, err));
-        job->kept_logits = workload->generation.given.count;
-    } else if (!cpa_workload_is_mixed(settings)) {
-        CPA_TRY(cpa_workload_load(settings, workload, err));
+        CPA_TRY(read_prompt(job, workload, prompt_answer, err));
+    } else if (!cpa_job_is_mixed(settings)) {
+        const cpa_workload_options options = cpa_job_workload_options(settings);
+        CPA_TRY(cpa_workload_load(&options, workload, err));
     }
     if (job->has_network) CPA_TRY(check_lengths(job, workload, err));
     job->kept_logits = cpa_max64(job->kept_logits, settings->check_logits);
@@ -130,10 +163,11 @@ static cpa_status prepare(int argc, char **argv, cpa_job *job, cpa_workload *wor
     return CPA_OK;
 }
 
-void cpa_job_prepare(int argc, char **argv, int32_t ranks, cpa_job *job, cpa_workload *workload) {
+void cpa_job_prepare(int argc, char **argv, int32_t ranks, cpa_job *job, cpa_workload *workload,
+                     cpa_prompt_answer *prompt_answer) {
     cpa_error err;
     *job = (cpa_job){.ranks = ranks};
-    cpa_status status = prepare(argc, argv, job, workload, &err);
+    cpa_status status = prepare(argc, argv, job, workload, prompt_answer, &err);
     job->code = cpa_exit_code_of(status);
     if (status != CPA_OK) fprintf(stderr, "cp_attn: %s\n", err.message);
 }

@@ -3,11 +3,12 @@
 #define CPA_LAUNCHER_JOB_H
 
 #include "launcher/cache_size.h"
-#include "launcher/exit_code.h"
-#include "launcher/model_file.h"
-#include "launcher/placement.h"
-#include "launcher/settings.h"
-#include "launcher/workload.h"
+#include "launcher/generate/generate.h"
+#include "launcher/settings/model_file.h"
+#include "launcher/settings/settings.h"
+#include "program/exit_code.h"
+#include "program/placement.h"
+#include "program/workload.h"
 #include "src/model/transformer.h"
 
 /* Plain memory: rank 0 broadcasts it. */
@@ -15,17 +16,23 @@ typedef struct cpa_job {
     int run; /* 0: nothing to run; end with `code` */
     cpa_exit_code code;
     cpa_settings settings;
-    cpa_model_file model;     /* with the dtypes, the cache and the mask of the settings */
+    cpa_model_file model;     /* the model, with the dtypes, the cache and the mask of the settings */
     int has_network;          /* --model-dir */
-    cpa_model_config network; /* its config */
+    cpa_model_config network; /* the config of --model-dir */
     int64_t kept_logits;      /* tokens whose logits are kept for the end of the run */
     int32_t interleave;
     int32_t ranks;
 } cpa_job;
 
 /* Rank 0: reads everything that a run needs. --help, --version and --print-config are answered here. Whatever is wrong
- * is said in one line on stderr. `workload` is filled if there is something to run, unless that is the mixed run. */
-void cpa_job_prepare(int argc, char **argv, int32_t ranks, cpa_job *job, cpa_workload *workload);
+ * is said in one line on stderr. `workload` is filled if there is something to run, unless that is the mixed run, and
+ * `prompt_answer` for `generate`, where it outlives the workload. */
+void cpa_job_prepare(int argc, char **argv, int32_t ranks, cpa_job *job, cpa_workload *workload,
+                     cpa_prompt_answer *prompt_answer);
+
+/* The requests that settings ask for, and whether they leave the choice of them to the program. */
+cpa_workload_options cpa_job_workload_options(const cpa_settings *settings);
+int cpa_job_is_mixed(const cpa_settings *settings);
 
 /* With a network: what it is created with. */
 cpa_transformer_options cpa_job_transformer_options(const cpa_job *job);

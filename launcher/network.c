@@ -23,7 +23,7 @@ static cpa_status observe(const cpa_job *job, cpa_network *network, cpa_error *e
     return CPA_OK;
 }
 
-cpa_status cpa_network_open(const cpa_job *job, int32_t rank, cpa_workload *workload,
+cpa_status cpa_network_open(const cpa_job *job, int32_t rank, cpa_workload *workload, cpa_prompt_answer *answer,
                             const cpa_device_options *engine_device, cpa_network *network, cpa_error *err) {
     cpa_device_options device = *engine_device;
     device.threads = 1; /* nothing runs on it but copies */
@@ -38,6 +38,7 @@ cpa_status cpa_network_open(const cpa_job *job, int32_t rank, cpa_workload *work
         return status == CPA_IO ? CPA_INVALID : status; /* a folder without its files is bad input */
     }
     network->model = cpa_transformer_model(network->transformer);
+    network->answer = answer;
     network->tokens =
         (cpa_vocabulary_tokens){workload, (uint64_t)job->settings.seed, (uint32_t)job->network.vocabulary};
     return CPA_OK;
@@ -57,15 +58,13 @@ static cpa_sampling most_probable(void) {
 }
 
 cpa_status cpa_network_begin(const cpa_job *job, cpa_network *network, cpa_error *err) {
-    const cpa_generation *generation = &network->tokens.workload->generation;
-    network->sampling = job->settings.generate ? cpa_generation_sampling(generation) : most_probable();
+    network->sampling = job->settings.generate ? cpa_prompt_answer_sampling(network->answer) : most_probable();
     return job->settings.check_logits > 0 ? cpa_answers_open(&network->tokens, &network->answers, err) : CPA_OK;
 }
 
 void cpa_network_on_finish(cpa_network *network, const cpa_request_result *result) {
-    cpa_generation *generation = &network->tokens.workload->generation;
     cpa_answers_take(&network->answers, result);
-    if (generation->most > 0) cpa_generation_take(generation, result);
+    if (network->answer->most > 0) cpa_prompt_answer_take(network->answer, result);
 }
 
 /* Rank 0. */
@@ -85,7 +84,7 @@ cpa_status cpa_network_end(const cpa_job *job, cpa_network *network, cpa_control
     CPA_TRY(cpa_logits_sample_gather(&network->sample, control, err));
     cpa_status status = CPA_OK;
     if (control->rank == 0) {
-        if (job->settings.generate) cpa_generation_take_logits(&network->tokens.workload->generation, &network->sample);
+        if (job->settings.generate) cpa_prompt_answer_take_logits(network->answer, &network->sample);
         if (job->settings.check_logits > 0) status = check(job, network, out, err);
     }
     return cpa_control_agree(control, status, err);

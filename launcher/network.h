@@ -14,14 +14,16 @@ typedef struct cpa_network {
     cpa_transformer *transformer;
     cpa_model model;
     cpa_vocabulary_tokens tokens; /* rank 0 */
+    cpa_prompt_answer *answer;    /* rank 0, the caller's: of `generate`; without a prompt: none */
     cpa_sampling sampling;        /* rank 0: how the tokens of its requests are drawn */
     cpa_logits_sample sample;     /* of as many tokens as the job keeps logits of */
     cpa_answers answers;          /* rank 0, with --check-logits */
 } cpa_network;
 
 /* Loads the weights of the job's folder to the device that `engine_device` opens. Every rank for itself. The network
- * must outlive the engine, and the workload, on rank 0, must outlive it. On failure it is as if never opened. */
-cpa_status cpa_network_open(const cpa_job *job, int32_t rank, cpa_workload *workload,
+ * must outlive the engine, and the workload and the answer, on rank 0, must outlive it. On failure it is as if never
+ * opened. */
+cpa_status cpa_network_open(const cpa_job *job, int32_t rank, cpa_workload *workload, cpa_prompt_answer *answer,
                             const cpa_device_options *engine_device, cpa_network *network, cpa_error *err);
 void cpa_network_close(cpa_network *network);
 

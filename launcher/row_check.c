@@ -10,7 +10,7 @@
 #include "base/check.h"
 #include "base/convert.h"
 #include "kernels/host/device/host.h"
-#include "launcher/exit_code.h"
+#include "program/exit_code.h"
 #include "src/check/cases/judge.h"
 #include "src/check/cases/row_file.h"
 

@@ -6,19 +6,19 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/min_max.h"
-#include "launcher/metrics_file.h"
-#include "launcher/output_file.h"
-#include "launcher/progress.h"
-#include "launcher/result_json.h"
-#include "launcher/settings_check.h"
-#include "launcher/signals.h"
+#include "launcher/output/metrics_file.h"
+#include "launcher/output/result_json.h"
+#include "launcher/ranks/signals.h"
+#include "launcher/settings/settings_check.h"
+#include "program/output_file.h"
+#include "program/progress_line.h"
 
 /* One run, on one rank. What rank 0 alone knows is empty on the others. */
 typedef struct batch_run {
     cpa_service *service;
     cpa_workload *workload;     /* rank 0 */
     cpa_metrics metrics;        /* rank 0 */
-    cpa_progress progress;      /* rank 0 */
+    cpa_progress_line progress; /* rank 0 */
     cpa_outcome outcome;        /* rank 0: what is known so far */
     double began;               /* the requests, on the monotonic clock; 0: not yet */
     int is_told;                /* rank 0: the outcome of a run that broke off is written */
@@ -33,7 +33,7 @@ static cpa_status choose_blocks(void *ctx, const cpa_cache_limits *limits, int64
 
 static void on_token(void *ctx, uint64_t request, int64_t index, uint32_t token, float logprob) {
     batch_run *r = ctx;
-    if (cpa_generation_show(&r->workload->generation, index, token, logprob, stdout))
+    if (cpa_prompt_answer_show(&r->service->answer, index, token, logprob, stdout))
         (void)cpa_engine_cancel(r->service->engine, request); /* what can fail is that it has ended by itself */
 }
 
@@ -43,7 +43,7 @@ static cpa_engine_options engine_options(batch_run *r) {
     if (!job->has_network) return options;
     options.token_at = cpa_vocabulary_token;
     options.token_ctx = &r->service->network.tokens;
-    options.outputs_given = r->workload->generation.given.count > 0;
+    options.outputs_given = r->workload->given.count > 0;
     options.on_token = job->settings.generate ? on_token : NULL;
     return options;
 }
@@ -60,7 +60,7 @@ static void print_outcome(const batch_run *r) {
         cpa_report_print(&r->outcome, stdout);
         return;
     }
-    cpa_generation_print(&r->workload->generation, stdout);
+    cpa_prompt_answer_print(&r->service->answer, stdout);
     if (r->outcome.checked_logits && !r->service->job.settings.json) cpa_report_logits(&r->outcome, stdout);
 }
 
@@ -70,7 +70,7 @@ static void tell_unfinished(batch_run *r) {
     r->is_told = 1;
     r->outcome.given_up = 1;
     r->outcome.stats.duration_s = r->began > 0 ? cpa_clock_now() - r->began : 0;
-    cpa_progress_finish(&r->progress);
+    cpa_progress_line_finish(&r->progress);
     print_outcome(r);
     cpa_job_ranks_explain(&r->service->ranks, cpa_output_flush(&err), err.message);
     if (r->outcome.stopped_by) report_stop(r);
@@ -83,7 +83,7 @@ static void tell_unfinished(batch_run *r) {
 static void on_lost(void *ctx, int rank) {
     batch_run *r = ctx;
     if (r->began == 0 || r->is_told) return;
-    cpa_fail(&r->outcome.failure, CPA_COMM, "rank %d is lost", rank);
+    cpa_job_ranks_explain_loss(&r->service->ranks, rank, &r->outcome.failure);
     tell_unfinished(r);
 }
 
@@ -143,7 +143,7 @@ static cpa_status submit(batch_run *r, cpa_error *err) {
     r->outcome.device = cpa_engine_device(s->engine);
     cpa_service_note_stats(s, &r->outcome);
     if (!s->job.settings.generate) cpa_report_preamble(&r->outcome, stdout);
-    r->progress = cpa_progress_start(r->workload->prompt_tokens + r->workload->output_tokens, r->workload->count);
+    r->progress = cpa_progress_line_start(r->workload->prompt_tokens + r->workload->output_tokens, r->workload->count);
     r->began = cpa_clock_now();
     cpa_signals_unlock();
     CPA_TRY(opened);
@@ -172,7 +172,7 @@ static void on_progress(void *ctx, int64_t tokens, int64_t requests, double elap
     batch_run *r = ctx;
     cpa_signals_lock();
     cpa_service_note_stats(r->service, &r->outcome);
-    if (!r->service->job.settings.generate) cpa_progress_update(&r->progress, tokens, requests, elapsed_s);
+    if (!r->service->job.settings.generate) cpa_progress_line_update(&r->progress, tokens, requests, elapsed_s);
     if (r->exposition) cpa_exposition_add_step(r->exposition, &r->outcome.stats);
     cpa_metrics_file_update(&r->metrics_file, &r->outcome.stats);
     cpa_signals_unlock();
@@ -245,7 +245,7 @@ static cpa_exit_code run(batch_run *r) {
         break_off(r, status, cpa_engine_error(r->service->engine));
     if (status == CPA_OK) end_network(r);
     cpa_signals_finish();
-    cpa_progress_finish(&r->progress);
+    cpa_progress_line_finish(&r->progress);
     cpa_exit_code code = r->service->ranks.rank == 0 ? conclude(r, status) : CPA_EXIT_DONE;
     /* Last: it may take long, and a run that was stopped has little time. */
     cpa_exit_code written = cpa_service_write_timeline(r->service);

@@ -6,14 +6,14 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "launcher/metrics_file.h"
-#include "launcher/output_file.h"
-#include "launcher/report_line.h"
-#include "launcher/result_json.h"
+#include "launcher/output/metrics_file.h"
+#include "launcher/output/result_json.h"
+#include "launcher/ranks/signals.h"
 #include "launcher/serve_front.h"
 #include "launcher/serve_limits.h"
-#include "launcher/settings_check.h"
-#include "launcher/signals.h"
+#include "launcher/settings/settings_check.h"
+#include "program/output_file.h"
+#include "program/report_line.h"
 
 /* Of each latency the report tells of the last so many. */
 #define KEPT_LATENCIES ((int64_t)1 << 16)
@@ -27,9 +27,9 @@ typedef struct serving {
     cpa_metrics metrics;
     cpa_metrics_file metrics_file;
     cpa_outcome outcome; /* what is known so far */
-    double began;        /* on the monotonic clock; 0: not yet */
-    double deliver_by;   /* likewise, after a signal; 0: none has come */
-    int is_told;         /* the outcome of a server that broke off is written */
+    double began;        /* when it began to serve, on the monotonic clock; 0: not yet */
+    double deliver_by; /* on the monotonic clock, when answers have to be delivered after a signal; 0: none has come */
+    int is_told;       /* the outcome of a server that broke off is written */
 } serving;
 
 /* ---- signals: in the watching thread, with the lock held ---- */
@@ -92,7 +92,7 @@ static void give_up(void *ctx, int signal) {
 static void on_lost(void *ctx, int rank) {
     serving *s = ctx;
     if (s->is_told) return;
-    cpa_fail(&s->outcome.failure, CPA_COMM, "rank %d is lost", rank);
+    cpa_job_ranks_explain_loss(&s->service->ranks, rank, &s->outcome.failure);
     if (s->began > 0) {
         tell_unfinished(s, s->outcome.failure.message);
     } else {

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "launcher/api_keys_file.h"
+#include "launcher/settings/api_keys_file.h"
 
 /* Token ids of the synthetic model, which takes any. */
 #define SYNTHETIC_VOCABULARY ((int64_t)1 << 31)

@@ -5,8 +5,8 @@
 
 #include <stdatomic.h>
 
-#include "launcher/exposition.h"
 #include "launcher/job.h"
+#include "launcher/output/exposition.h"
 #include "server/server.h"
 
 /* One that was never opened has only zeros. It must not move. */

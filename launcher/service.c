@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 #include "base/check.h"
-#include "launcher/timeline_json.h"
+#include "launcher/output/timeline_json.h"
 
 cpa_exit_code cpa_service_place(cpa_service *s) {
     const cpa_settings *settings = &s->job.settings;
@@ -34,7 +34,7 @@ cpa_exit_code cpa_service_load_network(cpa_service *s, cpa_workload *workload) {
     cpa_error err;
     if (!s->job.has_network) return CPA_EXIT_DONE;
     const cpa_device_options device = cpa_placement_device(&s->placement);
-    cpa_status status = cpa_network_open(&s->job, s->ranks.rank, workload, &device, &s->network, &err);
+    cpa_status status = cpa_network_open(&s->job, s->ranks.rank, workload, &s->answer, &device, &s->network, &err);
     status = cpa_control_agree(&s->ranks.control, status, &err);
     return cpa_job_ranks_explain(&s->ranks, status, err.message);
 }

@@ -6,16 +6,17 @@
 #define CPA_LAUNCHER_SERVICE_H
 
 #include "launcher/job.h"
-#include "launcher/job_ranks.h"
 #include "launcher/network.h"
-#include "launcher/report.h"
+#include "launcher/output/report.h"
+#include "launcher/ranks/job_ranks.h"
 
 /* It must not move once its network is there. */
 typedef struct cpa_service {
     cpa_job_ranks ranks;
     cpa_job job;
     cpa_rank_placement placement;
-    int64_t num_blocks; /* of the cache of a rank */
+    int64_t num_blocks;       /* of the cache of a rank */
+    cpa_prompt_answer answer; /* rank 0: of `generate`; without a prompt: none */
     cpa_network network;
     cpa_engine *engine; /* NULL: not created yet */
 } cpa_service;

@@ -122,7 +122,7 @@ static cpa_status submit(const cpa_answer *answer, int64_t choice, cpa_error *er
 }
 
 /* The engine has all of its requests, or none. */
-static int depart(cpa_answer *answer, const cpa_exchange *x, cpa_refusal *refusal) {
+static int depart(cpa_answer *answer, const cpa_http_exchange *x, cpa_refusal *refusal) {
     struct MHD_Connection *connection = x->connection;
     if (!cpa_in_flight_depart(answer->group, connection, x->is_incoming)) {
         cpa_flight_group_destroy(answer->group);
@@ -142,7 +142,7 @@ static int depart(cpa_answer *answer, const cpa_exchange *x, cpa_refusal *refusa
     return 1;
 }
 
-int cpa_answer_open(cpa_exchange *x, cpa_generation *generation, cpa_answer **out, cpa_refusal *refusal) {
+int cpa_answer_open(cpa_http_exchange *x, cpa_generation *generation, cpa_answer **out, cpa_refusal *refusal) {
     cpa_answer *answer = create(x->server, generation, refusal);
     *generation = (cpa_generation){.n = 0};
     if (!answer) return 0;

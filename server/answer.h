@@ -4,8 +4,8 @@
 #define CPA_SERVER_ANSWER_H
 
 #include "server/choice.h"
-#include "server/exchange.h"
 #include "server/generation.h"
+#include "server/http_exchange.h"
 #include "server/in_flight.h"
 
 typedef struct cpa_answer {
@@ -26,7 +26,7 @@ typedef struct cpa_answer {
 } cpa_answer;
 
 /* Submits the requests of a generation, which is the answer's from now on, also if it is refused. */
-int cpa_answer_open(cpa_exchange *exchange, cpa_generation *generation, cpa_answer **out, cpa_refusal *refusal);
+int cpa_answer_open(cpa_http_exchange *exchange, cpa_generation *generation, cpa_answer **out, cpa_refusal *refusal);
 
 /* Cancels what the engine still has of it. NULL does nothing. */
 void cpa_answer_close(cpa_answer *answer);

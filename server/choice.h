@@ -34,11 +34,11 @@ typedef struct cpa_choice {
     /* Since the beginning. */
     int64_t total_tokens, forgotten_characters; /* of the tokens forgotten */
     cpa_choice_end end;
-    const char *stop_text;   /* that stopped it, or NULL */
-    int64_t stop_id;         /* of the request's own that did, or -1 */
-    const char *error;       /* of CPA_CHOICE_ERROR; the arrival's */
-    int is_begun, is_closed; /* its first, its last event has been written */
-    int is_cancelled;        /* as a text has stopped it */
+    const char *stop_text;   /* the text that stopped the choice, or NULL */
+    int64_t stop_id;         /* the token of stop_token_ids that stopped the choice, or -1 */
+    const char *error;       /* why, of CPA_CHOICE_ERROR; the arrival's */
+    int is_begun, is_closed; /* the first event has been written; the last one has */
+    int is_cancelled;        /* its request was cancelled, as a text has stopped the choice */
 } cpa_choice;
 
 /* Both must outlive the choice. */

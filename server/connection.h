@@ -14,7 +14,7 @@ enum { CPA_TOLD_CONNECTIONS = 64 };
 typedef struct cpa_connections {
     pthread_mutex_t lock;
     struct cpa_connection_state *first;
-    int64_t n_crowded; /* of those beyond the bound */
+    int64_t n_crowded; /* connections beyond the bound */
 } cpa_connections;
 
 /* The MHD_NotifyConnectionCallback, with a cpa_server as its ctx: counts. */

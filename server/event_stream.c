@@ -80,7 +80,7 @@ static ssize_t read_stream(void *ctx, uint64_t position, char *out, size_t most)
     return bytes;
 }
 
-enum MHD_Result cpa_event_stream_reply(cpa_exchange *x) {
+enum MHD_Result cpa_event_stream_reply(cpa_http_exchange *x) {
     enum { BLOCK_BYTES = 16 << 10 };
     struct MHD_Response *response =
         MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK_BYTES, read_stream, x->answer, NULL);

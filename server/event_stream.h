@@ -5,6 +5,6 @@
 #include "server/answer.h"
 
 /* Queues the reply to the exchange, which writes the answer; the exchange keeps it. */
-enum MHD_Result cpa_event_stream_reply(cpa_exchange *exchange);
+enum MHD_Result cpa_event_stream_reply(cpa_http_exchange *exchange);
 
 #endif

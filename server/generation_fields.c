@@ -2,6 +2,7 @@
 
 #include <float.h>
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -56,16 +57,27 @@ static int refuse_what_is_not_there(const cpa_fields *fields) {
 }
 
 static int read_sampling(const cpa_fields *fields, cpa_generation *g) {
+    static const struct {
+        const char *name;
+        size_t offset; /* of a float in cpa_sampling */
+        double least, most;
+    } numbers[] = {
+        {"temperature", offsetof(cpa_sampling, temperature), 0, 100},
+        {"top_p", offsetof(cpa_sampling, top_p), 0, 1},
+        {"min_p", offsetof(cpa_sampling, min_p), 0, 1},
+        {"repetition_penalty", offsetof(cpa_sampling, repetition_penalty), 0.001, 1000},
+        {"presence_penalty", offsetof(cpa_sampling, presence_penalty), -2, 2},
+        {"frequency_penalty", offsetof(cpa_sampling, frequency_penalty), -2, 2},
+    };
     cpa_sampling *s = &g->sampling;
     *s = (cpa_sampling){.size = sizeof *s, .temperature = 1, .top_p = 1, .repetition_penalty = 1};
     int64_t top_k = 0, seed = 0, priority = 0;
     g->has_seed = cpa_field(fields, "seed") != NULL;
-    if (!cpa_field_number(fields, "temperature", 0, 100, &s->temperature) ||
-        !cpa_field_number(fields, "top_p", 0, 1, &s->top_p) || !cpa_field_number(fields, "min_p", 0, 1, &s->min_p) ||
-        !cpa_field_number(fields, "repetition_penalty", 0.001, 1000, &s->repetition_penalty) ||
-        !cpa_field_number(fields, "presence_penalty", -2, 2, &s->presence_penalty) ||
-        !cpa_field_number(fields, "frequency_penalty", -2, 2, &s->frequency_penalty) ||
-        !cpa_field_int(fields, "top_k", -1, INT32_MAX, &top_k) ||
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        float *out = (float *)(void *)((char *)s + numbers[i].offset);
+        if (!cpa_field_number(fields, numbers[i].name, numbers[i].least, numbers[i].most, out)) return 0;
+    }
+    if (!cpa_field_int(fields, "top_k", -1, INT32_MAX, &top_k) ||
         !cpa_field_int(fields, "seed", INT64_MIN, INT64_MAX, &seed) ||
         !cpa_field_int(fields, "priority", INT32_MIN, INT32_MAX, &priority) ||
         !cpa_field_flag(fields, "ignore_eos", &s->ignore_eos)) {

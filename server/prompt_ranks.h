@@ -6,7 +6,7 @@
 
 /* Of the tokens at 1, 2, ... of a prompt; nothing is said of the first. One of zeros takes none. */
 typedef struct cpa_prompt_ranks {
-    int64_t count, most; /* so many have come, of so many */
+    int64_t count, most; /* tokens whose ranks have come, and how many there will be */
     int32_t top;
     float *logprobs;         /* [most] */
     int32_t *ranks;          /* [most] */

@@ -11,7 +11,7 @@
 typedef struct cpa_prompt_text {
     char *text; /* [bytes] */
     size_t bytes;
-    int64_t characters; /* of it; without a tokenizer, of the names of its tokens */
+    int64_t characters; /* characters of the text; without a tokenizer, of the names of its tokens */
 } cpa_prompt_text;
 
 /* The text of a prompt: as the request has it, or, where `given` is no string, that of the ids. */

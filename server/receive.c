@@ -8,7 +8,7 @@
 #include "server/answer.h"
 #include "server/bound_answers.h"
 #include "server/connection.h"
-#include "server/exchange.h"
+#include "server/http_exchange.h"
 #include "server/routes.h"
 
 /* Bodies of refused requests are read, and forgotten, up to so many times the bound of others: a client that is cut off
@@ -18,7 +18,7 @@ enum { DISCARDED_BODIES = 4 };
 enum { LARGE_BODY = 32 << 10 }; /* takes a millisecond or more to parse and encode */
 
 typedef struct call {
-    cpa_exchange exchange;
+    cpa_http_exchange exchange;
     const cpa_route *route;
     const char *allow;
     int64_t announced, arrived; /* bytes of the body */
@@ -58,7 +58,7 @@ static const char *methods_of(const cpa_route *route) {
 
 /* What can be said by the header alone. */
 static int check_header(call *c) {
-    const cpa_exchange *x = &c->exchange;
+    const cpa_http_exchange *x = &c->exchange;
     const cpa_server_options *o = &x->server->options;
     c->route = cpa_route_find(x->path);
     if (cpa_connection_is_crowded(x->connection) && !(c->route && c->route->is_probe)) {
@@ -78,7 +78,7 @@ static int check_header(call *c) {
         return cpa_refuse(&c->exchange.refusal, MHD_HTTP_UNAUTHORIZED, "invalid_api_key", NULL,
                           "no API key, or a wrong one; expected \"Authorization: Bearer KEY\"");
     }
-    if (c->announced > o->max_body_bytes) return cpa_exchange_refuse_large(x, &c->exchange.refusal);
+    if (c->announced > o->max_body_bytes) return cpa_http_exchange_refuse_large(x, &c->exchange.refusal);
     const char *type = header(c, MHD_HTTP_HEADER_CONTENT_TYPE);
     if (c->route->prepare && is_clearly_not_json(type)) {
         return cpa_refuse(&c->exchange.refusal, MHD_HTTP_UNSUPPORTED_MEDIA_TYPE, NULL, NULL,
@@ -100,7 +100,7 @@ static enum MHD_Result begin(cpa_server *server, struct MHD_Connection *connecti
     call *c = calloc(1, sizeof *c);
     if (!c) return MHD_NO;
     *out = c;
-    c->exchange = (cpa_exchange){.server = server, .connection = connection, .method = method, .path = url};
+    c->exchange = (cpa_http_exchange){.server = server, .connection = connection, .method = method, .path = url};
     c->exchange.takes_interim = strcmp(version, MHD_HTTP_VERSION_1_0) != 0;
     const char *length = header(c, MHD_HTTP_HEADER_CONTENT_LENGTH);
     if (length) c->announced = strtoll(length, NULL, 10); /* which libmicrohttpd has checked */
@@ -114,18 +114,18 @@ static enum MHD_Result begin(cpa_server *server, struct MHD_Connection *connecti
 
 /* A part of the body. */
 static enum MHD_Result take(call *c, const char *upload, size_t *upload_bytes) {
-    cpa_exchange *x = &c->exchange;
+    cpa_http_exchange *x = &c->exchange;
     const int64_t bytes = (int64_t)*upload_bytes;
     *upload_bytes = 0;
     c->arrived += bytes;
     if (!c->is_refused && c->route->prepare && !c->is_question)
-        c->is_refused = !cpa_exchange_add(x, upload, bytes, &c->exchange.refusal);
-    if (c->is_refused) cpa_exchange_drop_body(x);
+        c->is_refused = !cpa_http_exchange_add(x, upload, bytes, &c->exchange.refusal);
+    if (c->is_refused) cpa_http_exchange_drop_body(x);
     return c->arrived > DISCARDED_BODIES * x->server->options.max_body_bytes ? MHD_NO : MHD_YES;
 }
 
 /* It is with the engine, or will never be. */
-static void end_arrival(cpa_exchange *x) {
+static void end_arrival(cpa_http_exchange *x) {
     if (x->is_incoming) cpa_in_flight_is_in(&x->server->in_flight);
     x->is_incoming = 0;
 }
@@ -150,7 +150,7 @@ static void run_bind(void *ctx) {
 
 /* 1: it is done; 0: it will be, and the connection is suspended. */
 static int run(call *c, cpa_work *work, void (*step)(void *call)) {
-    cpa_exchange *x = &c->exchange;
+    cpa_http_exchange *x = &c->exchange;
     c->work = (cpa_work_item){.connection = x->connection, .run = step, .ctx = c};
     cpa_refuse(&x->refusal, MHD_HTTP_SERVICE_UNAVAILABLE, NULL, NULL, "the server has stopped"); /* if nothing runs */
     if (work && cpa_work_hand_over(work, &c->work)) return 0;
@@ -160,7 +160,7 @@ static int run(call *c, cpa_work *work, void (*step)(void *call)) {
 
 /* The body is whole. What an answer is bound to is made by threads of its own: it may be much work. */
 static int prepare(call *c) {
-    cpa_exchange *x = &c->exchange;
+    cpa_http_exchange *x = &c->exchange;
     if (!c->is_prepared && c->route->prepare) {
         c->is_prepared = 1;
         if (!run(c, work_of(c), run_prepare)) return 0;
@@ -200,6 +200,6 @@ void cpa_receive_completed(void *server, struct MHD_Connection *connection, void
     if (c->exchange.generation) cpa_generation_release(c->exchange.generation);
     free(c->exchange.generation);
     free(c->exchange.reply);
-    cpa_exchange_drop_body(&c->exchange);
+    cpa_http_exchange_drop_body(&c->exchange);
     free(c);
 }

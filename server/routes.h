@@ -2,18 +2,18 @@
 #ifndef CPA_SERVER_ROUTES_H
 #define CPA_SERVER_ROUTES_H
 
-#include "server/exchange.h"
+#include "server/http_exchange.h"
 
 typedef struct cpa_route {
     const char *path; /* one that ends in '/' stands for all that begin so and go on */
-    int is_open;      /* without the API key too */
-    int is_probe;     /* and where there are too many connections */
+    int is_open;      /* it needs no API key */
+    int is_probe;     /* it is served also where there are too many connections */
     int renders;      /* it may render a chat */
     /* Of a POST: makes what it can of the body, on whatever thread, without the engine. */
-    void (*prepare)(cpa_exchange *exchange);
+    void (*prepare)(cpa_http_exchange *exchange);
     /* Called then, on the thread of the connection, and again each time when the connection, which it has suspended, is
      * resumed. */
-    enum MHD_Result (*serve)(cpa_exchange *exchange);
+    enum MHD_Result (*serve)(cpa_http_exchange *exchange);
 } cpa_route;
 
 /* The route of a path, or NULL. */

@@ -16,7 +16,7 @@
 
 struct cpa_server {
     /* Constant while it listens. */
-    cpa_server_options options; /* with what stands for zeros; its texts are the server's */
+    cpa_server_options options; /* the given ones, with defaults for zeros; the texts are the server's */
     cpa_api_keys api_keys;
     struct MHD_Daemon *daemon;
     int port;
@@ -27,8 +27,8 @@ struct cpa_server {
     atomic_llong connections; /* open now */
     atomic_llong body_bytes;  /* of the requests that are being read */
     atomic_int is_attached;
-    cpa_server_engine engine;     /* constant once it is attached, as it is where the state is CPA_SERVER_READY */
-    cpa_constraints *constraints; /* and so is this; NULL: answers cannot be bound */
+    cpa_server_engine engine;     /* constant once it is attached, as where the state is CPA_SERVER_READY */
+    cpa_constraints *constraints; /* constant once the engine is attached; NULL: answers cannot be bound */
     cpa_in_flight in_flight;
     cpa_client_watch watch;
     cpa_work work, rendering,

@@ -2,13 +2,13 @@
 #ifndef CPA_SERVER_STATUS_ROUTES_H
 #define CPA_SERVER_STATUS_ROUTES_H
 
-#include "server/exchange.h"
+#include "server/http_exchange.h"
 
-enum MHD_Result cpa_serve_live(cpa_exchange *exchange);
-enum MHD_Result cpa_serve_health(cpa_exchange *exchange);
-enum MHD_Result cpa_serve_version(cpa_exchange *exchange);
-enum MHD_Result cpa_serve_metrics(cpa_exchange *exchange);
-enum MHD_Result cpa_serve_models(cpa_exchange *exchange);
-enum MHD_Result cpa_serve_model(cpa_exchange *exchange); /* /v1/models/NAME */
+enum MHD_Result cpa_serve_live(cpa_http_exchange *exchange);
+enum MHD_Result cpa_serve_health(cpa_http_exchange *exchange);
+enum MHD_Result cpa_serve_version(cpa_http_exchange *exchange);
+enum MHD_Result cpa_serve_metrics(cpa_http_exchange *exchange);
+enum MHD_Result cpa_serve_models(cpa_http_exchange *exchange);
+enum MHD_Result cpa_serve_model(cpa_http_exchange *exchange); /* /v1/models/NAME */
 
 #endif

@@ -68,10 +68,10 @@ static json_t *detokenize(const cpa_server *server, const cpa_fields *fields, cp
     return NULL;
 }
 
-static void prepare(cpa_exchange *x, converter convert) {
+static void prepare(cpa_http_exchange *x, converter convert) {
     json_t *body = NULL, *reply = NULL;
     cpa_token_list ids = {0};
-    if (cpa_exchange_is_ready(x, &x->refusal) && cpa_fields_parse(x->body, x->bytes, &body, &x->refusal)) {
+    if (cpa_http_exchange_is_ready(x, &x->refusal) && cpa_fields_parse(x->body, x->bytes, &body, &x->refusal)) {
         cpa_field_names names = {.count = 0};
         const cpa_fields fields = {.object = body, .prefix = "", .refusal = &x->refusal, .looked_for = &names};
         if (cpa_model_field(x->server, &fields)) reply = convert(x->server, &fields, &ids);
@@ -86,15 +86,15 @@ static void prepare(cpa_exchange *x, converter convert) {
     free(ids.ids);
 }
 
-void cpa_prepare_tokens(cpa_exchange *x) {
+void cpa_prepare_tokens(cpa_http_exchange *x) {
     prepare(x, tokenize);
 }
 
-void cpa_prepare_text(cpa_exchange *x) {
+void cpa_prepare_text(cpa_http_exchange *x) {
     prepare(x, detokenize);
 }
 
-enum MHD_Result cpa_serve_conversion(cpa_exchange *x) {
+enum MHD_Result cpa_serve_conversion(cpa_http_exchange *x) {
     if (!x->reply) return cpa_reply_refusal(x, &x->refusal, NULL);
     char *reply = x->reply;
     x->reply = NULL;

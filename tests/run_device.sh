@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the device tests of a build that was made elsewhere, on a machine without a build tree of its own:
 #     run_device.sh BUILD_DIR [gpu|multigpu] [CTEST_OPTION...]
-# BUILD_DIR needs CTestTestfile.cmake, tests/ (its CTestTestfile.cmake files and the programs) and launcher/ (the programs)
+# BUILD_DIR needs CTestTestfile.cmake, tests/ (its CTestTestfile.cmake files and the programs) and main/ (the programs)
 # of the build; the sources are those beside this script. Exits 1 if a test failed or was skipped: skipped is not passed.
 set -euo pipefail
 

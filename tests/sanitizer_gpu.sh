@@ -51,7 +51,7 @@ for tool in $tools; do
     # The transports ask CUDA for what may be refused and go on: errors of calls are not reported there.
     check "$tool" "peer memory, 2 ranks" env CPATTN_TEST_DEVICE=cuda "${mpirun[@]}" -np 2 "${run[@]}" \
         --report-api-errors no "$build/tests/test_device_transport"
-    check "$tool" "the program" "${run[@]}" --target-processes all "$build/launcher/cp_attn" --device cuda \
+    check "$tool" "the program" "${run[@]}" --target-processes all "$build/main/cp_attn" --device cuda \
         --requests 2 --input-len 200 --output-len 4 --verify 0.05
 done
 [ $failures -eq 0 ]

@@ -15,7 +15,7 @@ here=$(dirname "$0")
 python=${PYTHON:-python3}
 steps=${STEPS:-tests sanitizer prefill encoders decode cascade quantised varlen memory step exchange scaling peers million}
 rounds=${ROUNDS:-3} # of what is compared with cuDNN, in turn with it: clocks drift
-program=$build/launcher/cp_attn
+program=$build/main/cp_attn
 # shellcheck source=bench/scripts/steps.sh
 . "$here/steps.sh"
 

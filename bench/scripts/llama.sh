@@ -13,7 +13,7 @@ shape=${SHAPE:-8b}
 work=${WORK:-/tmp/llama-$shape}
 device=${DEVICE:-cuda}
 long=${LONG:-32768} decode=${DECODE:-8192} longest=${LONGEST:-131072}
-program=$build/launcher/cp_attn
+program=$build/main/cp_attn
 gpus=${GPUS:-$(nvidia-smi -L | wc -l)}
 # shellcheck source=bench/scripts/steps.sh
 . "$here/steps.sh"

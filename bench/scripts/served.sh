@@ -13,7 +13,7 @@ work=${WORK:-/tmp/llama-$shape}
 device=${DEVICE:-cuda}
 streams=${STREAMS:-64} input=${INPUT:-1024} output=${OUTPUT:-256} repeats=${REPEATS:-2} port=${PORT:-18273}
 goal=${GOAL:-0.97}
-program=$build/launcher/cp_attn
+program=$build/main/cp_attn
 # shellcheck source=bench/scripts/steps.sh
 . "$here/steps.sh"
 

@@ -5,7 +5,7 @@
 #include <stddef.h>
 
 #include "bench/serve/target.h"
-#include "launcher/workload.h"
+#include "program/workload.h"
 
 /* The body of a request of the workload whose prompts `tokens` gives: text for free(), *bytes long; NULL without
  * memory. Prompts of text have a common English word for each token. */

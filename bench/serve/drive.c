@@ -8,10 +8,10 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "bench/serve/answer.h"
 #include "bench/serve/body.h"
 #include "bench/serve/interrupt.h"
-#include "launcher/progress.h"
+#include "bench/serve/stream_answer.h"
+#include "program/progress_line.h"
 
 /* A signal and the line of progress wait no longer than this. */
 static const double LONGEST_WAIT_S = 0.1;
@@ -191,8 +191,8 @@ static bool take_ended(drive *d) {
 }
 
 static cpa_status run(drive *d, cpa_error *err) {
-    cpa_progress progress =
-        cpa_progress_start(d->workload->prompt_tokens + d->workload->output_tokens, d->workload->count);
+    cpa_progress_line progress =
+        cpa_progress_line_start(d->workload->prompt_tokens + d->workload->output_tokens, d->workload->count);
     cpa_status status = CPA_OK;
     while ((d->started < d->workload->count || d->n_flights > 0) && !cpa_interrupt_received()) {
         double wait_s;
@@ -206,11 +206,11 @@ static cpa_status run(drive *d, cpa_error *err) {
             status = cpa_fail(err, CPA_IO, "bench serve: the transfers cannot go on (%s)", curl_multi_strerror(code));
             break;
         }
-        cpa_progress_update(&progress, d->metrics->input_tokens + d->tokens_done,
-                            d->metrics->completed + d->metrics->failed, cpa_clock_now() - d->began);
+        cpa_progress_line_update(&progress, d->metrics->input_tokens + d->tokens_done,
+                                 d->metrics->completed + d->metrics->failed, cpa_clock_now() - d->began);
     }
 done:
-    cpa_progress_finish(&progress);
+    cpa_progress_line_finish(&progress);
     return status;
 }
 

@@ -4,8 +4,8 @@
 
 #include "bench/serve/target.h"
 #include "bench/serve/tenants.h"
-#include "launcher/metrics.h"
-#include "launcher/workload.h"
+#include "program/metrics.h"
+#include "program/workload.h"
 
 /* Ends when every request has ended, each in metrics and those of its tenant as completed or failed, or at a signal:
  * requests that were under way have then failed, and others are not in metrics. *duration_s is the time from the first

@@ -10,7 +10,7 @@
 #include <jansson.h>
 
 #include "base/check.h"
-#include "launcher/trace.h"
+#include "program/trace.h"
 
 #define TOKENS_MAX 0x1p40
 #define SEED_MAX 0x1p62

@@ -4,8 +4,8 @@
 
 #include <stdint.h>
 
-#include "launcher/field.h"
-#include "launcher/metrics_options.h"
+#include "program/field.h"
+#include "program/metrics_options.h"
 
 typedef enum cpa_serve_endpoint { CPA_SERVE_COMPLETIONS = 0, CPA_SERVE_CHAT } cpa_serve_endpoint;
 typedef enum cpa_serve_prompts { CPA_SERVE_AUTO = 0, CPA_SERVE_IDS, CPA_SERVE_TEXT } cpa_serve_prompts;

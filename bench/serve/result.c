@@ -9,11 +9,11 @@
 #include <time.h>
 
 #include "base/check.h"
-#include "launcher/json_put.h"
-#include "launcher/metrics_json.h"
-#include "launcher/metrics_report.h"
-#include "launcher/output_file.h"
-#include "launcher/report_line.h"
+#include "program/json_put.h"
+#include "program/metrics_json.h"
+#include "program/metrics_report.h"
+#include "program/output_file.h"
+#include "program/report_line.h"
 
 /* ---- the report ---- */
 

@@ -6,8 +6,8 @@
 
 #include "bench/serve/target.h"
 #include "bench/serve/tenants.h"
-#include "launcher/metrics.h"
-#include "launcher/workload.h"
+#include "program/metrics.h"
+#include "program/workload.h"
 
 typedef struct cpa_serve_result {
     const cpa_target *target;

@@ -8,27 +8,28 @@
 #include "bench/serve/drive.h"
 #include "bench/serve/interrupt.h"
 #include "bench/serve/result.h"
-#include "launcher/exit_code.h"
-#include "launcher/output_file.h"
+#include "program/exit_code.h"
+#include "program/output_file.h"
 
-/* The settings of a run of the program with these requests. */
-static void fill_settings(const cpa_serve_options *options, cpa_settings *settings) {
-    memset(settings, 0, sizeof *settings);
-    strcpy(settings->trace, options->trace);
-    settings->requests = options->requests;
-    settings->length_scale = options->length_scale;
-    settings->time_scale = options->time_scale;
-    settings->request_rate = options->request_rate;
-    settings->input_len = options->input_len;
-    settings->output_len = options->output_len;
-    settings->seed = options->seed;
+static cpa_workload_options workload_options(const cpa_serve_options *options) {
+    return (cpa_workload_options){
+        .trace = options->trace,
+        .requests = options->requests,
+        .length_scale = options->length_scale,
+        .time_scale = options->time_scale,
+        .request_rate = options->request_rate,
+        .input_len = options->input_len,
+        .output_len = options->output_len,
+        .seed = options->seed,
+        .cache_salt = "",
+    };
 }
 
 /* What is wrong with files is known before the server is asked for anything. */
-static cpa_status check_files(const cpa_serve_options *options, const cpa_settings *settings, cpa_workload *workload,
-                              cpa_error *err) {
+static cpa_status check_files(const cpa_serve_options *options, cpa_workload *workload, cpa_error *err) {
+    const cpa_workload_options asked = workload_options(options);
     if (options->result_json[0]) CPA_TRY(cpa_output_check("bench serve: --result-json", options->result_json, err));
-    return cpa_workload_load(settings, workload, err);
+    return cpa_workload_load(&asked, workload, err);
 }
 
 /* Says one line of what went wrong. */
@@ -69,14 +70,12 @@ static cpa_exit_code measure(const cpa_target *target, cpa_workload *workload, c
 }
 
 static cpa_exit_code run(const cpa_serve_options *options) {
-    cpa_settings settings; /* the workload has texts of it */
     cpa_workload workload = {0};
     cpa_metrics metrics = {.options = options->metrics};
     cpa_serve_tenants tenants = {0};
     cpa_target target;
     cpa_error err;
-    fill_settings(options, &settings);
-    cpa_status status = check_files(options, &settings, &workload, &err);
+    cpa_status status = check_files(options, &workload, &err);
     if (status == CPA_OK) status = cpa_serve_tenants_find(&workload, &options->metrics, &tenants, &err);
     if (status != CPA_OK) {
         cpa_workload_release(&workload);

@@ -9,8 +9,8 @@
 #include "base/array.h"
 #include "base/check.h"
 #include "base/clock.h"
-#include "bench/serve/answer.h"
 #include "bench/serve/interrupt.h"
+#include "bench/serve/stream_answer.h"
 
 static const double ASK_TIMEOUT_S = 10, CONNECT_TIMEOUT_S = 60, PAUSE_S = 0.1, PATIENCE_S = 1;
 enum { MOST_BYTES = 1 << 20, DEFAULT_VOCABULARY = 1000 };

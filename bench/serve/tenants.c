@@ -6,9 +6,9 @@
 
 #include "base/check.h"
 #include "base/hash_table.h"
-#include "launcher/metrics_json.h"
-#include "launcher/metrics_report.h"
-#include "launcher/report_line.h"
+#include "program/metrics_json.h"
+#include "program/metrics_report.h"
+#include "program/report_line.h"
 
 /* So many are printed; the file has all of them. */
 enum { MOST_PRINTED = 8 };

@@ -6,8 +6,8 @@
 #include <jansson.h>
 #include <stdio.h>
 
-#include "launcher/metrics.h"
-#include "launcher/workload.h"
+#include "program/metrics.h"
+#include "program/workload.h"
 
 typedef struct cpa_serve_tenant cpa_serve_tenant;
 

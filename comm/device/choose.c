@@ -35,12 +35,12 @@ static cpa_status time_size(const site *s, cpa_transport *transport, int64_t byt
     double begin = 0;
     for (int i = -WARM_UPS; i < REPETITIONS; i++) {
         if (i == 0) {
-            CPA_TRY(transport->table->drain(transport, s->stream, err));
+            CPA_TRY(transport->table->drain(transport, s->stream, NULL, err));
             begin = cpa_clock_now();
         }
         CPA_TRY(exchange_once(s, transport, bytes, err));
     }
-    CPA_TRY(transport->table->drain(transport, s->stream, err));
+    CPA_TRY(transport->table->drain(transport, s->stream, NULL, err));
     *seconds = (cpa_clock_now() - begin) / REPETITIONS;
     return CPA_OK;
 }

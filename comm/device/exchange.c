@@ -58,7 +58,7 @@ cpa_status cpa_device_transport_open(cpa_device_transport *t, const cpa_transpor
     CPA_TRY(cpa_runtime_check(cudaGetDevice(&t->device), "cudaGetDevice", err));
     CPA_TRY(cpa_driver_find(&t->driver, err));
     CPA_TRY_GOTO(create_lanes(t, n_lanes, err), failed);
-    CPA_TRY_GOTO(cpa_progress_open(&t->progress, n_lanes, err), failed);
+    CPA_TRY_GOTO(cpa_lane_counts_open(&t->counts, n_lanes, err), failed);
     for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT; i++) {
         CPA_TRY_GOTO(create_events(&t->exchanges[i], n_lanes, err), failed);
     }
@@ -71,14 +71,14 @@ failed:
 
 void cpa_device_transport_close(cpa_device_transport *t) {
     for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT; i++) destroy_events(&t->exchanges[i], t->n_lanes);
-    cpa_progress_close(&t->progress);
+    cpa_lane_counts_close(&t->counts);
     for (int32_t i = 0; i < t->n_lanes; i++) cudaStreamDestroy(t->lanes[i]);
     free(t->lanes);
 }
 
 void cpa_device_transport_settle(cpa_device_transport *t) {
     for (int32_t i = 0; i < t->n_lanes && t->failure.status == CPA_OK; i++) {
-        cpa_device_transport_drain(&t->base, t->lanes[i], NULL);
+        cpa_device_transport_drain(&t->base, t->lanes[i], NULL, NULL);
     }
 }
 
@@ -117,11 +117,11 @@ static const char *name_missing(const cpa_device_transport *t, uint64_t awaited,
 }
 
 static cpa_status check_progress(cpa_device_transport *t, cpa_error *err) {
-    double stalled = cpa_progress_stalled_s(&t->progress);
+    double stalled = cpa_lane_counts_stalled_s(&t->counts);
     if (stalled <= t->base.timeout_s) return CPA_OK;
     int64_t exchange;
     char names[CPA_RANK_NAMES];
-    name_missing(t, cpa_progress_awaited(&t->progress, &exchange), names);
+    name_missing(t, cpa_lane_counts_awaited(&t->counts, &exchange), names);
     return cpa_fail(err, CPA_COMM, "rank %d: exchange %" PRId64 " has waited %.1f s for %s", t->control->rank, exchange,
                     stalled, names);
 }
@@ -169,7 +169,7 @@ cpa_status cpa_lane_end(cpa_device_transport *t, cpa_exchange *exchange, int32_t
         if (n_ops > 0) CPA_TRY(cpa_driver_enqueue(&t->driver, t->lanes[lane], ops, n_ops, err));
         return record_done(t, exchange, lane, err);
     }
-    ops[n_ops++] = cpa_progress_add(&t->progress, lane, exchange->number, peers);
+    ops[n_ops++] = cpa_lane_counts_add(&t->counts, lane, exchange->number, peers);
     CPA_TRY(record_done(t, exchange, lane, err));
     return cpa_driver_enqueue(&t->driver, t->lanes[lane], ops, n_ops, err);
 }
@@ -241,13 +241,14 @@ cpa_status cpa_device_transport_finish(cpa_transport *transport, cpa_exchange *e
     return failure(t, err);
 }
 
-cpa_status cpa_device_transport_drain(cpa_transport *transport, void *stream, cpa_error *err) {
+cpa_status cpa_device_transport_drain(cpa_transport *transport, void *stream, const cpa_progress *beside,
+                                      cpa_error *err) {
     cpa_device_transport *t = (cpa_device_transport *)transport;
     CPA_TRY(cpa_runtime_check(cudaSetDevice(t->device), "cudaSetDevice", err));
     double since = cpa_clock_now();
-    for (uint32_t done = cpa_progress_done(&t->progress), before = done;; before = done) {
+    for (uint32_t done = cpa_lane_counts_done(&t->counts), before = done;; before = done) {
         cudaError_t state = cudaStreamQuery(stream);
-        done = cpa_progress_done(&t->progress);
+        done = cpa_lane_counts_done(&t->counts);
         if (done != before) since = cpa_clock_now();
         cpa_status status = watch(t, state == cudaSuccess ? 0 : cpa_clock_now() - since, err);
         if (status != CPA_OK) {
@@ -255,7 +256,7 @@ cpa_status cpa_device_transport_drain(cpa_transport *transport, void *stream, cp
             return status;
         }
         if (state != cudaErrorNotReady) return cpa_runtime_check(state, "cudaStreamQuery", err);
-        if (t->base.meanwhile) t->base.meanwhile(t->base.meanwhile_ctx);
+        if (beside) cpa_progress_idle(beside);
         sched_yield();
     }
 }

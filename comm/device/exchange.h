@@ -11,7 +11,7 @@
 
 #include "comm/comm.h"
 #include "comm/device/driver.h"
-#include "comm/device/progress.h"
+#include "comm/device/lane_counts.h"
 
 /* Sets of ranks and of lanes are the bits of a 64-bit word. */
 #define CPA_DEVICE_MAX_RANKS 64
@@ -59,7 +59,7 @@ struct cpa_device_transport {
     cudaStream_t *lanes;
     int64_t started;
     cpa_exchange exchanges[CPA_TRANSPORT_MAX_IN_FLIGHT];
-    cpa_progress progress;
+    cpa_lane_counts counts;  /* of what is done on them */
     uint64_t captured_peers; /* the ranks that captured exchanges wait for, whenever their graphs run */
     cpa_error failure;       /* why it gave up; CPA_OK while it works */
 };
@@ -84,6 +84,7 @@ cpa_status cpa_device_transport_start(cpa_transport *transport, const cpa_messag
 void cpa_device_transport_poll(cpa_transport *transport);
 cpa_status cpa_device_transport_finish(cpa_transport *transport, cpa_exchange *exchange, void *waiter, double *waited_s,
                                        cpa_error *err);
-cpa_status cpa_device_transport_drain(cpa_transport *transport, void *stream, cpa_error *err);
+cpa_status cpa_device_transport_drain(cpa_transport *transport, void *stream, const cpa_progress *beside,
+                                      cpa_error *err);
 
 #endif

@@ -143,7 +143,7 @@ static cpa_status connect_all(nccl_transport *t, cpa_error *err) {
     }
     CPA_TRY_GOTO(cpa_device_transport_start(base, msgs, n, NULL, &exchange, err), done);
     CPA_TRY_GOTO(cpa_device_transport_finish(base, exchange, NULL, NULL, err), done);
-    status = cpa_device_transport_drain(base, t->head.lanes[0], err);
+    status = cpa_device_transport_drain(base, t->head.lanes[0], NULL, err);
 done:
     cudaFree(bytes);
     free(msgs);

@@ -117,7 +117,7 @@ static cpa_status learn_address(peer_transport *t, const cpa_exchange *exchange,
     peer_link *link = &t->links[m->peer];
     *out = cpa_peer_find(&link->imports, &address);
     if (*out) return CPA_OK;
-    CPA_TRY(cpa_device_transport_drain(&t->head.base, t->head.lanes[lane_of(t, m->peer)], err));
+    CPA_TRY(cpa_device_transport_drain(&t->head.base, t->head.lanes[lane_of(t, m->peer)], NULL, err));
     return cpa_peer_map(&link->imports, &address, out, err);
 }
 

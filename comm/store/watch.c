@@ -39,7 +39,7 @@ typedef struct notice {
     int32_t waits_for; /* of a heartbeat: -1: nobody, */
     float waited_s;    /* for how long, */
     cpa_works works;   /* and what it does */
-    cpa_refusal refusal;
+    cpa_call_refusal refusal;
     cpa_status status;
     char message[400];
 } notice;
@@ -59,7 +59,7 @@ typedef struct connection {
 typedef struct loss {
     notice_kind kind; /* HEARTBEAT: it is not */
     double since;
-    cpa_refusal refusal;
+    cpa_call_refusal refusal;
     int64_t last_call; /* that is refused, if not all later ones are */
     cpa_status status;
     char message[400];
@@ -82,6 +82,7 @@ struct cpa_watch {
     loss losses[CPA_COMM_MAX_RANKS];
     notice queued[8]; /* what this rank has to say, until the thread has taken it */
     int n_queued;
+    int gave_up; /* this rank has said that it takes part in nothing any more */
     cpa_works works;
 };
 
@@ -120,7 +121,7 @@ int cpa_watch_has_notice(const cpa_watch *watch) {
 }
 
 static int refuses(const loss *l, cpa_calls calls) {
-    const cpa_refusal *r = &l->refusal;
+    const cpa_call_refusal *r = &l->refusal;
     if (r->channel < 0) return 1;
     return r->channel == calls.channel && calls.last >= r->call && (r->and_later || calls.first <= l->last_call);
 }
@@ -153,6 +154,18 @@ cpa_status cpa_watch_check(cpa_watch *w, int32_t peer, cpa_calls calls, cpa_erro
     }
     pthread_mutex_unlock(&w->lock);
     return status;
+}
+
+int32_t cpa_watch_who_gave_up(cpa_watch *w, cpa_error *why) {
+    int32_t who = -1;
+    pthread_mutex_lock(&w->lock);
+    for (int32_t rank = 0; rank < w->size && who < 0 && !w->gave_up; rank++) {
+        const loss *l = &w->losses[rank];
+        if (l->kind == REFUSED && l->refusal.channel < 0) who = rank;
+    }
+    if (who >= 0) cpa_fail(why, w->losses[who].status, "rank %d: %s", who, w->losses[who].message);
+    pthread_mutex_unlock(&w->lock);
+    return who;
 }
 
 /* ---- connections ---- */
@@ -372,11 +385,12 @@ static void queue_notice(cpa_watch *w, const notice *n) {
     const uint64_t one = 1;
     pthread_mutex_lock(&w->lock);
     if (w->n_queued < (int)(sizeof w->queued / sizeof w->queued[0])) w->queued[w->n_queued++] = *n;
+    w->gave_up |= n->refusal.channel < 0;
     pthread_mutex_unlock(&w->lock);
     (void)!write(w->wake, &one, sizeof one);
 }
 
-void cpa_watch_refuse(cpa_watch *w, const cpa_refusal *refusal, cpa_status status, const char *message) {
+void cpa_watch_refuse(cpa_watch *w, const cpa_call_refusal *refusal, cpa_status status, const char *message) {
     enum { MOST_MS = 100 }; /* the process may end next */
     notice n = {.kind = REFUSED, .rank = w->rank, .refusal = *refusal, .status = status};
     snprintf(n.message, sizeof n.message, "%s", message);

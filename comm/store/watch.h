@@ -15,11 +15,11 @@
 typedef struct cpa_watch cpa_watch;
 
 /* What a rank says about itself to those that wait for it in one call of a channel, or in that and all later ones. */
-typedef struct cpa_refusal {
+typedef struct cpa_call_refusal {
     int32_t channel; /* a tag that names it; -1: all, whatever the call */
     int32_t and_later;
     int64_t call;
-} cpa_refusal;
+} cpa_call_refusal;
 
 /* Calls of a channel that a rank waits in. */
 typedef struct cpa_calls {
@@ -48,7 +48,11 @@ void cpa_watch_stop(cpa_watch *watch);
 void cpa_watch_set_timeout(cpa_watch *watch, double seconds);
 
 /* Tells the other ranks; takes a millisecond, and waits for nobody. */
-void cpa_watch_refuse(cpa_watch *watch, const cpa_refusal *refusal, cpa_status status, const char *message);
+void cpa_watch_refuse(cpa_watch *watch, const cpa_call_refusal *refusal, cpa_status status, const char *message);
+
+/* The rank that has said that it takes part in nothing any more, while this one has not; -1: none has. `why` gets the
+ * line, unless it is NULL. Any thread may call it. */
+int32_t cpa_watch_who_gave_up(cpa_watch *watch, cpa_error *why);
 
 /* Whether it is worth to call cpa_watch_check. Costs a load. */
 int cpa_watch_has_notice(const cpa_watch *watch);

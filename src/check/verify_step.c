@@ -279,7 +279,7 @@ static cpa_status check_parts(void *ctx, const cpa_verify_part *parts, int64_t n
         add_items(c, &parts[p], rows, &found);
         if (parts[p].last) rows += parts[p].group->count;
     }
-    cpa_threads_run(c->verify->threads, c->n_items, check_item, c, stream->poll, stream->poll_ctx);
+    cpa_threads_run(c->verify->threads, c->n_items, check_item, c, &stream->progress);
     rows = c->rows;
     for (int64_t i = 0; i < c->n_items; i++) {
         const item *it = &c->items[i];

@@ -112,8 +112,9 @@ static cpa_status create_local(cpa_context *c) {
     CPA_TRY(cpa_context_ops_create(&c->ops));
     CPA_TRY(c->ops.device->table->events_create(c->ops.device, &c->steps, &c->ops.error));
     CPA_TRY(c->ops.device->operators->plan_create(c->ops.device, &c->own, &c->ops.error));
+    c->attended = &c->step;
+    c->step.gathers = cpa_pass_kv_gathers(&c->ops.device->caps, &c->ops.options);
     CPA_TRY(cpa_pass_kv_create(&c->kv, &c->ops, &c->step));
-    c->step.own_in_pass_kv = c->kv.gather;
     c->rows = c->ops.options.rows;
     CPA_TRY(cpa_scatter_heads_create(&c->scatter, &c->ops, &c->step));
     return cpa_pass_q_create(&c->q, &c->ops, &c->step);
@@ -146,7 +147,7 @@ static cpa_status agree_on_options(cpa_context *c) {
 }
 
 static void destroy(cpa_context *c) {
-    cpa_stream_detach(&c->awaiting);
+    cpa_progress_remove(&c->awaiting);
     cpa_plan_agreement_close(&c->agreement);
     /* The transport first: what is still in flight (after a failure) uses the buffers. */
     if (c->ops.transport) {
@@ -172,15 +173,12 @@ static void destroy(cpa_context *c) {
 }
 
 /* Waits for the exchanges of a device's stream, if its transport watches them. */
-static cpa_status drain(cpa_context *c, cpa_stream *stream, void (*meanwhile)(void *ctx), void *ctx) {
+static cpa_status drain(cpa_context *c, cpa_stream *stream) {
     cpa_transport *transport = c->ops.transport;
     if (!transport->table->drain) return CPA_OK;
-    transport->meanwhile = meanwhile;
-    transport->meanwhile_ctx = ctx;
     cpa_comm_begin_wait(c->control.comm, c->exchanging);
-    cpa_status status = transport->table->drain(transport, stream->native, &c->ops.error);
+    cpa_status status = transport->table->drain(transport, stream->native, &stream->progress, &c->ops.error);
     cpa_comm_end_wait(c->control.comm);
-    transport->meanwhile = NULL;
     if (status != CPA_OK) c->broken = 1;
     return status;
 }
@@ -188,7 +186,7 @@ static cpa_status drain(cpa_context *c, cpa_stream *stream, void (*meanwhile)(vo
 /* For cpa_stream_sync. */
 static cpa_status drain_stream(void *context, cpa_stream *stream) {
     cpa_context *c = context;
-    cpa_status status = drain(c, stream, NULL, NULL);
+    cpa_status status = drain(c, stream);
     return status == CPA_OK ? CPA_OK : cpa_fail(&stream->error, status, "%s", c->ops.error.message);
 }
 
@@ -206,7 +204,7 @@ cpa_status cpa_context_create_over(cpa_comm *comm, cpa_device *device, const cpa
     }
     c->control = control;
     c->exchanging = cpa_context_no_calls();
-    c->awaiting = (cpa_stream_drain){.drain = drain_stream, .ctx = c};
+    c->awaiting = (cpa_progress_hook){.drain = drain_stream, .ctx = c};
     cpa_plan_agreement_open(&c->agreement, &c->control);
 
     status = out ? take_options(options, device, &c->ops.options, &c->ops.error)
@@ -241,8 +239,8 @@ void cpa_context_destroy(cpa_context *context) {
     if (context) destroy(context);
 }
 
-cpa_status cpa_context_sync(cpa_context *c, cpa_stream *stream, void (*meanwhile)(void *ctx), void *ctx) {
-    CPA_TRY(drain(c, stream, meanwhile, ctx));
+cpa_status cpa_context_sync(cpa_context *c, cpa_stream *stream) {
+    CPA_TRY(drain(c, stream));
     CPA_TRY(cpa_context_check(&c->ops, c->ops.device->table->stream_sync(stream), stream));
     return read_spans(c);
 }

@@ -36,8 +36,8 @@ void cpa_context_account_add(cpa_context *c, const cpa_context_account *account)
 /* All ranks get the parts of all: `parts` is device memory of as many parts of `bytes` bytes as there are ranks, and
  * this rank has filled its own. Collective, in the order of the layers. */
 cpa_status cpa_context_share(cpa_context *c, void *parts, int64_t bytes, cpa_stream *stream);
-/* Waits until the stream is idle; an exchange that stands still, or fails, is given up and named. While exchanges of a
- * device are waited for, meanwhile(ctx) is called again and again; NULL: nothing is. */
-cpa_status cpa_context_sync(cpa_context *c, cpa_stream *stream, void (*meanwhile)(void *ctx), void *ctx);
+/* Waits until the stream is idle, with what its progress has for idle times; an exchange that stands still, or fails, is
+ * given up and named. */
+cpa_status cpa_context_sync(cpa_context *c, cpa_stream *stream);
 
 #endif

@@ -19,7 +19,6 @@
 #include "src/context/plan_agreement.h"
 #include "src/context/scatter_heads.h"
 #include "src/context/score_rows.h"
-#include "src/ops/stream_drain.h"
 
 struct cpa_context {
     cpa_context_ops ops;
@@ -31,29 +30,29 @@ struct cpa_context {
     cpa_score_rows score_rows;
     cpa_context_buffer slices_memory; /* of cpa_context_slices: parts that other ranks send */
     cpa_row_placement rows;           /* of the steps that are planned next */
-    /* Of cpa_context_reserve, beside the planned step: a row a sequence, and no chunks; and whether layers attend
-     * it. */
+    /* Of cpa_context_reserve, beside the planned step: a row a sequence, and no chunks. */
     cpa_planned_step reserved_step;
     cpa_pass_q reserved_q;
-    int attends_reserved;
-    int broken;        /* a layer failed half-way: the ranks no longer agree on what is in flight */
-    double replayed_s; /* see cpa_context_replayed_seconds */
+    const cpa_planned_step *attended; /* by layers: one of these two steps */
+    int broken;                       /* a layer failed half-way: the ranks no longer agree on what is in flight */
+    double replayed_s;                /* see cpa_context_replayed_seconds */
 
-    /* Of cpa_context_plan: events 0 and 1 behind the layers of the last two steps, in turn; -1: the engine plans. */
-    cpa_events *steps;
-    int turn;
+    cpa_events *steps; /* of cpa_context_plan: events 0 and 1 after the layers of the last two steps, in turn */
+    int turn;          /* the event of the step at hand */
+    int is_ahead; /* the step is of cpa_context_plan_ahead: its caller looks after what steps are under way, and all
+                          ranks have the same plan */
 
     cpa_plan_agreement agreement; /* of cpa_context_plan */
     int64_t calls;                /* of cpa_context_attend, refused ones too; the same on every rank */
     int64_t layers_exchanged;     /* layers begun in which ranks exchange */
     cpa_calls exchanging;         /* calls that began such layers, since the ranks last agreed on how many there are */
-    cpa_stream_drain awaiting;    /* the stream of the step of cpa_context_plan, where they may be under way */
+    cpa_progress_hook awaiting;   /* of the stream of the step of cpa_context_plan, where they may be under way */
 
-    int planned;
-    int32_t layers_attended; /* of the planned step */
+    int planned;             /* layers may attend */
+    int32_t layers_attended; /* layers of the planned step that have been attended */
     cpa_attend_plan *own;    /* own rows over the own shard, but those that pass-KV or pass-Q takes */
     cpa_context_buffer own_memory;
-    cpa_partial own_state; /* of those rows */
+    cpa_partial own_state; /* of the rows of `own` */
 };
 
 /* Fails if a layer has failed half-way. */
@@ -69,9 +68,9 @@ static inline cpa_calls cpa_context_no_calls(void) {
     return (cpa_calls){.channel = -1};
 }
 
-/* The step that layers attend. */
-static inline const cpa_planned_step *cpa_context_step(const cpa_context *c) {
-    return c->attends_reserved ? &c->reserved_step : &c->step;
+/* Whether layers attend the reserved step. */
+static inline int cpa_context_is_reserved(const cpa_context *c) {
+    return c->attended == &c->reserved_step;
 }
 
 #endif

@@ -13,13 +13,13 @@
 #include "src/ops/check_shape.h"
 
 static cpa_status check_score(cpa_context *c, const cpa_context_args *args) {
-    const int64_t end = c->attends_reserved ? 0 : cpa_planned_end(&c->step);
+    const int64_t end = cpa_context_is_reserved(c) ? 0 : cpa_planned_end(&c->step);
     CPA_TRY(cpa_check_score("attend", args->rules, args->custom, args->bias, &c->ops.error));
     CPA_TRY(cpa_check_score_reach("attend", c->ops.device, end, args->rules, args->custom, args->bias, &c->ops.error));
     if ((args->custom && args->custom->row_map) || (args->bias && args->bias->row_map))
         return cpa_fail(&c->ops.error, CPA_INVALID,
                         "attend: the row_map of the custom mask or of the bias is set, expected NULL in a context");
-    if (c->attends_reserved && c->ops.map.cp_size > 1 && (args->custom || args->bias))
+    if (cpa_context_is_reserved(c) && c->ops.map.cp_size > 1 && (args->custom || args->bias))
         return cpa_fail(&c->ops.error, CPA_UNSUPPORTED,
                         "attend: a custom mask or a bias in a reserved step of %d ranks, expected none",
                         c->ops.map.cp_size);
@@ -40,7 +40,7 @@ static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const
     CPA_TRY(cpa_check_view("attend", kv, &c->ops.error));
     const cpa_cache_form cache = cpa_cache_form_of("the cache", kv), own = {"the context", o->shape, o->block_size};
     CPA_TRY(cpa_check_same_cache("attend", &cache, &own, 0, &c->ops.error));
-    const cpa_planned_step *step = cpa_context_step(c);
+    const cpa_planned_step *step = c->attended;
     if (step->max_block >= kv->num_blocks) {
         return cpa_fail(&c->ops.error, CPA_INVALID,
                         "attend: a block table names block %d of a cache of %" PRId64 ", expected 0..%" PRId64,
@@ -53,13 +53,13 @@ static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const
                         (double)args->scale);
     }
     CPA_TRY(check_score(c, args));
-    if (step->rows > 0 && (!args->q || (!args->out && !(step->replicated && c->scatter.heads == 0)))) {
+    if (step->rows > 0 && (!args->q || (!args->out && !(cpa_step_is_replicated(step) && c->scatter.heads == 0)))) {
         return cpa_fail(&c->ops.error, CPA_INVALID, "attend: %" PRId64 " rows, but q %p and out %p, expected both",
                         step->rows, args->q, args->out);
     }
-    if (args->out_scale && step->replicated)
+    if (args->out_scale && cpa_step_is_replicated(step))
         return cpa_fail(&c->ops.error, CPA_UNSUPPORTED, "attend: out_scale with replicated rows, expected NULL");
-    if (!c->attends_reserved && stream->device->table->stream_is_captured(stream)) {
+    if (!cpa_context_is_reserved(c) && stream->device->table->stream_is_captured(stream)) {
         return cpa_fail(&c->ops.error, CPA_UNSUPPORTED,
                         "attend: the stream is in a capture of the caller's, and the step is not the reserved one");
     }
@@ -93,12 +93,13 @@ static cpa_status merge_states(cpa_context *c, cpa_pass_q *q, const cpa_context_
 
 static cpa_status attend_alone(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
     cpa_partial state = {.lse = args->lse, .lse_row_stride = c->ops.options.shape.q_heads};
-    const cpa_attend_plan *plan = c->attends_reserved ? c->reserved_q.plan : c->own;
+    const cpa_attend_plan *plan = cpa_context_is_reserved(c) ? c->reserved_q.plan : c->own;
     return cpa_context_attend_own(&c->ops, plan, args, state, args->out, stream);
 }
 
 static cpa_status attend_shared(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
-    cpa_kv_layer layer = {args, c->q.attends_own ? cpa_pass_q_own_state(&c->q) : c->own_state, c->step.rows};
+    cpa_kv_layer layer = {args, cpa_step_joins_own(&c->step) ? cpa_pass_q_own_state(&c->q) : c->own_state,
+                          c->step.rows};
     if (!c->q.active && !args->lse) layer.open_rows = cpa_pass_kv_open_rows(&c->kv);
     CPA_TRY(cpa_pass_q_start(&c->q, args, stream));
     CPA_TRY(cpa_pass_kv_start(&c->kv, &layer, stream));
@@ -138,25 +139,35 @@ static cpa_status check_layer(cpa_context *c, const cpa_context_args *args, cons
                               cpa_context_args *layer) {
     CPA_TRY(CPA_STRUCT_TAKE("attend", args, cpa_context_args, out, layer, &c->ops.error));
     CPA_TRY(check_args(c, layer, stream));
-    CPA_TRY(cpa_score_rows_begin(&c->score_rows, &c->ops, c->attends_reserved ? NULL : &c->q, layer));
-    if (c->attends_reserved || c->step.replicated) return CPA_OK;
+    CPA_TRY(cpa_score_rows_begin(&c->score_rows, &c->ops, cpa_context_is_reserved(c) ? NULL : &c->q, layer));
+    if (cpa_context_is_reserved(c) || cpa_step_is_replicated(&c->step)) return CPA_OK;
     cpa_mask sent = layer->mask;
     if (layer->custom) sent.causal = 0; /* bits may show what lies behind a query */
     return cpa_pass_kv_select(&c->kv, sent);
 }
 
+static cpa_status attend_by_kind(cpa_context *c, const cpa_context_args *layer, cpa_stream *stream) {
+    switch (c->attended->kind) {
+        case CPA_STEP_RESERVED: return attend_reserved(c, layer, stream);
+        case CPA_STEP_REPLICATED: return cpa_scatter_heads_attend(&c->scatter, layer, stream);
+        case CPA_STEP_ALONE:
+        case CPA_STEP_MIXED:
+        case CPA_STEP_DECODE: break;
+    }
+    return attend_shared(c, layer, stream);
+}
+
 static cpa_status attend_exchanging(cpa_context *c, const cpa_context_args *layer, cpa_stream *stream, int64_t call) {
-    cpa_context_poll poll;
+    cpa_progress_hook messages = cpa_context_hook(&c->ops);
     c->layers_exchanged++;
     c->exchanging = (cpa_calls){c->control.channel, c->exchanging.channel < 0 ? call : c->exchanging.first, call};
     cpa_comm_begin_wait(c->control.comm, c->exchanging);
-    if (c->turn >= 0 && !c->attends_reserved) cpa_plan_agreement_attend(&c->agreement, &c->ops, &c->step, layer, call);
-    if (c->turn >= 0 || c->attends_reserved) cpa_stream_attach(&c->awaiting, stream);
-    cpa_context_poll_begin(&c->ops, stream, &poll);
-    cpa_status status = c->attends_reserved  ? attend_reserved(c, layer, stream)
-                        : c->step.replicated ? cpa_scatter_heads_attend(&c->scatter, layer, stream)
-                                             : attend_shared(c, layer, stream);
-    cpa_context_poll_end(&poll);
+    if (!c->is_ahead && !cpa_context_is_reserved(c))
+        cpa_plan_agreement_attend(&c->agreement, &c->ops, &c->step, layer, call);
+    if (!c->is_ahead || cpa_context_is_reserved(c)) cpa_progress_add(&stream->progress, &c->awaiting);
+    cpa_progress_add(&stream->progress, &messages);
+    const cpa_status status = attend_by_kind(c, layer, stream);
+    cpa_progress_remove(&messages);
     c->broken = status != CPA_OK;
     return status;
 }
@@ -165,7 +176,7 @@ static cpa_status attend_exchanging(cpa_context *c, const cpa_context_args *laye
  * step is refused too, and the next plan finds out whether all ranks have refused the same. */
 static cpa_status attend_layer(cpa_context *c, const cpa_context_args *args, cpa_stream *stream, int64_t call) {
     cpa_context_args layer;
-    const int exchanges = cpa_context_step(c)->exchanges;
+    const int exchanges = cpa_step_exchanges(c->attended);
     cpa_status status = agree_on_plan(c);
     if (status != CPA_OK && !c->broken) return status; /* on all ranks alike */
     if (status == CPA_OK) status = check_layer(c, args, stream, &layer);
@@ -188,13 +199,13 @@ cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args
     const int64_t call = c->calls++;
     cpa_comm_begin_wait(c->control.comm, (cpa_calls){c->control.channel, call, call});
     const int disabled = c->ops.spans.disabled;
-    c->ops.spans.disabled |= c->attends_reserved; /* whose events a graph of the caller's would hold */
+    c->ops.spans.disabled |= cpa_context_is_reserved(c); /* whose events a graph of the caller's would hold */
     cpa_status status = attend_layer(c, args, stream, call);
     c->ops.spans.disabled = disabled;
     cpa_comm_end_wait(c->control.comm);
-    if (status != CPA_OK || c->attends_reserved) return status;
+    if (status != CPA_OK || cpa_context_is_reserved(c)) return status;
     cpa_context_count_chunks(c, 1);
     c->layers_attended++;
-    if (c->turn < 0) return CPA_OK;
+    if (c->is_ahead) return CPA_OK;
     return cpa_context_check(&c->ops, c->ops.device->table->event_record(c->steps, c->turn, stream), stream);
 }

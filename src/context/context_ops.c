@@ -155,19 +155,11 @@ cpa_status cpa_context_attend_own(cpa_context_ops *ops, const cpa_attend_plan *p
     return cpa_context_run_attend(ops, plan, &attend, NULL, CPA_SPAN_ATTEND_OWN, 0, stream);
 }
 
-static void poll_both(void *ctx) {
-    const cpa_context_poll *poll = ctx;
-    poll->transport->table->poll(poll->transport);
-    if (poll->outer) poll->outer(poll->outer_ctx);
+static void poll_transport(void *ctx) {
+    cpa_transport *transport = ctx;
+    transport->table->poll(transport);
 }
 
-void cpa_context_poll_begin(cpa_context_ops *ops, cpa_stream *stream, cpa_context_poll *poll) {
-    *poll = (cpa_context_poll){ops->transport, stream, stream->poll, stream->poll_ctx};
-    stream->poll = poll_both;
-    stream->poll_ctx = poll;
-}
-
-void cpa_context_poll_end(const cpa_context_poll *poll) {
-    poll->stream->poll = poll->outer;
-    poll->stream->poll_ctx = poll->outer_ctx;
+cpa_progress_hook cpa_context_hook(cpa_context_ops *ops) {
+    return (cpa_progress_hook){.look = poll_transport, .ctx = ops->transport};
 }

@@ -25,7 +25,7 @@ typedef struct cpa_context_exchange {
 /* What the layer at hand does to scores: for own rows, and for those of pass-Q's attend. */
 typedef enum cpa_score_side { CPA_SCORE_OWN = 0, CPA_SCORE_REMOTE, CPA_SCORE_SIDES } cpa_score_side;
 typedef struct cpa_context_score {
-    const cpa_score_rules *rules; /* NULL: none; likewise */
+    const cpa_score_rules *rules; /* of the layer; NULL: none */
     int has_custom, has_bias;
     cpa_custom_mask custom[CPA_SCORE_SIDES];
     cpa_score_bias bias[CPA_SCORE_SIDES];
@@ -90,14 +90,7 @@ cpa_status cpa_context_start(cpa_context_ops *ops, int32_t n_messages, cpa_span_
                              cpa_stream *stream, cpa_context_exchange *out);
 cpa_status cpa_context_finish(cpa_context_ops *ops, cpa_stream *stream, cpa_context_exchange *exchange);
 
-/* What a stream polls until cpa_context_poll_end: the transport, and what it polled before. */
-typedef struct cpa_context_poll {
-    cpa_transport *transport;
-    cpa_stream *stream;
-    void (*outer)(void *ctx);
-    void *outer_ctx;
-} cpa_context_poll;
-void cpa_context_poll_begin(cpa_context_ops *ops, cpa_stream *stream, cpa_context_poll *poll);
-void cpa_context_poll_end(const cpa_context_poll *poll);
+/* A hook that moves the messages of the transport along while work of a stream runs. */
+cpa_progress_hook cpa_context_hook(cpa_context_ops *ops);
 
 #endif

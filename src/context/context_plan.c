@@ -96,6 +96,19 @@ static cpa_status copy_table(cpa_context *c, int64_t index, const int32_t *table
     return CPA_OK;
 }
 
+/* What kind of step these chunks make. */
+static cpa_step_kind kind_of(const cpa_context *c, const cpa_context_chunk *chunks, int64_t n) {
+    int exchanges = 0, decodes = 1;
+    if (n == 0 || c->ops.map.cp_size == 1) return CPA_STEP_ALONE;
+    if (c->rows == CPA_ROWS_REPLICATED) return CPA_STEP_REPLICATED;
+    for (int64_t i = 0; i < n; i++) {
+        const int is_sharded = chunks[i].placement.kind != CPA_ON_RANK;
+        exchanges |= is_sharded;
+        decodes &= chunks[i].count == 1 && !(is_sharded && chunks[i].algorithm == CPA_PASS_KV);
+    }
+    return !exchanges ? CPA_STEP_ALONE : decodes ? CPA_STEP_DECODE : CPA_STEP_MIXED;
+}
+
 static cpa_status copy_chunks(cpa_context *c, const cpa_context_chunk *chunks, int64_t n) {
     cpa_planned_step *step = &c->step;
     cpa_context_ops *ops = &c->ops;
@@ -105,25 +118,23 @@ static cpa_status copy_chunks(cpa_context *c, const cpa_context_chunk *chunks, i
     step->n_table_entries = 0;
     step->max_block = -1;
     step->rows = 0;
-    step->replicated = n > 0 && ops->map.cp_size > 1 && c->rows == CPA_ROWS_REPLICATED;
-    step->exchanges = step->replicated;
+    step->kind = kind_of(c, chunks, n);
     for (int64_t i = 0; i < n; i++) {
         int on_rank = chunks[i].placement.kind == CPA_ON_RANK;
-        step->exchanges |= ops->map.cp_size > 1 && !on_rank;
         step->chunks[i] = (cpa_planned_chunk){
             .start = chunks[i].start,
             .end = chunks[i].start + chunks[i].count,
             .placement = chunks[i].placement,
-            .algorithm = step->replicated ? CPA_PASS_Q
-                         : on_rank        ? CPA_AUTO
-                                          : chunks[i].algorithm,
+            .algorithm = cpa_step_is_replicated(step) ? CPA_PASS_Q
+                         : on_rank                    ? CPA_AUTO
+                                                      : chunks[i].algorithm,
             .table = step->n_table_entries,
             .row = step->rows,
         };
         cpa_chunk_share own = cpa_planned_share(step, &step->chunks[i], step->rank);
         int64_t entries = (own.keys + ops->options.block_size - 1) / ops->options.block_size;
         CPA_TRY(copy_table(c, i, chunks[i].block_table, entries));
-        step->rows += step->replicated ? chunks[i].count : own.rows;
+        step->rows += cpa_step_is_replicated(step) ? chunks[i].count : own.rows;
     }
     if (step->padded_rows) step->rows = step->padded_rows;
     return CPA_OK;
@@ -132,22 +143,23 @@ static cpa_status copy_chunks(cpa_context *c, const cpa_context_chunk *chunks, i
 /* Own rows over the own shard, but those that pass-KV or pass-Q takes along. */
 static cpa_status plan_own(cpa_context *c) {
     const cpa_planned_step *step = &c->step;
-    if (cpa_pass_q_takes_own(step)) return cpa_context_set_plan(&c->ops, c->own, 0, NULL, 0, (cpa_attend_fusion){0});
-    if (step->exchanges) CPA_TRY(cpa_context_ensure_state(&c->ops, &c->own_memory, step->rows, &c->own_state));
+    if (cpa_step_joins_own(step)) return cpa_context_set_plan(&c->ops, c->own, 0, NULL, 0, (cpa_attend_fusion){0});
+    if (cpa_step_exchanges(step)) CPA_TRY(cpa_context_ensure_state(&c->ops, &c->own_memory, step->rows, &c->own_state));
     const int64_t n = cpa_planned_own_items(step, c->ops.items, 0, 0);
     return cpa_context_set_plan(&c->ops, c->own, n, step->block_tables, step->n_table_entries,
                                 (cpa_attend_fusion){.padded_items = step->padded_rows});
 }
 
 static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks, int64_t padded_rows) {
-    c->planned = c->attends_reserved = 0;
+    c->planned = 0;
+    c->attended = &c->step;
     cpa_score_rows_forget(&c->score_rows);
     c->ops.keys_attended = c->ops.keys_read = 0;
     CPA_TRY(check_chunks(c, chunks, n_chunks));
     c->step.padded_rows = padded_rows;
     c->layers_attended = 0;
     CPA_TRY(copy_chunks(c, chunks, n_chunks));
-    if (c->step.replicated) {
+    if (cpa_step_is_replicated(&c->step)) {
         CPA_TRY(cpa_scatter_heads_plan(&c->scatter));
     } else {
         CPA_TRY(plan_own(c));
@@ -170,7 +182,7 @@ void cpa_context_begin(cpa_context *c) {
 
 /* Waits for the step before the last one: the plans of this step go where what that one brings to the device lies. */
 static void take_turn(cpa_context *c) {
-    c->turn = c->turn != 1;
+    c->turn = !c->turn;
     cpa_comm_begin_wait(c->control.comm, c->exchanging);
     while (!c->ops.device->table->event_reached(c->steps, c->turn)) {
         c->ops.transport->table->poll(c->ops.transport);
@@ -182,6 +194,7 @@ static void take_turn(cpa_context *c) {
 cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks) {
     if (!context) return CPA_INVALID;
     cpa_context_begin(context);
+    context->is_ahead = 0;
     take_turn(context);
     cpa_error *err = &context->ops.error, none;
     const cpa_status status = plan_step(context, chunks, n_chunks, 0);
@@ -200,23 +213,26 @@ cpa_status cpa_context_plan_ahead(cpa_context *c, const cpa_context_chunk *chunk
                         "plan: chunk %" PRId64 " of a padded step goes by %s, expected pass-q", i,
                         cpa_algorithm_name(chunks[i].algorithm));
     }
-    c->turn = -1;
+    c->is_ahead = 1;
     return plan_step(c, chunks, n_chunks, padded_rows);
 }
 
 cpa_status cpa_context_upload_plan(cpa_context *c, cpa_stream *stream) {
-    if (c->step.replicated) return cpa_scatter_heads_upload(&c->scatter, stream);
+    if (cpa_step_is_replicated(&c->step)) return cpa_scatter_heads_upload(&c->scatter, stream);
     CPA_TRY(cpa_context_check(&c->ops, c->ops.device->operators->plan_upload(c->own, stream), stream));
     CPA_TRY(cpa_score_rows_upload(&c->score_rows, &c->ops, stream));
     return cpa_pass_q_upload(&c->q, stream);
 }
 
 uint64_t cpa_context_shape(const cpa_context *c) {
-    uint64_t own = c->step.replicated || c->q.attends_own ? 0 : c->ops.device->graphs->plan_shape(c->own);
-    const uint64_t exchanged = c->step.replicated ? cpa_scatter_heads_shape(&c->scatter) : cpa_pass_q_shape(&c->q);
-    const uint64_t slices = c->step.replicated ? (uintptr_t)c->slices_memory.memory : 0;
+    uint64_t own = cpa_step_is_replicated(&c->step) || cpa_step_joins_own(&c->step)
+                       ? 0
+                       : c->ops.device->graphs->plan_shape(c->own);
+    const uint64_t exchanged =
+        cpa_step_is_replicated(&c->step) ? cpa_scatter_heads_shape(&c->scatter) : cpa_pass_q_shape(&c->q);
+    const uint64_t slices = cpa_step_is_replicated(&c->step) ? (uintptr_t)c->slices_memory.memory : 0;
     uint64_t shape[] = {(uint64_t)c->step.rows,
-                        (uint64_t)c->step.exchanges,
+                        (uint64_t)cpa_step_exchanges(&c->step),
                         own,
                         exchanged,
                         slices,

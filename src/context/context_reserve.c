@@ -35,13 +35,13 @@ static cpa_status reserve_step(cpa_context *c, const cpa_attend_reservation *r) 
     c->reserved_step = (cpa_planned_step){
         .map = c->ops.map,
         .rank = c->ops.rank,
-        .exchanges = c->ops.map.cp_size > 1,
+        .kind = CPA_STEP_RESERVED,
         .padded_rows = r->sequences,
         .max_block = (int32_t)(r->num_blocks - 1),
         .rows = r->sequences,
     };
     CPA_TRY(cpa_pass_q_create(&c->reserved_q, &c->ops, &c->reserved_step));
-    if (c->reserved_step.exchanges) return cpa_pass_q_reserve(&c->reserved_q, *r);
+    if (cpa_step_exchanges(&c->reserved_step)) return cpa_pass_q_reserve(&c->reserved_q, *r);
     return c->ops.device->operators->plan_reserve(c->reserved_q.plan, r, &c->ops.error);
 }
 
@@ -71,7 +71,7 @@ cpa_status cpa_context_update(cpa_context *c, const cpa_attend_update_args *args
     CPA_TRY(cpa_take_attend_update("context", &plan->reservation, args, &update, err));
     REQUIRE(err, !update.kv_indptr, "context: kv_indptr counts the pages of one rank, expected lengths of sequences");
     REQUIRE(err, !update.qo_indptr, "context: qo_indptr counts the rows of one rank, expected NULL");
-    c->attends_reserved = 1;
+    c->attended = &c->reserved_step;
     c->planned = 0;
     CPA_TRY(cpa_context_check(&c->ops, c->ops.device->operators->plan_update(plan, &update, stream), stream));
     c->planned = 1;

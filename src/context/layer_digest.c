@@ -37,7 +37,7 @@ static uint64_t add_bias(uint64_t digest, const cpa_score_bias *bias, step_size 
     const int64_t rows = bias->row_stride ? size.rows : 1, of_heads = bias->head_stride ? heads : 1;
     const int64_t keys = cpa_max64(cpa_min64(bias->width, size.keys - bias->first), 0);
     const int64_t bytes = cpa_dtype_bytes(bias->dtype), step = apart((double)rows * (double)of_heads * (double)keys);
-    int64_t at = 0; /* of the next sample, from a row and head's first value on */
+    int64_t at = 0; /* index of the next sample, from a row and head's first value on */
     for (int64_t row = 0; row < rows; row++) {
         for (int64_t head = 0; head < of_heads; head++, at -= keys) {
             for (; at < keys; at += step) {
@@ -53,7 +53,7 @@ static uint64_t add_bias(uint64_t digest, const cpa_score_bias *bias, step_size 
 
 /* Which keys the rows see by their bits, wherever these lie. What is behind the last bit of a row means nothing. */
 static uint64_t add_bits(uint64_t digest, const cpa_custom_mask *custom, int64_t rows) {
-    int64_t words = 0, at = 0; /* of the next sample, from a row's first word on */
+    int64_t words = 0, at = 0; /* index of the next sample, from a row's first word on */
     for (int64_t row = 0; row < rows; row++)
         words += custom->row_word[row] < 0 ? 0 : cpa_mask_words(custom->width[row]);
     const int64_t step = apart((double)words);

@@ -31,22 +31,21 @@
 
 /* ---- life ---- */
 
-/* Whether all peers come at once. */
-static int gathers(const cpa_device_caps *caps, const cpa_context_options *o) {
+int cpa_pass_kv_gathers(const cpa_device_caps *caps, const cpa_context_options *o) {
     return !caps->bit_exact && o->interleave >= o->block_size;
 }
 
 /* Tokens that a shard may be cut at. */
 static int64_t split_of(const cpa_device_caps *caps, const cpa_context_options *o) {
     const int64_t step = caps->bit_exact ? caps->split_tokens : LEAST_SEGMENT, run = o->interleave;
-    int64_t split = gathers(caps, o) ? (LEAST_SEGMENT + run - 1) / run * run : step;
+    int64_t split = cpa_pass_kv_gathers(caps, o) ? (LEAST_SEGMENT + run - 1) / run * run : step;
     while (split % o->block_size != 0) split += step;
     return split;
 }
 
 /* What a block takes, and how many segments there are. */
 static cpa_kv_staging segments_of(const cpa_device_caps *caps, const cpa_context_options *o, int32_t ranks) {
-    cpa_kv_staging staging = {.regions = gathers(caps, o) && ranks > 1 ? ranks - 1 : 1};
+    cpa_kv_staging staging = {.regions = cpa_pass_kv_gathers(caps, o) && ranks > 1 ? ranks - 1 : 1};
     cpa_attention_shape shape = o->shape;
     shape.layout = CPA_TOKEN_MAJOR;
     staging.layout = cpa_block_layout_of(&shape, o->block_size);
@@ -65,7 +64,6 @@ static cpa_status size_staging(cpa_pass_kv *kv, cpa_kv_staging *out) {
     const cpa_device_caps *caps = &kv->ops->device->caps;
     cpa_context_stats *stats = &kv->ops->stats;
     cpa_kv_staging staging = segments_of(caps, o, kv->ops->map.cp_size);
-    kv->gather = gathers(caps, o);
     kv->split = split_of(caps, o);
     const int64_t usual = caps->bit_exact ? HOST_STAGING_BYTES : DEVICE_STAGING_BYTES;
     const int64_t least = cpa_pass_kv_least_staging(caps, o, kv->ops->map.cp_size);
@@ -146,15 +144,16 @@ static cpa_status ensure_empty(cpa_pass_kv *kv) {
 cpa_status cpa_pass_kv_plan(cpa_pass_kv *kv) {
     cpa_kv_transfers_clear(&kv->transfers);
     kv->n_schedules = kv->n_runs = 0;
-    if (!kv->step->exchanges) return CPA_OK;
+    if (!cpa_step_exchanges(kv->step)) return CPA_OK;
     CPA_TRY(plan_runs(kv));
     if (kv->n_runs == 0) return CPA_OK;
     CPA_TRY(ensure_empty(kv));
-    return kv->gather ? CPA_OK : cpa_context_ensure_state(kv->ops, &kv->shard_memory, kv->step->rows, &kv->shard);
+    return kv->step->gathers ? CPA_OK
+                             : cpa_context_ensure_state(kv->ops, &kv->shard_memory, kv->step->rows, &kv->shard);
 }
 
 cpa_status cpa_pass_kv_select(cpa_pass_kv *kv, cpa_mask mask) {
-    if (!kv->step->exchanges) return CPA_OK;
+    if (!cpa_step_exchanges(kv->step)) return CPA_OK;
     for (int64_t i = 0; i < kv->n_schedules; i++) {
         kv->now = kv->schedules[i];
         if (cpa_mask_equals(kv->now.mask, mask)) return CPA_OK;
@@ -162,7 +161,7 @@ cpa_status cpa_pass_kv_select(cpa_pass_kv *kv, cpa_mask mask) {
     CPA_TRY(cpa_context_ensure_array(kv->ops, &kv->schedules, &kv->schedules_capacity, kv->n_schedules + 1,
                                      sizeof *kv->schedules));
     kv->now = (cpa_kv_schedule){.mask = mask, .begin = kv->transfers.count};
-    CPA_TRY(kv->gather ? cpa_pass_kv_plan_gather(kv) : cpa_pass_kv_plan_rounds(kv));
+    CPA_TRY(kv->step->gathers ? cpa_pass_kv_plan_gather(kv) : cpa_pass_kv_plan_rounds(kv));
     kv->now.end = kv->transfers.count;
     kv->schedules[kv->n_schedules++] = kv->now;
     return CPA_OK;
@@ -225,7 +224,7 @@ static cpa_status attend_transfer(cpa_pass_kv *kv, int64_t index, const cpa_kv_l
         .mask = layer->args->mask,
         .scale = layer->args->scale,
         .resume = 1,
-        .state = kv->gather ? layer->own : kv->shard,
+        .state = kv->step->gathers ? layer->own : kv->shard,
         .out = completes ? layer->args->out : NULL,
         .out_scale = completes ? layer->args->out_scale : NULL,
     };
@@ -236,7 +235,7 @@ static cpa_status attend_transfer(cpa_pass_kv *kv, int64_t index, const cpa_kv_l
 }
 
 int64_t cpa_pass_kv_open_rows(const cpa_pass_kv *kv) {
-    if (!kv->gather || kv->now.begin == kv->now.end) return kv->step->rows;
+    if (!kv->step->gathers || kv->now.begin == kv->now.end) return kv->step->rows;
     const cpa_kv_attended *last = &transfer_at(kv, kv->now.end - 1)->attended;
     return last->first_row + last->rows == kv->step->rows ? last->first_row : kv->step->rows;
 }

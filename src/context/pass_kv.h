@@ -30,7 +30,6 @@ typedef struct cpa_kv_schedule {
 typedef struct cpa_pass_kv {
     cpa_context_ops *ops;
     const cpa_planned_step *step;
-    int gather;    /* all peers at once, else peer by peer */
     int64_t split; /* where a shard may be cut, in tokens; all peers at once: least tokens of a segment */
     cpa_kv_transfers transfers;
     int32_t *table; /* the block table of a transfer in staging; peer by peer the identity */
@@ -53,6 +52,8 @@ typedef struct cpa_kv_layer {
     int64_t open_rows; /* so many first rows are states when the layer is run; those behind are results */
 } cpa_kv_layer;
 
+/* Whether the keys of all peers come at once, else peer by peer; options with their defaults filled in. */
+int cpa_pass_kv_gathers(const cpa_device_caps *caps, const cpa_context_options *options);
 /* The least staging_bytes of options with their defaults filled in. */
 int64_t cpa_pass_kv_least_staging(const cpa_device_caps *caps, const cpa_context_options *options, int32_t ranks);
 cpa_status cpa_pass_kv_create(cpa_pass_kv *kv, cpa_context_ops *ops, const cpa_planned_step *step);

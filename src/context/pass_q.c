@@ -145,7 +145,7 @@ cpa_status cpa_pass_q_attend_remote(cpa_pass_q *q, const cpa_context_args *args,
     CPA_TRY(cpa_context_finish(q->ops, stream, &q->queries));
     cpa_attend_args attend = {
         .size = sizeof attend,
-        .q = q->attends_own && !cpa_pass_q_exchanges_queries(q) ? args->q : q->received_memory.memory,
+        .q = cpa_step_joins_own(q->step) && !cpa_pass_q_exchanges_queries(q) ? args->q : q->received_memory.memory,
         .q_dtype = q->ops->options.shape.dtype,
         .q_row_stride = (int64_t)q->ops->options.shape.q_heads * q->ops->options.shape.k_dim,
         .kv = args->kv,

@@ -30,11 +30,10 @@ enum { CPA_PASS_Q_PARTS = 4 }; /* at most; pass-KV has exchanges in flight as we
 typedef struct cpa_pass_q {
     cpa_context_ops *ops;
     const cpa_planned_step *step;
-    int active;      /* whether the step has a pass-Q chunk */
-    int attends_own; /* own rows are attended together with those of the peers */
-    int direct;      /* attend stores states in the peer-mapped buffers of the transport, and they are merged there */
+    int active; /* whether the step has a pass-Q chunk */
+    int direct; /* attend stores states in the peer-mapped buffers of the transport, and they are merged there */
     cpa_pass_q_peer *peers; /* [cp_size - 1], in the order in which pass-KV receives from them */
-    cpa_attend_plan *plan; /* the rows of the peers over the own shard; attends_own: and the own rows behind them, whose
+    cpa_attend_plan *plan;  /* the rows of the peers over the own shard; where they join, the own rows after them, whose
                              * queries are ready before those come */
     cpa_pass_q_part parts[CPA_PASS_Q_PARTS];
     int32_t n_parts;       /* 0: the rows of the peers are attended, and their states sent, at once, by `plan` */

@@ -76,7 +76,7 @@ static void choose_direct(cpa_pass_q *q) {
     const cpa_transport_table *table = q->ops->transport->table;
     int64_t most_rows = q->step->padded_rows, buffer_bytes = 0;
     q->direct = 0;
-    if (!q->attends_own || !table->peer_buffer) return;
+    if (!cpa_step_joins_own(q->step) || !table->peer_buffer) return;
     for (int32_t rank = 0; rank < q->ops->map.cp_size && !q->step->padded_rows; rank++) {
         int64_t rows = 0;
         for (int64_t i = 0; i < q->step->n_chunks; i++)
@@ -139,7 +139,7 @@ static cpa_status plan_maps(cpa_pass_q *q) {
 }
 
 int64_t cpa_pass_q_attended_rows(const cpa_pass_q *q) {
-    return q->active ? q->received_rows + (q->attends_own ? q->step->rows : 0) : 0;
+    return q->active ? q->received_rows + (cpa_step_joins_own(q->step) ? q->step->rows : 0) : 0;
 }
 
 void cpa_pass_q_map_attended(const cpa_pass_q *q, int32_t *map) {
@@ -155,7 +155,7 @@ void cpa_pass_q_map_attended(const cpa_pass_q *q, int32_t *map) {
             first += chunk->end - chunk->start;
         }
     }
-    if (q->attends_own) cpa_planned_map_own(step, map + q->received_rows);
+    if (cpa_step_joins_own(q->step)) cpa_planned_map_own(step, map + q->received_rows);
 }
 
 /* How much further on the states of a peer's rows lie than their rows in remote_states_memory; 0 unless they go direct.
@@ -209,7 +209,7 @@ static cpa_status plan_remote(cpa_pass_q *q) {
         .state_shifts = q->state_shifts,
         .ready_row = q->received_rows,
     };
-    if (q->attends_own) {
+    if (cpa_step_joins_own(q->step)) {
         const int64_t served = n;
         n = cpa_planned_own_items(q->step, q->ops->items, n, q->received_rows);
         fusion.padded_items += q->step->padded_rows;
@@ -224,7 +224,7 @@ static cpa_status plan_remote(cpa_pass_q *q) {
 /* Into how many parts the rows of the peers fall, the same number on all ranks; 0: they stay together. */
 static int32_t choose_parts(const cpa_pass_q *q) {
     int64_t tokens = 0;
-    if (q->attends_own || q->step->padded_rows) return 0;
+    if (cpa_step_joins_own(q->step) || q->step->padded_rows) return 0;
     for (int64_t i = 0; i < q->step->n_chunks; i++) {
         const cpa_planned_chunk *chunk = &q->step->chunks[i];
         if (chunk->algorithm == CPA_PASS_Q) tokens += chunk->end - chunk->start;
@@ -261,19 +261,10 @@ static cpa_status plan_parts(cpa_pass_q *q) {
     return CPA_OK;
 }
 
-/* In decode: two attends of few rows take longer than one, by more than what the first hides of the exchange. */
-int cpa_pass_q_takes_own(const cpa_planned_step *step) {
-    if (!step->exchanges) return 0;
-    for (int64_t i = 0; i < step->n_chunks; i++) {
-        if (step->chunks[i].end - step->chunks[i].start > 1 || step->chunks[i].algorithm == CPA_PASS_KV) return 0;
-    }
-    return 1;
-}
-
 /* Room for the rows that are packed, for those that are attended here, and for the states of both ways. */
 static cpa_status ensure_rows(cpa_pass_q *q) {
     const int64_t state_bytes = cpa_pass_q_state_floats(q) * (int64_t)sizeof(float);
-    const int64_t attended = q->received_rows + (q->attends_own ? q->step->rows : 0);
+    const int64_t attended = q->received_rows + (cpa_step_joins_own(q->step) ? q->step->rows : 0);
     CPA_TRY(cpa_context_ensure(q->ops, &q->packed_memory, q->packed_rows * cpa_pass_q_query_bytes(q)));
     CPA_TRY(cpa_context_ensure(q->ops, &q->received_memory, attended * cpa_pass_q_query_bytes(q)));
     CPA_TRY(cpa_context_ensure(q->ops, &q->remote_states_memory, attended * state_bytes));
@@ -283,8 +274,7 @@ static cpa_status ensure_rows(cpa_pass_q *q) {
 cpa_status cpa_pass_q_plan(cpa_pass_q *q) {
     q->n_merged = 1;
     q->active = 0;
-    q->attends_own = cpa_pass_q_takes_own(q->step);
-    if (!q->step->exchanges) return CPA_OK;
+    if (!cpa_step_exchanges(q->step)) return CPA_OK;
     (q->step->padded_rows ? plan_padded_peers : plan_peers)(q);
     if (!q->active) return CPA_OK;
     choose_direct(q);
@@ -301,7 +291,6 @@ cpa_status cpa_pass_q_reserve(cpa_pass_q *q, cpa_attend_reservation reservation)
     const int64_t map_bytes = size * rows * (int64_t)sizeof *q->maps.host;
     cpa_attend_place places[CPA_MERGE_MAX_STATES] = {{0, 0}};
     plan_padded_peers(q);
-    q->attends_own = 1;
     choose_direct(q);
     CPA_TRY(cpa_context_ensure(q->ops, &q->maps.device, map_bytes));
     CPA_TRY(ensure_rows(q));

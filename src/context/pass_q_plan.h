@@ -4,8 +4,6 @@
 
 #include "src/context/pass_q.h"
 
-/* Whether pass-Q attends the own rows of a step too. Pure. */
-int cpa_pass_q_takes_own(const cpa_planned_step *step);
 /* Forgets the last step and prepares for the planned chunks. */
 cpa_status cpa_pass_q_plan(cpa_pass_q *q);
 /* In the place of cpa_pass_q_plan, once: for the steps of a plan that is reserved. The step has padded_rows, a row for

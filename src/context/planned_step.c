@@ -56,7 +56,7 @@ cpa_attend_item cpa_planned_own_item(const cpa_planned_step *step, const cpa_pla
 }
 
 int cpa_planned_own_in_pass_kv(const cpa_planned_step *step, const cpa_planned_chunk *chunk) {
-    return step->exchanges && step->own_in_pass_kv && chunk->algorithm == CPA_PASS_KV;
+    return cpa_step_exchanges(step) && step->gathers && chunk->algorithm == CPA_PASS_KV;
 }
 
 int64_t cpa_planned_own_items(const cpa_planned_step *step, cpa_attend_item *items, int64_t n, int64_t first_row) {

@@ -20,12 +20,21 @@ typedef struct cpa_chunk_share {
     int64_t first, rows, keys;
 } cpa_chunk_share;
 
+/* How the ranks take part in a step; the same on all of them. What follows from it is asked of the functions below. */
+typedef enum cpa_step_kind {
+    CPA_STEP_ALONE = 0,  /* nothing travels: there is one rank, or each sequence lies on one */
+    CPA_STEP_MIXED,      /* each rank has its own rows; keys or queries travel, as each chunk says */
+    CPA_STEP_DECODE,     /* each rank has its own rows, one a sequence, and all that travel are queries */
+    CPA_STEP_REPLICATED, /* each rank has all rows, and ends with some heads of them */
+    CPA_STEP_RESERVED    /* as decode, of limits: lengths and tables lie on the device, and there are no chunks */
+} cpa_step_kind;
+
 typedef struct cpa_planned_step {
     cpa_owner_map map;
     int32_t rank;
-    int own_in_pass_kv;  /* pass-KV attends the rows of its chunks over the own shard too; the same for all steps */
-    int exchanges;       /* some chunk is sharded over several ranks */
-    int replicated;      /* every rank has all rows, of which it ends with some heads; implies exchanges */
+    cpa_step_kind kind;
+    int gathers;         /* pass-KV takes the keys of all peers at once, and attends the rows of its chunks over the own
+                            shard too; the same for all steps */
     int64_t padded_rows; /* rows that every rank plans for, see cpa_context_plan_ahead; 0: each its own */
     cpa_planned_chunk *chunks;
     int64_t n_chunks, chunks_capacity;
@@ -36,6 +45,20 @@ typedef struct cpa_planned_step {
 } cpa_planned_step;
 
 void cpa_planned_step_destroy(cpa_planned_step *step);
+
+/* Whether anything travels between ranks. */
+static inline int cpa_step_exchanges(const cpa_planned_step *step) {
+    return step->kind != CPA_STEP_ALONE && step->map.cp_size > 1;
+}
+/* Whether every rank has all rows. */
+static inline int cpa_step_is_replicated(const cpa_planned_step *step) {
+    return step->kind == CPA_STEP_REPLICATED;
+}
+/* Whether own rows are attended together with those that come from the peers: two attends of few rows take longer than
+ * one, by more than what the first hides of the exchange. */
+static inline int cpa_step_joins_own(const cpa_planned_step *step) {
+    return step->kind == CPA_STEP_DECODE || step->kind == CPA_STEP_RESERVED;
+}
 
 /* The end of the longest sequence. */
 int64_t cpa_planned_end(const cpa_planned_step *step);

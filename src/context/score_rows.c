@@ -9,7 +9,7 @@ void cpa_score_rows_free(cpa_score_rows *rows, cpa_context_ops *ops) {
 
 /* Where the rows of attends are not those of the step. */
 static int maps_rows(const cpa_context_ops *ops, const cpa_pass_q *q) {
-    return ops->map.cp_size > 1 && q && !q->step->replicated;
+    return ops->map.cp_size > 1 && q && !cpa_step_is_replicated(q->step);
 }
 
 cpa_status cpa_score_rows_plan(cpa_score_rows *rows, cpa_context_ops *ops, const cpa_pass_q *q) {

@@ -8,7 +8,7 @@
 
 typedef struct cpa_score_rows {
     cpa_step_maps maps; /* of own rows, then of those of pass-Q's attend */
-    int planned;        /* they are those of the planned step */
+    int planned;        /* the maps are those of the planned step */
 } cpa_score_rows;
 
 /* Another step has been planned. */

@@ -320,13 +320,13 @@ cpa_status cpa_varlen_context_attend(cpa_varlen_context *v, const cpa_varlen_att
     if (status == CPA_OK && !exchanges) {
         status = cpa_context_check(&c->ops, cpa_varlen_attend(v->whole.plan, &args, stream), stream);
     } else if (status == CPA_OK) {
-        cpa_context_poll poll;
+        cpa_progress_hook messages = cpa_context_hook(&c->ops);
         c->exchanging = (cpa_calls){c->control.channel, c->exchanging.channel < 0 ? call : c->exchanging.first, call};
         cpa_comm_begin_wait(c->control.comm, c->exchanging);
-        cpa_stream_attach(&c->awaiting, stream);
-        cpa_context_poll_begin(&c->ops, stream, &poll);
+        cpa_progress_add(&stream->progress, &c->awaiting);
+        cpa_progress_add(&stream->progress, &messages);
         status = attend_exchanging(v, &args, stream);
-        cpa_context_poll_end(&poll);
+        cpa_progress_remove(&messages);
         c->broken = status != CPA_OK;
     }
     if (status != CPA_OK && exchanges) {

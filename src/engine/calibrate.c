@@ -35,7 +35,7 @@ typedef struct probe {
     void *q, *k, *v, *out;
     int32_t *table;
     uint32_t *tokens;
-    int64_t *positions; /* and slots: the blocks lie in order */
+    int64_t *positions; /* of the tokens; also their slots, as the blocks lie in order */
 } probe;
 
 static cpa_status probe_allocate(probe *p, cpa_error *err) {
@@ -192,7 +192,7 @@ static cpa_status time_exchanges(cpa_control *control, cpa_transport *transport,
         CPA_TRY(table->start(transport, messages, to == from ? 1 : 2, stream->native, &exchange, err));
         CPA_TRY(table->finish(transport, exchange, stream->native, &waited, err));
         if (table->drain && (i == -1 || i + 1 == PROBE_EXCHANGES))
-            CPA_TRY(table->drain(transport, stream->native, err));
+            CPA_TRY(table->drain(transport, stream->native, NULL, err));
     }
     *seconds = (cpa_clock_now() - start) / PROBE_EXCHANGES;
     return cpa_control_max(control, seconds, 1, err);

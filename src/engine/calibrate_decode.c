@@ -33,7 +33,7 @@ static cpa_status capture(decode_probe *p, cpa_error *err) {
     cpa_calibrate_probe *base = &p->base;
     const cpa_graph_table *graphs = base->device->graphs;
     CPA_TRY(cpa_calibrate_probe_attend(base, LAYERS, err));
-    CPA_TRY(cpa_calibrate_context_failed(base, cpa_context_sync(base->context, base->stream, NULL, NULL), err));
+    CPA_TRY(cpa_calibrate_context_failed(base, cpa_context_sync(base->context, base->stream), err));
     if (p->graph) graphs->destroy(p->graph);
     p->graph = NULL;
     CPA_TRY(cpa_calibrate_stream_failed(base, graphs->begin(base->stream), err));
@@ -62,10 +62,10 @@ static cpa_status time_graph(decode_probe *p, double *seconds, cpa_error *err) {
     for (int step = -1; step < STEPS; step++) { /* the first is the warm-up */
         CPA_TRY(cpa_calibrate_stream_failed(base, base->device->graphs->launch(p->graph, base->stream), err));
         if (step >= 0) continue;
-        CPA_TRY(cpa_calibrate_context_failed(base, cpa_context_sync(base->context, base->stream, NULL, NULL), err));
+        CPA_TRY(cpa_calibrate_context_failed(base, cpa_context_sync(base->context, base->stream), err));
         start = cpa_clock_now();
     }
-    CPA_TRY(cpa_calibrate_context_failed(base, cpa_context_sync(base->context, base->stream, NULL, NULL), err));
+    CPA_TRY(cpa_calibrate_context_failed(base, cpa_context_sync(base->context, base->stream), err));
     *seconds = (cpa_clock_now() - start) / (STEPS * LAYERS);
     return CPA_OK;
 }

@@ -18,7 +18,7 @@ static cpa_status plan_chunk(cpa_calibrate_probe *p, const cpa_context_chunk *ch
     CPA_TRY(cpa_calibrate_context_failed(p, cpa_context_plan_ahead(p->context, chunk, 1, 0), err));
     CPA_TRY(cpa_calibrate_context_failed(p, cpa_context_upload_plan(p->context, p->stream), err));
     CPA_TRY(cpa_calibrate_probe_attend(p, 1, err)); /* the warm-up */
-    return cpa_calibrate_context_failed(p, cpa_context_sync(p->context, p->stream, NULL, NULL), err);
+    return cpa_calibrate_context_failed(p, cpa_context_sync(p->context, p->stream), err);
 }
 
 /* Seconds of a layer, on the slowest rank. */
@@ -30,8 +30,7 @@ static cpa_status time_chunk(cpa_calibrate_probe *p, cpa_algorithm algorithm, in
     CPA_TRY(cpa_control_max(p->control, &ready, 1, err)); /* ranks begin together */
     const double start = cpa_clock_now();
     cpa_status status = cpa_calibrate_probe_attend(p, LAYERS, err);
-    if (status == CPA_OK)
-        status = cpa_calibrate_context_failed(p, cpa_context_sync(p->context, p->stream, NULL, NULL), err);
+    if (status == CPA_OK) status = cpa_calibrate_context_failed(p, cpa_context_sync(p->context, p->stream), err);
     *seconds = (cpa_clock_now() - start) / LAYERS;
     CPA_TRY(cpa_control_agree(p->control, status, err));
     return cpa_control_max(p->control, seconds, 1, err);

@@ -10,6 +10,7 @@
 
 #include "comm/comm.h"
 #include "src/check/verify.h"
+#include "src/context/context.h"
 #include "src/engine/inbox.h"
 #include "src/engine/request_spans.h"
 #include "src/model/synthetic.h"
@@ -24,18 +25,14 @@ typedef struct cpa_published_stats {
 } cpa_published_stats;
 
 /* What a rank has added up by itself since the engine was created. It travels with its reports (run_record.c), so that
- * rank 0 knows the totals during a run. Plain memory. */
+ * rank 0 knows the totals during a run; engine_stats.c has what becomes of it. Plain memory. */
 typedef struct cpa_rank_totals {
-    int64_t bytes_sent;
-    int64_t keys_attended, keys_read;
-    int64_t plain_rows;
-    uint64_t verify_rows, verify_violations, verify_undecided;
-    double verify_max_error, verify_s;
-    double exposed_comm_s, attend_s;
+    cpa_context_stats context;
+    cpa_verify_stats verify;
 } cpa_rank_totals;
 
 struct cpa_engine {
-    cpa_engine_options options; /* with defaults filled in */
+    cpa_engine_options options; /* the given ones, with defaults filled in */
     cpa_control control;
     cpa_device *device;
     const cpa_transport_table *transport;
@@ -43,21 +40,21 @@ struct cpa_engine {
     cpa_model network;
     cpa_worker *worker;
     cpa_verify *verify;       /* NULL when nothing is checked */
-    cpa_scheduler *scheduler; /* rank 0, */
-    cpa_inbox *inbox;         /* likewise */
+    cpa_scheduler *scheduler; /* rank 0; NULL on the others */
+    cpa_inbox *inbox;         /* rank 0; NULL on the others */
     struct cpa_run *stepping; /* a run by cpa_engine_step; NULL: there is none */
     cpa_planner planner;
     int64_t host_blocks;            /* of one rank */
     double host_bandwidth;          /* rank 0, when it has host blocks */
-    cpa_engine_stats stats;         /* of the thread that runs the engine, */
-    cpa_published_stats *published; /* and copies of them */
+    cpa_engine_stats stats;         /* of the thread that runs the engine */
+    cpa_published_stats *published; /* copies of `stats` for all threads */
     cpa_rank_totals *totals;        /* rank 0: [ranks], as last reported */
     cpa_timeline timeline;
     cpa_request_spans *request_spans; /* rank 0; NULL: no timeline is kept */
     atomic_int stop;
     atomic_int running; /* cpa_engine_run or the like is under way */
-    cpa_error error;    /* of the last such call */
-    uint64_t serial;    /* of this process's engines */
+    cpa_error error;    /* of the last call of cpa_engine_run or the like */
+    uint64_t serial;    /* number of this engine, of those of the process */
 };
 
 #endif

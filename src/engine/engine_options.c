@@ -217,8 +217,22 @@ cpa_planner cpa_engine_planner(const cpa_engine_options *o, int32_t cp_size) {
     };
 }
 
-static int is_between(float value, float low, float high) {
-    return value >= low && value <= high; /* not a NaN */
+#define FORMAT_OF(value) _Generic((value), float : "%g", default : "%d")
+
+/* Fails with the values of all fields that reach the draw, if one of them is out of its bounds, as a NaN is. */
+static cpa_status check_drawing(uint64_t request, const cpa_sampling *s, cpa_error *err) {
+    char found[320] = "";
+    int is_right = 1, used = 0;
+#define DRAWING(type, field, least, most, none)                                                                        \
+    is_right &= (double)s->field >= (double)(least) && (double)s->field <= (double)(most);                             \
+    used += snprintf(found + used, sizeof found - (size_t)used, "%s" #field " ", used > 0 ? ", " : "");                \
+    used += snprintf(found + used, sizeof found - (size_t)used, FORMAT_OF(s->field), s->field);
+    CPA_DRAWING_FIELDS(DRAWING)
+#undef DRAWING
+    if (is_right) return CPA_OK;
+    return cpa_fail(err, CPA_INVALID,
+                    "request %llu: %s; expected none negative but the last two, top_p and min_p up to 1, all finite",
+                    (unsigned long long)request, found);
 }
 
 static cpa_status check_logprobs(uint64_t request, const char *of, int32_t wanted, int32_t top, cpa_error *err) {
@@ -231,17 +245,7 @@ static cpa_status check_logprobs(uint64_t request, const char *of, int32_t wante
 cpa_status cpa_engine_check_sampling(uint64_t request, const cpa_sampling *given, cpa_sampling *out, cpa_error *err) {
     cpa_sampling s = {.size = sizeof s};
     if (given) CPA_TRY(CPA_STRUCT_TAKE("sampling", given, cpa_sampling, seed, &s, err));
-    const float most = 1e30f;
-    if (!is_between(s.temperature, 0, most) || !is_between(s.top_p, 0, 1) || !is_between(s.min_p, 0, 1) ||
-        s.top_k < 0 || !is_between(s.repetition_penalty, 0, most) || !is_between(s.presence_penalty, -most, most) ||
-        !is_between(s.frequency_penalty, -most, most)) {
-        return cpa_fail(err, CPA_INVALID,
-                        "request %llu: temperature %g, top_k %d, top_p %g, min_p %g, repetition_penalty %g, "
-                        "presence_penalty %g, frequency_penalty %g; expected none negative but the last two, top_p and "
-                        "min_p up to 1, all finite",
-                        (unsigned long long)request, (double)s.temperature, s.top_k, (double)s.top_p, (double)s.min_p,
-                        (double)s.repetition_penalty, (double)s.presence_penalty, (double)s.frequency_penalty);
-    }
+    CPA_TRY(check_drawing(request, &s, err));
     CPA_TRY(check_logprobs(request, "", s.logprobs, s.top_logprobs, err));
     CPA_TRY(check_logprobs(request, "prompt_", s.prompt_logprobs, s.top_prompt_logprobs, err));
     if (s.n_stop_ids < 0 || s.n_stop_ids > INT32_MAX || (s.n_stop_ids > 0 && !s.stop_ids)) {
@@ -257,20 +261,17 @@ cpa_status cpa_engine_check_sampling(uint64_t request, const cpa_sampling *given
 }
 
 cpa_plan_sampling cpa_engine_planned_sampling(const cpa_sampling *sampling) {
-    return (cpa_plan_sampling){
-        .temperature = sampling->temperature,
-        .top_p = sampling->top_p > 0 ? sampling->top_p : 1,
-        .min_p = sampling->min_p,
-        .top_k = sampling->top_k,
-        .repetition_penalty = sampling->repetition_penalty > 0 ? sampling->repetition_penalty : 1,
-        .presence_penalty = sampling->presence_penalty,
-        .frequency_penalty = sampling->frequency_penalty,
+    cpa_plan_sampling planned = {
         .seed = sampling->seed,
         .logprobs = sampling->logprobs != 0,
         .top_logprobs = sampling->top_logprobs,
         .prompt_logprobs = sampling->prompt_logprobs != 0,
         .top_prompt_logprobs = sampling->top_prompt_logprobs,
     };
+#define DRAWING(type, field, least, most, none) planned.field = sampling->field != 0 ? sampling->field : (type)(none);
+    CPA_DRAWING_FIELDS(DRAWING)
+#undef DRAWING
+    return planned;
 }
 
 cpa_scheduler_request cpa_engine_scheduled(const cpa_request *r) {

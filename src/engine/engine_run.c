@@ -15,7 +15,7 @@
 #include "src/engine/step_masks.h"
 
 /* While a step runs: moves the next plan along. A failure is reported when that plan is needed. */
-static void poll_next_plan(void *ctx) {
+static void look_for_plan(void *ctx) {
     cpa_run *r = ctx;
     if (r->next_error.status == CPA_OK && cpa_run_settle(r, 0, &r->next_error) == CPA_OK)
         (void)cpa_next_plan_look(&r->next, 0, &r->next_error);
@@ -37,12 +37,12 @@ static cpa_status prepare_next(cpa_run *r, cpa_error *err) {
     return status;
 }
 
-/* While the step that runs is enqueued: the next one is prepared behind it, unless what is done after the step still
- * needs the tables as they are. */
-static void prepare_meanwhile(void *ctx) {
+/* While the device works off a step: the next one is prepared after it, unless what is done after the step still needs
+ * the tables as they are. */
+static void prepare_ahead(void *ctx) {
     cpa_run *r = ctx;
     const cpa_verify *verify = r->engine->verify;
-    poll_next_plan(r);
+    look_for_plan(r);
     if (!r->next.there || r->prepared || r->next_error.status != CPA_OK) return;
     if (!verify || cpa_verify_is_idle(verify)) (void)prepare_next(r, &r->next_error);
 }
@@ -220,9 +220,8 @@ static cpa_status open_plans(cpa_run *r, cpa_error *err) {
                                            cpa_context_spans(engine->worker->context), &limits, err);
     if (status == CPA_OK && engine->control.size > 1) status = cpa_reports_open(&engine->control, &r->reports, err);
     CPA_TRY(cpa_control_agree(&engine->control, status, err));
-    engine->worker->stream->poll = poll_next_plan;
-    engine->worker->stream->poll_ctx = r;
-    cpa_worker_set_meanwhile(engine->worker, prepare_meanwhile, r);
+    r->hook = (cpa_progress_hook){.look = look_for_plan, .idle = prepare_ahead, .ctx = r};
+    cpa_progress_add(cpa_worker_progress(engine->worker), &r->hook);
     return CPA_OK;
 }
 
@@ -238,9 +237,8 @@ static void drop_reports(cpa_run *r) {
 static cpa_status close_plans(cpa_run *r, cpa_status status, cpa_error *err) {
     cpa_engine *engine = r->engine;
     cpa_error settled = {CPA_OK, ""};
-    cpa_worker_set_meanwhile(engine->worker, NULL, NULL);
+    cpa_progress_remove(&r->hook);
     cpa_worker_set_token_masks(engine->worker, NULL, NULL);
-    engine->worker->stream->poll = NULL;
     if (status == CPA_OK) status = cpa_run_settle(r, 1, err);
     /* A failed check is known to every rank; any other failure leaves this one alone. */
     if (status == CPA_OK || status == CPA_CHECK_FAILED) {

@@ -1,6 +1,7 @@
 #include "src/engine/engine_stats.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 
 #include "base/check.h"
@@ -40,55 +41,62 @@ static cpa_status count_nonfinite(cpa_engine *engine, cpa_error *err) {
 }
 
 cpa_rank_totals cpa_engine_own_totals(const cpa_engine *engine) {
-    cpa_context_stats context;
-    cpa_verify_stats verify = {0};
-    cpa_context_get_stats(engine->worker->context, &context, sizeof context);
-    if (engine->verify) cpa_verify_get_stats(engine->verify, &verify);
-    return (cpa_rank_totals){
-        .bytes_sent = context.bytes_sent,
-        .keys_attended = context.keys_attended,
-        .keys_read = context.keys_read,
-        .plain_rows = context.plain_rows,
-        .verify_rows = verify.rows,
-        .verify_violations = verify.violations,
-        .verify_undecided = verify.undecided,
-        .verify_max_error = verify.max_error,
-        .verify_s = verify.seconds,
-        .exposed_comm_s = context.exposed_comm_s,
-        .attend_s = context.attend_s,
-    };
+    cpa_rank_totals totals = {.verify = {0}};
+    cpa_context_get_stats(engine->worker->context, &totals.context, sizeof totals.context);
+    if (engine->verify) cpa_verify_get_stats(engine->verify, &totals.verify);
+    return totals;
+}
+
+/* How a figure of the engine is made of those of the ranks, which are of the same type. */
+typedef enum joining { SUM_OF_COUNTS = 0, MOST_OF_REALS } joining;
+
+#define JOINED(of_rank, how, of_engine)                                                                                \
+    { offsetof(cpa_rank_totals, of_rank), how, offsetof(cpa_engine_stats, of_engine) }
+
+static const struct {
+    size_t of_rank;
+    joining how;
+    size_t of_engine;
+} joined[] = {
+    JOINED(context.bytes_sent, SUM_OF_COUNTS, bytes_sent),
+    JOINED(context.keys_attended, SUM_OF_COUNTS, keys_attended),
+    JOINED(context.keys_read, SUM_OF_COUNTS, keys_read),
+    JOINED(context.plain_rows, SUM_OF_COUNTS, plain_rows),
+    JOINED(context.exposed_comm_s, MOST_OF_REALS, exposed_comm_s),
+    JOINED(verify.rows, SUM_OF_COUNTS, verify_rows),
+    JOINED(verify.violations, SUM_OF_COUNTS, verify_violations),
+    JOINED(verify.undecided, SUM_OF_COUNTS, verify_undecided),
+    JOINED(verify.max_error, MOST_OF_REALS, verify_max_error),
+    JOINED(verify.seconds, MOST_OF_REALS, verify_s),
+};
+
+static int64_t sum_of_counts(const cpa_engine *engine, size_t of_rank) {
+    int64_t sum = 0;
+    for (int32_t rank = 0; rank < engine->control.size; rank++)
+        sum += *(const int64_t *)((const char *)&engine->totals[rank] + of_rank);
+    return sum;
+}
+
+static double most_of_reals(const cpa_engine *engine, size_t of_rank) {
+    double most = 0;
+    for (int32_t rank = 0; rank < engine->control.size; rank++)
+        most = fmax(most, *(const double *)((const char *)&engine->totals[rank] + of_rank));
+    return most;
 }
 
 void cpa_engine_join_totals(cpa_engine *engine) {
-    const int32_t ranks = engine->control.size;
-    cpa_engine_stats *s = &engine->stats;
-    cpa_rank_totals sum = {0}, most = {0};
-    for (int32_t rank = 0; rank < ranks; rank++) {
-        const cpa_rank_totals *t = &engine->totals[rank];
-        sum.bytes_sent += t->bytes_sent;
-        sum.keys_attended += t->keys_attended;
-        sum.keys_read += t->keys_read;
-        sum.plain_rows += t->plain_rows;
-        sum.verify_rows += t->verify_rows;
-        sum.verify_violations += t->verify_violations;
-        sum.verify_undecided += t->verify_undecided;
-        sum.attend_s += t->attend_s;
-        most.verify_max_error = fmax(most.verify_max_error, t->verify_max_error);
-        most.verify_s = fmax(most.verify_s, t->verify_s);
-        most.exposed_comm_s = fmax(most.exposed_comm_s, t->exposed_comm_s);
-        most.attend_s = fmax(most.attend_s, t->attend_s);
+    double attend_s = 0;
+    for (size_t i = 0; i < sizeof joined / sizeof joined[0]; i++) {
+        char *to = (char *)&engine->stats + joined[i].of_engine;
+        if (joined[i].how == SUM_OF_COUNTS) {
+            *(int64_t *)to = sum_of_counts(engine, joined[i].of_rank);
+        } else {
+            *(double *)to = most_of_reals(engine, joined[i].of_rank);
+        }
     }
-    s->bytes_sent = sum.bytes_sent;
-    s->keys_attended = sum.keys_attended;
-    s->keys_read = sum.keys_read;
-    s->plain_rows = sum.plain_rows;
-    s->verify_rows = (int64_t)sum.verify_rows;
-    s->verify_violations = (int64_t)sum.verify_violations;
-    s->verify_undecided = (int64_t)sum.verify_undecided;
-    s->verify_max_error = most.verify_max_error;
-    s->verify_s = most.verify_s;
-    s->exposed_comm_s = most.exposed_comm_s;
-    s->imbalance = sum.attend_s > 0 ? most.attend_s * ranks / sum.attend_s : 1;
+    for (int32_t rank = 0; rank < engine->control.size; rank++) attend_s += engine->totals[rank].context.attend_s;
+    const double busiest_s = most_of_reals(engine, offsetof(cpa_rank_totals, context.attend_s));
+    engine->stats.imbalance = attend_s > 0 ? busiest_s * engine->control.size / attend_s : 1;
 }
 
 /* Rank 0 gets what every rank has added up, and joins it. Collective. */

@@ -45,13 +45,13 @@ typedef struct cpa_engine_request {
     /* Behind the lock: */
     cpa_request_state state;
     int is_queued;            /* it counts against the bounds of the queue */
-    int is_ending;            /* it is among those that are to be ended, */
-    cpa_finish_reason reason; /* for this reason */
+    int is_ending;            /* it is to be ended, for `reason` */
+    cpa_finish_reason reason; /* why it ended, or is to be */
     char error[256];          /* of one that failed */
     int is_stopped;           /* it has got a token that ends it */
     /* Of the thread that runs the steps: */
     int64_t emitted;
-    int64_t accepted; /* of them, those that its constraint has heard of */
+    int64_t accepted; /* tokens of `emitted` that its constraint has heard of */
     int is_broken;    /* its constraint has failed: it gets no token any more */
     int has_run;
     double scheduled_s, end_s; /* when it first ran, if it has, and when it ended */
@@ -62,8 +62,8 @@ typedef struct cpa_engine_request {
     uint32_t *tokens;
     float *logprobs;
     cpa_token_ranks *ranks;        /* NULL: it does not ask for them */
-    cpa_token_ranks *prompt_ranks; /* [prompt_tokens], from the first that have come on: those up to, */
-    int64_t ranked;                /* the first included, so many */
+    cpa_token_ranks *prompt_ranks; /* [prompt_tokens], of which the first `ranked` are filled */
+    int64_t ranked;                /* entries of prompt_ranks that have come, the first included */
 } cpa_engine_request;
 
 /* Records one after another; the first in is the first out. */
@@ -109,7 +109,7 @@ typedef struct cpa_inbox {
     cpa_request_list arrived, ending, ended;
     cpa_token_report *reports;
     int64_t n_reports, cap_reports;
-    cpa_token_report *passing; /* those that the scheduler is being told of, and then room for the next ones */
+    cpa_token_report *passing; /* reports that the scheduler is being told of, else room for the next ones */
     int64_t cap_passing;
     int64_t live; /* requests whose end has not been told, that of the callback under way included */
     int64_t queued_requests, queued_tokens;

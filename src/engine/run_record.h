@@ -18,9 +18,10 @@ typedef struct cpa_run {
     cpa_step_plan plan;    /* of the step that runs */
     cpa_next_plan next;
     struct cpa_step_masks *masks;
-    int prepared;         /* the next plan is, or has failed to be */
-    cpa_error next_error; /* what happened to the next plan while the step ran */
-    int64_t tokens;       /* computed or found in the cache */
+    int prepared;           /* the next plan is, or has failed to be */
+    cpa_error next_error;   /* what happened to the next plan while the step ran */
+    cpa_progress_hook hook; /* looks for the next plan, and prepares for it, while a step runs */
+    int64_t tokens;         /* computed or found in the cache */
     /* Rank 0: the last step waits for the reports of the other ranks, and its ends for what these say. */
     cpa_reports *reports; /* every rank of several */
     int unsettled;

@@ -5,7 +5,6 @@
 #include "base/struct_size.h"
 #include "kernels/operators.h"
 #include "src/ops/check_args.h"
-#include "src/ops/stream_drain.h"
 
 enum { MAX_THREADS = 4096 };
 
@@ -76,7 +75,8 @@ void cpa_device_free(cpa_device *device, void *memory) {
 }
 
 static cpa_status drain(cpa_stream *stream) {
-    for (cpa_stream_drain *d = stream->drains; d; d = d->next) CPA_TRY(d->drain(d->ctx, stream));
+    for (const cpa_progress_hook *hook = stream->progress.first; hook; hook = hook->next)
+        if (hook->drain) CPA_TRY(hook->drain(hook->ctx, stream));
     return CPA_OK;
 }
 
@@ -93,7 +93,7 @@ cpa_status cpa_stream_wrap(cpa_device *device, void *native, cpa_stream **out, c
 void cpa_stream_destroy(cpa_stream *stream) {
     if (!stream) return;
     (void)drain(stream); /* the back end waits for the device, and would for ever */
-    while (stream->drains) cpa_stream_detach(stream->drains);
+    while (stream->progress.first) cpa_progress_remove(stream->progress.first);
     stream->device->table->stream_destroy(stream);
 }
 

@@ -87,14 +87,14 @@ typedef struct cpa_scheduler_options {
     cpa_policy policy;
     double ageing_s;                /* waiting so long counts as one level of priority */
     int64_t long_prefill_threshold; /* most tokens of one prefill in a step */
-    int32_t adaptive_chunks;        /* and no more than blocks are free for: scheduler_chunk.h */
+    int32_t adaptive_chunks;        /* a prefill is cut to what blocks are free for (scheduler_chunk.h) */
     int64_t tenant_block_quota;     /* most blocks of one rank in the tables of a tenant's running sequences */
     int64_t window;                 /* the widest window of all layers; what lies before it is freed */
     int64_t sinks;                  /* first tokens that stay visible */
     int64_t
         local_context; /* sequences of up to so many tokens are placed on one rank; 0: those that the planner prefers
                               there, CPA_LOCAL_CONTEXT_NONE: none */
-    cpa_drafting_options drafting; /* then every token of a plan is reported before the next one is made */
+    cpa_drafting_options drafting; /* with a drafter every token of a plan is reported before the next plan is made */
 } cpa_scheduler_options;
 
 typedef struct cpa_scheduler_request {

@@ -31,19 +31,19 @@ struct cpa_sequence {
     int32_t index;           /* while it runs: in the tables of running sequences, here and on the ranks */
     int introduced;          /* the ranks know it by its index */
     int restart;             /* what was swapped in is damaged */
-    int held_back;           /* it has been for want of blocks for all of its tokens (scheduler_chunk.h) */
+    int held_back;           /* it was held back for want of blocks for all of its tokens (scheduler_chunk.h) */
     int64_t computed;        /* tokens in the cache, once every planned step has run */
-    int64_t emitted;         /* output tokens, likewise */
+    int64_t emitted;         /* output tokens, once every planned step has run */
     int64_t served;          /* tokens of the prompt that have counted as service of the tenant */
-    int64_t reported;        /* how many of them have been reported */
-    uint32_t *outputs;       /* [reported] those that were drawn */
+    int64_t reported;        /* how many output tokens have been reported */
+    uint32_t *outputs;       /* [reported] the output tokens that were drawn */
     int64_t cap_outputs;
     int64_t planned;        /* tokens it is given in the plan being made; 0 = none */
     cpa_drafting *drafting; /* NULL: none was needed yet */
     /* What it guesses of the tokens behind the last one: the last of the tokens planned, or of those that the last plan
      * gave it; n_drafts: how many no report has accepted yet. */
     const uint32_t *drafts;
-    const int32_t *parents; /* as of cpa_drafting_ask */
+    const int32_t *parents; /* of `drafts`, as cpa_drafting_ask gives them */
     int64_t n_drafts, n_listed;
     int64_t accepted; /* the last draft that a report has accepted; -1: none */
     uint32_t last;    /* the token that was reported last */
@@ -65,12 +65,12 @@ struct cpa_sequence {
     /* While it runs: */
     cpa_prefix_digest tip; /* of its first `linked` units: shared, or found by others */
     int64_t linked;
-    int64_t shared;             /* how many of these it found when it was admitted */
-    int tail_linked;            /* so is the end of its prompt behind the last full unit */
+    int64_t shared;             /* how many of the `linked` units it found when it was admitted */
+    int tail_linked;            /* the end of its prompt after the last full unit is shared, or found by others */
     int has_next;               /* the digest of what it will compute next is known */
-    cpa_prefix_digest next;     /* that digest */
-    cpa_prefix_digest next_key; /* and what others look for */
-    int32_t next_tokens;        /* tokens of the unit that it ends in */
+    cpa_prefix_digest next;     /* the digest of what it will compute next */
+    cpa_prefix_digest next_key; /* the digest by which others look for what it will compute next */
+    int32_t next_tokens;        /* tokens of the unit that `next` ends in */
     UT_hash_handle hh;
     UT_hash_handle pending;      /* by `next_key`, among the running sequences */
     cpa_sequence_shard shards[]; /* [cp_size] */

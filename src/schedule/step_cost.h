@@ -21,8 +21,8 @@ typedef struct cpa_step_cost {
     double weight;                  /* of the steps so far, one each to begin with */
     double products[CPA_STEP_PARTS][CPA_STEP_PARTS], sums[CPA_STEP_PARTS]; /* of the normal equations */
     double asked;                                                          /* when the last plan was asked for */
-    cpa_step_load last[2];                                                 /* of it, and of the plan before */
-    int in_a_row;                                                          /* plans with a load, up to two */
+    cpa_step_load last[2]; /* the loads of the last plan and of the one before */
+    int in_a_row;          /* plans with a load, up to two */
 } cpa_step_cost;
 
 /* A plan that was asked for at that time has this load. A plan is made when the step before it begins, so the time since

@@ -15,6 +15,7 @@
 #include <cpattn/status.h>
 
 #include "src/cache/block_move.h"
+#include "src/schedule/drawing.h"
 
 enum {
     CPA_PLAN_STOP = 1,      /* flags: no step follows */
@@ -50,17 +51,15 @@ typedef struct cpa_plan_chunk {
 /* How the tokens of a sequence are drawn: the fields of cpa_sampling that ranks need, with 1 for a top_p or a
  * repetition penalty that is none. */
 typedef struct cpa_plan_sampling {
-    float temperature, top_p, min_p;
-    int32_t top_k;
-    float repetition_penalty, presence_penalty, frequency_penalty;
+    CPA_DRAWING_FIELDS(CPA_DRAWING_MEMBER)
     uint64_t seed;
     uint32_t logprobs;
     int32_t top_logprobs;
     uint32_t prompt_logprobs;
     int32_t top_prompt_logprobs;
-    int64_t prompt_tokens; /* those after them are output */
+    int64_t prompt_tokens; /* of the request; its tokens after these are output */
     uint32_t constrained;  /* which tokens may be drawn is told in each step (src/worker/token_masks.h) */
-    int64_t min_tokens;    /* until there are so many output tokens, its ends are not drawn */
+    int64_t min_tokens;    /* until there are so many output tokens, the tokens that end it are not drawn */
     int64_t biases;        /* index into biases: n_biases that are added, then n_ends for its ends, of -infinity; the */
     int64_t n_biases, n_ends; /* tokens of each part ascend */
 } cpa_plan_sampling;

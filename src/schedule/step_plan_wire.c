@@ -9,10 +9,9 @@
  *     void     seq i32, rank i32, entry i32
  *     discard  request u64, position i64
  *     cut      seq i32, tokens i64
- *     sampling temperature f32, top_p f32, min_p f32, top_k i32, repetition_penalty f32, presence_penalty f32,
- *              frequency_penalty f32, seed u64, logprobs u32, top_logprobs i32, prompt_logprobs u32,
- *              top_prompt_logprobs i32, prompt_tokens i64, constrained u32, min_tokens i64, biases i64, n_biases i64,
- *              n_ends i64
+ *     sampling the fields of src/schedule/drawing.h, 4 bytes each, seed u64, logprobs u32, top_logprobs i32,
+ *              prompt_logprobs u32, top_prompt_logprobs i32, prompt_tokens i64, constrained u32, min_tokens i64,
+ *              biases i64, n_biases i64, n_ends i64
  *     bias     token u32, value f32
  *     block    i32, -1: none
  *     token    u32
@@ -56,15 +55,9 @@ static const wire_field NULLED[] = {FIELD(cpa_plan_nulled, seq), FIELD(cpa_plan_
                                     FIELD(cpa_plan_nulled, entry)};
 static const wire_field DISCARD[] = {FIELD(cpa_plan_discard, request), FIELD(cpa_plan_discard, position)};
 static const wire_field CUT[] = {FIELD(cpa_plan_cut, seq), FIELD(cpa_plan_cut, tokens)};
+#define DRAWING(type, field, least, most, none) FIELD(cpa_plan_sampling, field),
 static const wire_field SAMPLING[] = {
-    FIELD(cpa_plan_sampling, temperature),
-    FIELD(cpa_plan_sampling, top_p),
-    FIELD(cpa_plan_sampling, min_p),
-    FIELD(cpa_plan_sampling, top_k),
-    FIELD(cpa_plan_sampling, repetition_penalty),
-    FIELD(cpa_plan_sampling, presence_penalty),
-    FIELD(cpa_plan_sampling, frequency_penalty),
-    FIELD(cpa_plan_sampling, seed),
+    CPA_DRAWING_FIELDS(DRAWING) FIELD(cpa_plan_sampling, seed),
     FIELD(cpa_plan_sampling, logprobs),
     FIELD(cpa_plan_sampling, top_logprobs),
     FIELD(cpa_plan_sampling, prompt_logprobs),
@@ -76,6 +69,7 @@ static const wire_field SAMPLING[] = {
     FIELD(cpa_plan_sampling, n_biases),
     FIELD(cpa_plan_sampling, n_ends),
 };
+#undef DRAWING
 static const wire_field BIAS[] = {FIELD(cpa_plan_bias, token), FIELD(cpa_plan_bias, value)};
 static const wire_field WORD[] = {{0, 4}};
 

@@ -9,6 +9,9 @@ typedef struct part {
     int64_t bytes;
 } part;
 
+#define DRAWING(type, field, least, most, none)                                                                        \
+    {offsetof(cpa_step_arrays, field), sizes->emissions * (int64_t)sizeof(type)},
+
 /* Those with entries of 8 bytes come first, so that all are aligned. */
 int64_t cpa_step_arrays_lay_out(const cpa_step_sizes *sizes, void *base, cpa_step_arrays *out) {
     const int64_t tokens = sizes->rows + sizes->history;
@@ -24,15 +27,8 @@ int64_t cpa_step_arrays_lay_out(const cpa_step_sizes *sizes, void *base, cpa_ste
         {offsetof(cpa_step_arrays, mask_first), sizes->masked_rows * 8},
         {offsetof(cpa_step_arrays, rows), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, seqs), sizes->emissions * 4},
-        {offsetof(cpa_step_arrays, top_k), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, top_logprobs), sizes->emissions * 4},
-        {offsetof(cpa_step_arrays, temperature), sizes->emissions * 4},
-        {offsetof(cpa_step_arrays, top_p), sizes->emissions * 4},
-        {offsetof(cpa_step_arrays, min_p), sizes->emissions * 4},
-        {offsetof(cpa_step_arrays, repetition_penalty), sizes->emissions * 4},
-        {offsetof(cpa_step_arrays, presence_penalty), sizes->emissions * 4},
-        {offsetof(cpa_step_arrays, frequency_penalty), sizes->emissions * 4},
-        {offsetof(cpa_step_arrays, path_ends), sizes->emissions * 4},
+        CPA_DRAWING_FIELDS(DRAWING){offsetof(cpa_step_arrays, path_ends), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, bias_first), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, bias_count), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, tokens), tokens * 4},

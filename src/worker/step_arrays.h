@@ -6,6 +6,8 @@
 
 #include <stdint.h>
 
+#include "src/schedule/drawing.h"
+
 typedef struct cpa_step_sizes {
     int64_t rows, emissions, history, restarts;
     int64_t yields; /* of the emissions the first that are for output tokens; the others are of prompts */
@@ -17,14 +19,14 @@ typedef struct cpa_step_arrays {
     /* [rows] */
     int64_t *positions, *slots;
     /* [emissions] */
-    uint64_t *salts; /* of the digest; */
-    uint64_t *sums;  /* and what each row adds to it, which begins as 0 */
+    uint64_t *salts; /* what a row adds to the digest begins with */
+    uint64_t *sums;  /* what each row adds to the digest; 0 before the step */
     uint64_t *seeds;
     int64_t *given, *drawn_at; /* the token that is given, and the position of the token */
-    int32_t *rows, *seqs, *top_k, *top_logprobs;
-    float *temperature, *top_p, *min_p, *repetition_penalty, *presence_penalty, *frequency_penalty;
+    int32_t *rows, *seqs, *top_logprobs;
+    CPA_DRAWING_FIELDS(CPA_DRAWING_ARRAY)
     int32_t *path_ends; /* entry of the history that is the row's own token, where that is a draft; -1: it is none */
-    int32_t *bias_first, *bias_count; /* as of cpa_draw_limits */
+    int32_t *bias_first, *bias_count; /* entries of bias_tokens and bias_values, as cpa_draw_limits has them */
     /* [rows + history] the tokens of both, and which of the tokens that the step before has drawn takes their place */
     uint32_t *tokens;
     int32_t *sources; /* -1: none */

@@ -132,9 +132,8 @@ static cpa_status make_graphs(cpa_worker *worker, cpa_control *control, cpa_erro
     return cpa_graphs_create(control, worker->context, worker->stream, &worker->graphs, err);
 }
 
-void cpa_worker_set_meanwhile(cpa_worker *worker, void (*meanwhile)(void *ctx), void *ctx) {
-    worker->meanwhile = meanwhile;
-    worker->meanwhile_ctx = ctx;
+cpa_progress *cpa_worker_progress(cpa_worker *worker) {
+    return &worker->stream->progress;
 }
 
 void cpa_worker_set_token_masks(cpa_worker *worker, cpa_status (*give_masks)(void *ctx, cpa_error *err), void *ctx) {
@@ -301,10 +300,10 @@ static cpa_status enqueue_step(cpa_worker *worker, const cpa_step_plan *plan, co
     return cpa_worker_fetch_tokens(worker);
 }
 
-/* Waits for the layers. Where they have run when they are enqueued, `meanwhile` has its one call before that. */
+/* Waits for the layers. Where they have run when they are enqueued, this is the only idle time of the step. */
 static cpa_status drain(cpa_worker *worker, cpa_error *err) {
-    if (worker->meanwhile) worker->meanwhile(worker->meanwhile_ctx);
-    cpa_status status = cpa_context_sync(worker->context, worker->stream, worker->meanwhile, worker->meanwhile_ctx);
+    cpa_progress_idle(&worker->stream->progress);
+    cpa_status status = cpa_context_sync(worker->context, worker->stream);
     return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "%s", cpa_context_error(worker->context));
 }
 

@@ -26,13 +26,13 @@ typedef struct cpa_worker_seq {
     int64_t cap_tokens;
     int32_t *blocks; /* this rank's block table */
     int64_t n_blocks, cap_blocks;
-    cpa_plan_sampling sampling; /* how its tokens are drawn, */
-    cpa_plan_bias *biases;      /* and the biases of that: [cap_biases] */
+    cpa_plan_sampling sampling; /* how its tokens are drawn */
+    cpa_plan_bias *biases;      /* [cap_biases] that `sampling` adds to logits */
     int64_t cap_biases;
-    int64_t right;      /* of `len`, those that no wrong draft has come before, nor one off its place, */
-    uint64_t began;     /* the plan that introduced it, counted over those with chunks, */
-    uint64_t emitted;   /* and the last one that emits a token for it; 0: none yet */
-    int64_t drawn;      /* where that lies among the tokens that its step draws */
+    int64_t right;      /* tokens of `len` before the first wrong draft, or one off its place */
+    uint64_t began;     /* number of the plan that introduced it, of those with chunks */
+    uint64_t emitted;   /* number of the last plan that emits a token for it; 0: none yet */
+    int64_t drawn;      /* where that token lies among those that its step draws */
     int64_t in_history; /* with penalties: so many of its tokens have been in a step's history */
 } cpa_worker_seq;
 
@@ -40,10 +40,10 @@ typedef struct cpa_worker_seq {
  * of the step draws by. Without slots where the model draws by none. */
 typedef struct cpa_token_masks {
     int64_t slots, words;
-    uint32_t *host;      /* page-locked, [slots, words], and */
-    uint32_t *device;    /* the same there */
-    int32_t *index_host; /* page-locked, [max_tokens], and */
-    int32_t *index;      /* the same on the device */
+    uint32_t *host;      /* page-locked, [slots, words] */
+    uint32_t *device;    /* `host` on the device */
+    int32_t *index_host; /* page-locked, [max_tokens]: the slot of each emission */
+    int32_t *index;      /* `index_host` on the device */
 } cpa_token_masks;
 
 typedef struct cpa_worker_options {
@@ -56,8 +56,8 @@ typedef struct cpa_worker_options {
     int32_t enforce_eager; /* decode steps are not captured in graphs */
     int64_t staging_bytes;
     cpa_cascade_attention cascade_attention;
-    int64_t host_blocks;                  /* for swapping */
-    const cpa_transport_table *transport; /* for the memory of the device */
+    int64_t host_blocks;                  /* blocks in host memory, for swapping */
+    const cpa_transport_table *transport; /* what carries messages between devices of this kind */
 } cpa_worker_options;
 
 typedef struct cpa_worker cpa_worker;
@@ -67,14 +67,14 @@ typedef struct cpa_worker_emission {
     uint64_t request;
     int32_t seq;
     uint64_t began;     /* of the sequence */
-    int32_t rank;       /* the rank whose row yields it, 0 where rows are replicated, */
-    int64_t index;      /* and which of its emissions it is */
-    int64_t cached_at;  /* where the cache has the token of that row, of its sequence, */
-    int64_t position;   /* and that of the token that it yields */
+    int32_t rank;       /* the rank whose row yields it; 0 where rows are replicated */
+    int64_t index;      /* which of the emissions of that rank it is */
+    int64_t cached_at;  /* index in its sequence of the row, as the cache has it */
+    int64_t position;   /* index in its sequence of the token that is yielded */
     int64_t given;      /* the token; -1: it is drawn */
     int is_constrained; /* it is drawn by a mask */
-    int is_judged;      /* its chunk has drafts: whether it counts shows when the step is done, */
-    int is_wrong;       /* and then it does not, as a draft before it was wrong */
+    int is_judged;      /* its chunk has drafts: whether it counts shows when the step is done */
+    int is_wrong;       /* it does not count, as a draft before it was wrong */
 } cpa_worker_emission;
 
 /* A step as its plan makes it. What is the same on every rank: the sizes of a padded step, the emissions, and the
@@ -83,10 +83,10 @@ typedef struct cpa_worker_rows {
     int replicated; /* the rows and emissions are those of all ranks, the same on each: the model takes slices */
     cpa_step_sizes sizes;
     cpa_step_arrays host; /* page-locked, in a block that is on its way to the device when the next step is prepared */
-    uint64_t *requests;   /* [max_tokens] of the rows */
+    uint64_t *requests;   /* [max_tokens] the request of each row */
     cpa_worker_emission *emissions; /* [max_tokens], in the order of the chunks and of their rows */
     int64_t n_emissions;
-    int64_t n_scored; /* behind these: rows whose next token is one of the prompt, and what they say of it wanted */
+    int64_t n_scored; /* in `emissions` after n_emissions: rows of prompts of which log-probabilities are wanted */
     int64_t drafts;   /* rows whose tokens are guesses */
     uint32_t wants;   /* CPA_WANTS_... */
     int draws;        /* not every token is given, so that ranks exchange what they have drawn */
@@ -114,10 +114,10 @@ struct cpa_worker {
     cpa_score_rules *score; /* [layers], of the model's rules on the device; NULL: none */
     void *score_memory;
     cpa_context *context;
-    int64_t graph_steps; /* launched as graphs */
+    int64_t graph_steps; /* steps launched as graphs */
     cpa_graphs *graphs;  /* NULL: every step runs eagerly */
     const cpa_model *network;
-    cpa_slices slices; /* of the context */
+    cpa_slices slices; /* what exchanges parts of sliced products: that of the context */
     cpa_kv_cache *cache;
     cpa_worker_seq *seqs; /* [max_seqs] */
 
@@ -125,23 +125,23 @@ struct cpa_worker {
     uint64_t *damaged; /* [swap_ins]: 1 where this rank's block came back damaged */
     int64_t cap_damaged;
 
-    cpa_worker_rows row_sets[2]; /* in turn */
+    cpa_worker_rows row_sets[2]; /* one of the step that runs, one of the step that is prepared */
     cpa_worker_rows *rows;       /* of the step that was prepared last */
     cpa_worker_rows *ran;        /* of the step that ran last */
-    uint64_t plans;              /* prepared so far, of those with chunks */
+    uint64_t plans;              /* plans with chunks that have been prepared so far */
     int padded;                  /* whether the step that was prepared last may be captured */
-    cpa_step_arrays arrays;      /* of that step, on the device: in `block`, or in `wide_block` where it is too long */
+    cpa_step_arrays arrays; /* on the device, of the step prepared last: in `block`, or a long one in `wide_block` */
     void *block, *wide_block;
     int64_t block_bytes, wide_bytes;
     cpa_drawn *drawn;       /* device, [cp_size][emissions]: what the step that ran last has drawn */
     cpa_drawn *drawn_host;  /* page-locked: the same once that step is done */
-    cpa_token_ranks *ranks; /* both likewise, where that is wanted */
-    cpa_token_ranks *ranks_host;
-    uint64_t *digest_device; /* one running sum, */
-    uint64_t *sums_host;     /* page-locked, [max_tokens]: what each row of a step with drafts has added to it, */
-    uint64_t *discarded;     /* page-locked, [n_discarded]: and parts of it that are to be taken off, */
+    cpa_token_ranks *ranks; /* device: ranks and log-probabilities of the tokens in `drawn`, where they are wanted */
+    cpa_token_ranks *ranks_host; /* page-locked: the same once that step is done */
+    uint64_t *digest_device;     /* device, one running sum: the digest of the results of all steps */
+    uint64_t *sums_host; /* page-locked, [max_tokens]: what each row of a step with drafts has added to the digest */
+    uint64_t *discarded; /* page-locked, [n_discarded]: parts of the digest that are to be taken off */
     int64_t n_discarded;
-    uint64_t digest_off; /* or have been */
+    uint64_t digest_off; /* sum of the parts of the digest that have been taken off */
     cpa_nonfinite nonfinite;
     void *q, *k, *v, *out;
     cpa_context_chunk *chunks;
@@ -149,8 +149,6 @@ struct cpa_worker {
 
     cpa_token_masks token_masks;
 
-    void (*meanwhile)(void *ctx); /* see cpa_worker_set_meanwhile */
-    void *meanwhile_ctx;
     cpa_status (*give_masks)(void *ctx, cpa_error *err); /* see cpa_worker_set_token_masks */
     void *masks_ctx;
 };
@@ -172,9 +170,9 @@ cpa_status cpa_worker_prepare(cpa_worker *worker, const cpa_step_plan *plan, con
 cpa_status cpa_worker_run(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
                           cpa_error *err);
 
-/* What cpa_worker_run calls once the layers of a step are enqueued, and then again and again while it waits for them;
- * it may prepare the next step. NULL: nothing. */
-void cpa_worker_set_meanwhile(cpa_worker *worker, void (*meanwhile)(void *ctx), void *ctx);
+/* What moves while cpa_worker_run runs a step, as a progress has it (base/progress.h). Its hooks are idle once the layers
+ * of a step are enqueued, and then again and again while these are waited for: they may prepare the next step. */
+cpa_progress *cpa_worker_progress(cpa_worker *worker);
 
 /* What cpa_worker_run calls when the layers of a step with constrained emissions are enqueued, and before it draws: it
  * calls cpa_token_masks_take (token_masks.h). */

@@ -202,14 +202,10 @@ static void add_emission(const cpa_worker *worker, const cpa_worker_emission *em
     to->given[at] = emission->given;
     to->drawn_at[at] = emission->position;
     to->seeds[at] = sampling->seed;
-    to->top_k[at] = sampling->top_k;
     to->top_logprobs[at] = sampling->top_logprobs;
-    to->temperature[at] = sampling->temperature;
-    to->top_p[at] = sampling->top_p;
-    to->min_p[at] = sampling->min_p;
-    to->repetition_penalty[at] = sampling->repetition_penalty;
-    to->presence_penalty[at] = sampling->presence_penalty;
-    to->frequency_penalty[at] = sampling->frequency_penalty;
+#define DRAWING(type, field, least, most, none) to->field[at] = sampling->field;
+    CPA_DRAWING_FIELDS(DRAWING)
+#undef DRAWING
 }
 
 /* The tokens that a sequence with penalties goes on with, on whatever rank, and behind them its drafts, which are no
@@ -259,9 +255,10 @@ static void clear_emissions(const cpa_worker_rows *rows) {
         to->salts[at] = to->sums[at] = to->seeds[at] = 0;
         to->given[at] = to->drawn_at[at] = 0;
         to->rows[at] = to->path_ends[at] = -1;
-        to->seqs[at] = to->top_k[at] = to->top_logprobs[at] = to->bias_first[at] = to->bias_count[at] = 0;
-        to->temperature[at] = to->min_p[at] = to->presence_penalty[at] = to->frequency_penalty[at] = 0;
-        to->top_p[at] = to->repetition_penalty[at] = 1;
+        to->seqs[at] = to->top_logprobs[at] = to->bias_first[at] = to->bias_count[at] = 0;
+#define DRAWING(type, field, least, most, none) to->field[at] = none;
+        CPA_DRAWING_FIELDS(DRAWING)
+#undef DRAWING
     }
 }
 

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/serve/answer.h"
+#include "bench/serve/stream_answer.h"
 #include "tests/fixtures/unit.h"
 
 /* ---- events ---- */

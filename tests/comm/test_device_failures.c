@@ -21,7 +21,7 @@ static void differing_sizes(cpa_site *s) {
         cpa_status status;
         double begin = cpa_clock_now();
         do { /* the report may come just behind the end of the stream */
-            status = s->transport->table->drain(s->transport, s->producer, &err);
+            status = s->transport->table->drain(s->transport, s->producer, NULL, &err);
         } while (status == CPA_OK && cpa_clock_now() - begin < 5);
         CU_ASSERT_EQUAL(status, CPA_COMM);
         CU_ASSERT(strstr(err.message, "rank 0 sends 1001 bytes") && strstr(err.message, "expects 1000"));
@@ -52,7 +52,7 @@ static void wait_in_vain(cpa_site *s, cpa_traffic *t) {
     double begin = cpa_clock_now();
     cpa_status status = table->start(s->transport, t->msgs, t->n, s->producer, &exchange, &err);
     if (status == CPA_OK) status = table->finish(s->transport, exchange, s->producer, NULL, &err);
-    if (status == CPA_OK) status = table->drain(s->transport, s->producer, &err);
+    if (status == CPA_OK) status = table->drain(s->transport, s->producer, NULL, &err);
     double waited = cpa_clock_now() - begin;
     CU_ASSERT_EQUAL(status, CPA_COMM);
     CU_ASSERT(waited > 1 && waited < 4);
@@ -115,7 +115,7 @@ static void start_late(cpa_site *s, cpa_traffic *t) {
     s->transport->timeout_s = 6;
     CUDA(cudaLaunchHostFunc(s->producer, sleep_long, NULL));
     cpa_site_exchange(s, t->msgs, t->n);
-    s->transport->table->drain(s->transport, s->producer, NULL);
+    s->transport->table->drain(s->transport, s->producer, NULL, NULL);
 }
 
 static void a_stuck_device(cpa_site *s) {
@@ -140,7 +140,7 @@ static void a_silent_rank_in_a_graph(cpa_site *s) {
     if (cpa_world_rank != cpa_world_size - 1) {
         double begin = cpa_clock_now();
         CUDA(cudaGraphLaunch(executable, s->producer));
-        CU_ASSERT_EQUAL(s->transport->table->drain(s->transport, s->producer, &err), CPA_COMM);
+        CU_ASSERT_EQUAL(s->transport->table->drain(s->transport, s->producer, NULL, &err), CPA_COMM);
         CU_ASSERT(names_rank(err.message, cpa_world_size - 1));
         CPA_ASSERT_ORDER(cpa_clock_now() - begin, <, 4);
     }
@@ -205,7 +205,7 @@ static void a_silent_rank_with_rooms(cpa_site *s) {
     }
     if (cpa_world_rank != cpa_world_size - 1) {
         cpa_site_exchange(s, msgs, n);
-        CU_ASSERT_EQUAL(s->transport->table->drain(s->transport, s->producer, &err), CPA_COMM);
+        CU_ASSERT_EQUAL(s->transport->table->drain(s->transport, s->producer, NULL, &err), CPA_COMM);
         CU_ASSERT(names_rank(err.message, cpa_world_size - 1));
     }
     MPI_Barrier(MPI_COMM_WORLD);

@@ -215,16 +215,16 @@ static void feed(endpoint *e, const unsigned char *stream, size_t bytes) {
 static void made_up_frames_do_no_harm(void) {
     enum { ROOM = 20000 };
     static unsigned char stream[ROOM];
+    enum { LEAST_RUNS = 128 };
     const double end = cpa_clock_now() + fuzz_seconds();
     int64_t runs = 0;
-    for (; cpa_clock_now() < end; runs++) {
+    for (; cpa_clock_now() < end || runs < LEAST_RUNS; runs++) {
         endpoint e;
         open_endpoint(&e);
         feed(&e, stream, make_stream(stream, ROOM));
         close_endpoint(&e);
     }
     printf("%lld streams ... ", (long long)runs);
-    CPA_ASSERT_ORDER(runs, >, 100);
 }
 
 /* One who says made-up things where ranks are expected; whoever is let in has proved it. */
@@ -254,6 +254,7 @@ static int64_t visit(const cpa_endpoint *at, const cpa_job_key *key, cpa_recepti
 }
 
 static void made_up_visitors_are_turned_away(void) {
+    enum { LEAST_VISITS = 64 };
     cpa_reception reception;
     cpa_endpoint at;
     cpa_job_key key;
@@ -264,10 +265,11 @@ static void made_up_visitors_are_turned_away(void) {
     CU_ASSERT_EQUAL_FATAL(cpa_endpoint_of(listener, &at, NULL), CPA_OK);
     CU_ASSERT_EQUAL_FATAL(cpa_job_key_derive(NULL, "a", 1, &key, NULL), CPA_OK);
     cpa_reception_open(listener, CPA_PURPOSE_MEET, 0, 3, &key, &reception);
-    for (; cpa_clock_now() < end; visits++) let_in += visit(&at, &key, &reception, (int32_t)draw(3));
+    for (; cpa_clock_now() < end || visits < LEAST_VISITS; visits++)
+        let_in += visit(&at, &key, &reception, (int32_t)draw(3));
     CU_ASSERT_EQUAL(reception.turned_away + let_in + reception.n, visits);
     printf("%lld of %lld ... ", (long long)(visits - let_in), (long long)visits);
-    CU_ASSERT(visits > 20 && let_in > 0 && let_in < visits);
+    CU_ASSERT(let_in > 0 && let_in < visits);
     cpa_reception_close(&reception);
     close(listener);
 }
@@ -304,11 +306,11 @@ static int open_watch(joining *j) {
 
 /* Words of notices, small and odd ones: none is taken for one of another rank, and what is told of them is a line. */
 static void made_up_notices_do_no_harm(void) {
-    enum { WORDS = 500 };
+    enum { WORDS = 500, LEAST_RUNS = 8 };
     const cpa_calls calls = {.channel = 1, .first = 1, .last = 2};
     const double end = cpa_clock_now() + fuzz_seconds();
     int64_t runs = 0;
-    for (; cpa_clock_now() < end; runs++) {
+    for (; cpa_clock_now() < end || runs < LEAST_RUNS; runs++) {
         joining j;
         uint32_t words[WORDS];
         cpa_error err = {CPA_OK, ""};
@@ -324,7 +326,6 @@ static void made_up_notices_do_no_harm(void) {
         cpa_watch_stop(j.watch);
     }
     printf("%lld watches ... ", (long long)runs);
-    CPA_ASSERT_ORDER(runs, >, 5);
 }
 
 static const cpa_test tests[] = {

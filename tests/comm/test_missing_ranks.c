@@ -2,6 +2,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include <cpattn/mpi.h>
+
 #include "base/clock.h"
 #include "comm/comm.h"
 #include "tests/fixtures/mpi_unit.h"
@@ -73,9 +75,37 @@ static void refusals_are_heard_by_those_who_wait_in_the_refused_calls(void) {
     CU_ASSERT_EQUAL(cpa_comm_barrier(comm, NULL), CPA_OK);
 }
 
+/* Also one that has refused a call before. Two that give up at once are known to none of them. */
+static void a_rank_that_gives_up_is_known_to_those_that_have_not(void) {
+    cpa_comm *comm = NULL;
+    CU_ASSERT_EQUAL_FATAL(cpa_comm_from_mpi(MPI_COMM_WORLD, NULL, &comm, NULL), CPA_OK);
+    const int32_t last = cpa_comm_size(comm) - 1;
+    CU_ASSERT_EQUAL(cpa_comm_who_gave_up(comm, NULL), -1);
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (cpa_comm_rank(comm) == last) {
+        const cpa_error why = {CPA_NO_MEMORY, "no memory for a layer"};
+        cpa_comm_refuse(comm, 7, 1, 1, &why);
+        CU_ASSERT_EQUAL(cpa_comm_who_gave_up(comm, NULL), -1);
+        cpa_comm_abort(comm, CPA_NO_MEMORY, "no memory for a step");
+    }
+    const double begin = cpa_clock_now();
+    while (cpa_comm_who_gave_up(comm, NULL) < 0 && cpa_comm_rank(comm) != last && cpa_clock_now() - begin < 30)
+        usleep(1000);
+    CU_ASSERT_EQUAL(cpa_comm_who_gave_up(comm, NULL), cpa_comm_rank(comm) == last ? -1 : last);
+    cpa_comm_abort(comm, CPA_NO_MEMORY, "what another rank is known to have said is not said again");
+    cpa_error why = {CPA_OK, ""};
+    char expected[64] = "";
+    if (cpa_comm_rank(comm) != last) snprintf(expected, sizeof expected, "rank %d: no memory for a step", last);
+    CU_ASSERT_EQUAL(cpa_comm_who_gave_up(comm, &why), cpa_comm_rank(comm) == last ? -1 : last);
+    CU_ASSERT_STRING_EQUAL(why.message, expected);
+    MPI_Barrier(MPI_COMM_WORLD);
+    cpa_comm_destroy(comm);
+}
+
 static const cpa_test tests[] = {
     {"refusals are heard by those who wait in the refused calls",
      refusals_are_heard_by_those_who_wait_in_the_refused_calls},
+    {"a rank that gives up is known to those that have not", a_rank_that_gives_up_is_known_to_those_that_have_not},
     {"ranks that answer are not named", ranks_that_answer_are_not_named},
     {"a rank that is silent is named by all others", a_rank_that_is_silent_is_named_by_all_others},
 };

@@ -42,7 +42,7 @@ static void traffic_finish(cpa_control *control, cpa_transport *transport, uint6
     double waited = -1;
     cpa_error err = {.message = ""};
     CU_ASSERT_EQUAL(TABLE->finish(transport, all->exchange, stream->native, &waited, &err), CPA_OK);
-    if (TABLE->drain) CU_ASSERT_EQUAL(TABLE->drain(transport, stream->native, &err), CPA_OK);
+    if (TABLE->drain) CU_ASSERT_EQUAL(TABLE->drain(transport, stream->native, NULL, &err), CPA_OK);
     CU_ASSERT_STRING_EQUAL(err.message, "");
     CPA_ASSERT_ORDER(waited, >=, 0);
     for (int32_t m = 0; m < all->n; m++) {

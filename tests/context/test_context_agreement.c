@@ -7,7 +7,6 @@
 
 #include <cpattn/mpi.h>
 
-#include "base/clock.h"
 #include "tests/fixtures/context_fixture.h"
 #include "tests/fixtures/device_fixture.h"
 #include "tests/fixtures/mpi_unit.h"
@@ -188,7 +187,8 @@ static void scores_that_differ_are_found_out(void) {
     close_site(&s);
 }
 
-/* By pass-KV the last rank's window asks for fewer segments than the others send, and all wait. */
+/* By pass-KV the last rank's window asks for fewer segments than the others send, and all wait. The line tells that the
+ * time-out has ended that: what finds a deadlock of another cause comes later, and says something else. */
 static void waits_of_masks_that_differ_end_after_a_time_out(void) {
     const int64_t length = 4 * 1024 * cpa_test_ranks(); /* whole segments, so that messages are of one size */
     const cpa_comm_options options = {.size = sizeof options, .timeout_s = 2};
@@ -205,14 +205,12 @@ static void waits_of_masks_that_differ_end_after_a_time_out(void) {
     small.staging_bytes = cpa_context_least_staging(device, &small, cpa_test_ranks());
     CU_ASSERT_EQUAL(cpa_context_create(comm, device, &small, &context, NULL), CPA_OK);
     if (cpa_test_is_last_rank()) layer.args.mask.window = 64;
-    const double begin = cpa_clock_now();
     cpa_status status = CPA_OK;
     for (int step = 0; step < 3 && status == CPA_OK; step++) {
         CU_ASSERT_EQUAL(cpa_test_plan(context, &cache, &chunk, 1), CPA_OK);
         status = cpa_context_attend(context, &layer.args, stream);
     }
     CU_ASSERT_EQUAL(status, CPA_COMM);
-    CPA_ASSERT_ORDER(cpa_clock_now() - begin, <, 6);
     CU_ASSERT_PTR_NOT_NULL(
         strstr(cpa_context_error(context), "attends by another mask, scale or score rule than rank"));
     cpa_context_destroy(context);

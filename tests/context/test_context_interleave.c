@@ -48,7 +48,7 @@ static void check_step(const cpa_test_cache *cache, const cpa_test_chunk *given,
     cpa_test_chunk chunks[CPA_TEST_MAX_SEQUENCES];
     cpa_test_result first = {0};
     memcpy(chunks, given, (size_t)n * sizeof *chunks);
-    CU_ASSERT_EQUAL(context->kv.gather, !device->caps.bit_exact && cache->shape.interleave >= BLOCK);
+    CU_ASSERT_EQUAL(context->step.gathers, !device->caps.bit_exact && cache->shape.interleave >= BLOCK);
     for (int way = 0; way < 3; way++) {
         cpa_test_result result;
         for (int64_t i = 0; i < n; i++)

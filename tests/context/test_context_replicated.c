@@ -239,7 +239,7 @@ static uint64_t run_padded(site *s, const cpa_test_chunk *chunks, int64_t n, int
         cpa_context_capture(s->context, 0);
     }
     if (s->graph) CU_ASSERT_EQUAL(s->device->graphs->launch(s->graph, s->stream), CPA_OK);
-    CU_ASSERT_EQUAL(cpa_context_sync(s->context, s->stream, NULL, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_context_sync(s->context, s->stream), CPA_OK);
     return s->device->caps.has_graphs ? cpa_context_shape(s->context) : 0;
 }
 

@@ -154,7 +154,7 @@ static void every_rank_has_the_same_bits(void) {
     for (int round = 0; round < ROUNDS; round++) {
         for (int of = 0; of < N_CASES; of++) put(&s, round, of);
         enqueue(&s);
-        CU_ASSERT_EQUAL(cpa_context_sync(s.context, s.stream, NULL, NULL), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_context_sync(s.context, s.stream), CPA_OK);
         for (int of = 0; of < N_CASES; of++) check_case(&s, round, of);
     }
     end(&s);
@@ -168,7 +168,7 @@ static void a_graph_does_it_again(void) {
     if (s.device->caps.has_graphs) {
         const cpa_graph_table *graphs = s.device->graphs;
         enqueue(&s);
-        CU_ASSERT_EQUAL(cpa_context_sync(s.context, s.stream, NULL, NULL), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_context_sync(s.context, s.stream), CPA_OK);
         cpa_context_capture(s.context, 1);
         CU_ASSERT_EQUAL_FATAL(graphs->begin(s.stream), CPA_OK);
         enqueue(&s);
@@ -177,7 +177,7 @@ static void a_graph_does_it_again(void) {
         for (int round = 0; round < ROUNDS; round++) {
             for (int of = 0; of < N_CASES; of++) put(&s, round, of);
             CU_ASSERT_EQUAL(graphs->launch(graph, s.stream), CPA_OK);
-            CU_ASSERT_EQUAL(cpa_context_sync(s.context, s.stream, NULL, NULL), CPA_OK);
+            CU_ASSERT_EQUAL(cpa_context_sync(s.context, s.stream), CPA_OK);
             for (int of = 0; of < N_CASES; of++) check_case(&s, round, of);
         }
         graphs->destroy(graph);

@@ -64,19 +64,19 @@ static void tokens_are_the_same_after_preemptions(void) {
     }
 }
 
-/* The second request of a family has the prompt of the first and what that drew, and comes when it is done. */
+/* The second request of a family has the prompt of the first and what that drew. There is room for three at once, so
+ * that it takes the place of a first one that is done, the one of its own family or of one before. */
 static void blocks_of_drawn_tokens_are_found(void) {
+    enum { FAMILIES = 3 };
     chain_run h;
     chain_run_begin(&h, VERIFY);
-    for (int f = 0; f < 3; f++) {
-        chain_run_add(&h, f, 0, 40, 60, NULL);
-        chain_run_add(&h, f, 1, 97, 9, NULL);
-        h.requests[h.n_requests - 1].arrival_s = 2;
-    }
+    h.options.max_num_seqs = FAMILIES;
+    for (int f = 0; f < FAMILIES; f++) chain_run_add(&h, f, 0, 40, 60, NULL);
+    for (int f = 0; f < FAMILIES; f++) chain_run_add(&h, f, 1, 97, 9, NULL);
     chain_run_all(&h);
     chain_run_expect_lengths(&h);
     /* All blocks of the second ones' prompts but that of the last token: 97 tokens are 6 blocks of 16, and one more. */
-    CU_ASSERT_EQUAL(h.stats.prefix_hits, 3 * 6);
+    CU_ASSERT_EQUAL(h.stats.prefix_hits, FAMILIES * 6);
 }
 
 /* Where the text of a family has a token for the first time after the prompt. */

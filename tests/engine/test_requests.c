@@ -508,16 +508,16 @@ static void check_totals(heard *h) {
     int64_t sent = 0, rows = 0;
     cpa_engine_get_stats(h->engine, &stats, sizeof stats);
     for (int32_t rank = 0; rank < ranks; rank++) {
-        sent += totals[rank].bytes_sent;
-        rows += (int64_t)totals[rank].verify_rows;
+        sent += totals[rank].context.bytes_sent;
+        rows += (int64_t)totals[rank].verify.rows;
     }
     CU_ASSERT_EQUAL(stats.bytes_sent, sent);
     CU_ASSERT_EQUAL(stats.verify_rows, rows);
     CU_ASSERT(stats.kv_used <= stats.kv_blocks && stats.kv_used <= stats.kv_peak);
     CU_ASSERT_EQUAL(stats.prefilled_tokens, stats.output_tokens > 0 ? 300 : 0);
     if (h->steps < 3 || stats.requests_running == 0) return;
-    CU_ASSERT_EQUAL(totals[last].bytes_sent > 0, ranks > 1);
-    CU_ASSERT(totals[last].attend_s > 0 && stats.imbalance >= 1 && stats.imbalance <= ranks);
+    CU_ASSERT_EQUAL(totals[last].context.bytes_sent > 0, ranks > 1);
+    CU_ASSERT(totals[last].context.attend_s > 0 && stats.imbalance >= 1 && stats.imbalance <= ranks);
     CPA_ASSERT_ORDER(stats.kv_used, >, 0);
     CPA_ASSERT_ORDER(stats.planned_pass_q + stats.planned_pass_kv + stats.planned_local, >=, stats.steps);
     h->mark++;

@@ -44,7 +44,9 @@ static void an_operation_polls_while_it_waits_for_its_threads(void) {
     int polls = 0;
     atomic_int other_is_there = 0;
     CU_ASSERT_EQUAL_FATAL(cpa_threads_create(2, NULL, 0, &pool, NULL), CPA_OK);
-    cpa_threads_run(pool, 2, nap, &other_is_there, count, &polls);
+    cpa_progress_hook counts = {.look = count, .ctx = &polls};
+    const cpa_progress progress = {&counts};
+    cpa_threads_run(pool, 2, nap, &other_is_there, &progress);
     CPA_ASSERT_ORDER(polls, >, 20);
     cpa_threads_destroy(pool);
 }

@@ -9,9 +9,9 @@
 
 #include "base/check.h"
 #include "bench/bench.h"
-#include "launcher/exit_code.h"
-#include "launcher/job_ranks.h"
-#include "launcher/ranks.h"
+#include "launcher/ranks/job_ranks.h"
+#include "launcher/ranks/ranks.h"
+#include "program/exit_code.h"
 #include "tests/faults/fault.h"
 
 static void arm_fault(int engine_started) {

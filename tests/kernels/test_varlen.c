@@ -74,7 +74,7 @@ static void grid_of_encoders(void) {
     grid_run run = {0};
     CU_ASSERT_EQUAL_FATAL(cpa_threads_create(n, NULL, 0, &threads, NULL), CPA_OK);
     for (int32_t i = 0; i < n; i++) cpa_test_varlen_open(&run.sites[i], 1);
-    cpa_threads_run(threads, GRID_CASES, check_case, &run, NULL, NULL);
+    cpa_threads_run(threads, GRID_CASES, check_case, &run, NULL);
     for (int32_t i = 0; i < n; i++) cpa_test_varlen_close(&run.sites[i]);
     cpa_threads_destroy(threads);
     printf("%lld cases ", (long long)run.cases);

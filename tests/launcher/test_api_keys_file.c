@@ -1,5 +1,5 @@
 /* The file of --api-keys. */
-#include "launcher/api_keys_file.h"
+#include "launcher/settings/api_keys_file.h"
 
 #include <stdio.h>
 #include <string.h>

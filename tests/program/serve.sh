@@ -39,7 +39,7 @@ expect_end_of_server() {
 
 # ask PATH JSON [CURL OPTION...]: the body goes to ./answer, the code to $http.
 ask() {
-    http=$(curl -s -m 30 -o answer -w '%{http_code}' "$url$1" -d "$2" "${@:3}")
+    http=$(curl -s -m "$limit" -o answer -w '%{http_code}' "$url$1" -d "$2" "${@:3}")
 }
 
 expect_http() {
@@ -55,11 +55,11 @@ answered_ids() {
 # there.
 begin_answer() {
     : >stream
-    curl -s -N -m 30 "$url/v1/completions" -d \
+    curl -s -N -m "$limit" "$url/v1/completions" -d \
         "{\"prompt\": [7, 8], \"max_tokens\": $1, \"stream\": true, \"return_token_ids\": true, \"ignore_eos\": true}" \
         >stream &
     client=$!
-    for ((i = 0; i < 200; i++)); do
+    for ((i = 0; i < 1000; i++)); do
         [ "$(grep -c '^data: ' stream)" -lt 3 ] || return 0
         sleep 0.02
     done
@@ -124,9 +124,9 @@ for i, id in enumerate(ids):
 # over what is under way.
 serve() {
     local prompt='"prompt": [1, 5, 9], "temperature": 0, "return_token_ids": true'
-    local wanted
+    local wanted limit=240 # seconds; on a busy machine 4000 tokens take long
     wanted=$(expected_ids tiny-llama 0)
-    start_server "$1" --model-dir "$MODELS/tiny-llama" --dtype fp32 --served-model-name tiny --result-json r.json
+    start_server "$1" --shutdown-timeout $limit --model-dir "$MODELS/tiny-llama" --dtype fp32 --served-model-name tiny --result-json r.json
     [ "$(curl -s -o /dev/null -w '%{http_code}' "$url/live")" = 200 ] || fail "/live"
     [ "$(curl -s -o /dev/null -w '%{http_code}' "$url/health")" = 200 ] || fail "/health"
     ask /v1/completions "{$prompt, \"max_tokens\": 16}"
@@ -201,7 +201,7 @@ serve_synthetic() {
     local began=$SECONDS
     kill -INT "$(cat pid.0)"
     expect_end_of_server 130 "a second SIGINT"
-    [ $((SECONDS - began)) -le 3 ] || fail "it took more than two seconds to end"
+    [ $((SECONDS - began)) -le 20 ] || fail "it took $((SECONDS - began)) s to end"
     wait $client
     grep -q '^data: .*"error"' stream || fail "no error in the answer: $(tail -c 300 stream)"
     said 'stopped by signal 2: 1 answers were not finished or not taken' || fail "$(our_lines)"

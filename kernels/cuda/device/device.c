@@ -190,11 +190,12 @@ static cpa_status stream_sync(cpa_stream *base) {
     cpa_cuda_stream *stream = (cpa_cuda_stream *)base;
     cudaError_t error = cudaErrorNotReady;
     CPA_TRY(cpa_cuda_select(base->device, &base->error));
-    while (base->poll && error == cudaErrorNotReady) {
+    const int looks = cpa_progress_looks(&base->progress);
+    while (looks && error == cudaErrorNotReady) {
         error = cudaStreamQuery(stream->handle);
-        base->poll(base->poll_ctx);
+        cpa_progress_look(&base->progress);
     }
-    if (!base->poll) error = cudaStreamSynchronize(stream->handle);
+    if (!looks) error = cudaStreamSynchronize(stream->handle);
     CPA_TRY(cpa_cuda_check(&base->error, error, "stream"));
     return take_bad_slot(stream);
 }

@@ -320,7 +320,7 @@ static void end_split(const cpa_attend_job *job, const cpa_host_unit *unit, int6
         if (end_row(job, work, row)) continue;
         attend_alone(job, unit, split, work, row);
         (void)end_row(job, work, row);
-        if (poll) cpa_host_poll(job->stream);
+        if (poll) cpa_progress_look(&job->stream->progress);
     }
 }
 
@@ -345,7 +345,7 @@ int cpa_attend_split(const cpa_attend_job *job, const cpa_host_unit *unit, int64
             const cpa_attend_group group = group_of(job, work, row, rows, unit->kv_heads);
             attend_tile(job, work, &group, row, row, key, tile);
         }
-        if (poll) cpa_host_poll(job->stream);
+        if (poll) cpa_progress_look(&job->stream->progress);
     }
     if (seen) end_split(job, unit, split, work, poll);
     return seen;

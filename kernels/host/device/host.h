@@ -37,12 +37,7 @@ static inline cpa_host_device *cpa_host_device_of(const cpa_stream *stream) {
 
 /* Runs items on the threads of the stream's device. */
 static inline void cpa_host_run(cpa_stream *stream, int64_t items, cpa_threads_work work, void *ctx) {
-    cpa_threads_run(cpa_host_device_of(stream)->threads, items, work, ctx, stream->poll, stream->poll_ctx);
-}
-
-/* Moves the messages of the stream's owner. An item that runs for long on thread 0 calls it every millisecond or so. */
-static inline void cpa_host_poll(const cpa_stream *stream) {
-    if (stream->poll) stream->poll(stream->poll_ctx);
+    cpa_threads_run(cpa_host_device_of(stream)->threads, items, work, ctx, &stream->progress);
 }
 
 /* Copies the first `tokens` tokens of a block, keys and values. Strides are resolved. */

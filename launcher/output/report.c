@@ -1,0 +1,151 @@
+#include "launcher/output/report.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "program/metrics_report.h"
+#include "program/report_line.h"
+
+/* Bytes with a unit that leaves one to four digits before the point. */
+static const char *bytes_text(double bytes, char *out, size_t size) {
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    int unit = 0;
+    while (bytes >= 1024 && unit < 4) {
+        bytes /= 1024;
+        unit++;
+    }
+    snprintf(out, size, unit ? "%.1f %s" : "%.0f %s", bytes, units[unit]);
+    return out;
+}
+
+void cpa_report_place(const cpa_outcome *outcome, FILE *out) {
+    char model[256], cache[32];
+    cpa_model_describe(outcome->model, model, sizeof model);
+    bytes_text((double)outcome->stats.kv_blocks * (double)outcome->block_bytes, cache, sizeof cache);
+    fprintf(out, "cp_attn %s\n", cpa_version());
+    cpa_report_line(out, "device", "%d rank%s: %s", outcome->cp_size, outcome->cp_size == 1 ? "" : "s",
+                    outcome->device);
+    cpa_report_line(out, "model", "%s", model);
+    cpa_report_line(out, "cache", "%" PRId64 " blocks of %" PRId64 " tokens a rank (%s, %s), interleave %" PRId64,
+                    outcome->stats.kv_blocks, outcome->settings->block_size, cache,
+                    cpa_dtype_name(outcome->model->shape.attention.kv_dtype), outcome->interleave);
+}
+
+void cpa_report_preamble(const cpa_outcome *outcome, FILE *out) {
+    const cpa_settings *settings = outcome->settings;
+    cpa_report_place(outcome, out);
+    cpa_report_line(out, "run", "%s", outcome->workload->title);
+    char checked[96] = "as many results as 2% of the time pays for are checked against float64";
+    if (settings->verify >= 0)
+        snprintf(checked, sizeof checked, "%g of all results are checked against float64", settings->verify);
+    if (settings->dry_run) snprintf(checked, sizeof checked, "planned, not computed");
+    cpa_report_line(out, "", "%" PRId64 " prompt and %" PRId64 " output tokens; %s", outcome->workload->prompt_tokens,
+                    outcome->workload->output_tokens, checked);
+}
+
+static void print_requests(const cpa_outcome *outcome, FILE *out) {
+    const cpa_metrics *done = outcome->metrics;
+    cpa_report_line(out, "requests", "%" PRId64 " of %" PRId64 " completed in %.2f s and %" PRId64 " steps",
+                    done->completed, outcome->workload->count, outcome->stats.duration_s, outcome->stats.steps);
+    if (done->failed + done->cancelled + done->expired > 0)
+        cpa_report_line(out, "", "%" PRId64 " failed, %" PRId64 " cancelled, %" PRId64 " expired", done->failed,
+                        done->cancelled, done->expired);
+    if (outcome->stats.graph_steps > 0)
+        cpa_report_line(out, "", "%" PRId64 " steps as CUDA graphs, in %.2f s", outcome->stats.graph_steps,
+                        outcome->stats.graph_s);
+    cpa_metrics_print_throughput(done, outcome->stats.duration_s, out);
+}
+
+/* Which algorithm, and the rule that led to it: for T new tokens, pass-KV hides its exchange from overlap_tokens on. */
+static void print_algorithm(const cpa_outcome *outcome, FILE *out) {
+    const cpa_engine_stats *stats = &outcome->stats;
+    cpa_algorithm chosen = (cpa_algorithm)outcome->settings->algorithm;
+    cpa_report_line(out, "algorithm", "%s", stats->choices[0] ? stats->choices : "no chunk was computed");
+    if (chosen != CPA_AUTO) return;
+    if (outcome->cp_size == 1) return;
+    cpa_report_line(out, "", "at %.2f GFLOP/s and %.2f GB/s a rank, pass-KV hides its exchange from %.0f new tokens on",
+                    stats->planner_flops * 1e-9, stats->planner_bandwidth * 1e-9, stats->overlap_tokens);
+    if (stats->planner_exchange_s > 0)
+        cpa_report_line(out, "", "at %.0f GB/s of memory and %.1f us more for a decode layer that exchanges",
+                        stats->planner_memory_bandwidth * 1e-9, stats->planner_exchange_s * 1e6);
+    cpa_report_line(out, "", "attention predicted to take %.2f s, took %.2f s", stats->predicted_attend_s,
+                    stats->actual_attend_s);
+}
+
+/* Of a run with drafts: how many were right, and how many tokens a step with them gave a request. */
+static void print_drafts(const cpa_outcome *outcome, FILE *out) {
+    const cpa_engine_stats *stats = &outcome->stats;
+    if (stats->drafted_chunks == 0) return;
+    const double chunks = (double)stats->drafted_chunks, accepted = (double)stats->accepted_tokens;
+    cpa_report_line(out, "drafts",
+                    "%" PRId64 " tokens, %" PRId64 " accepted (%.1f %%), %.2f tokens a request and step with drafts",
+                    stats->draft_tokens, stats->accepted_tokens, 100 * accepted / (double)stats->draft_tokens,
+                    (accepted + chunks) / chunks);
+}
+
+static void print_exchange(const cpa_outcome *outcome, FILE *out) {
+    const cpa_engine_stats *stats = &outcome->stats;
+    char sent[32], staging[32], bound[32];
+    bytes_text((double)stats->bytes_sent, sent, sizeof sent);
+    bytes_text((double)stats->staging_bytes, staging, sizeof staging);
+    bytes_text((double)stats->staging_bound, bound, sizeof bound);
+    cpa_report_line(out, "exchange", "%s sent, staging %s of %s, waited for %.1f ms", sent, staging, bound,
+                    stats->exposed_comm_s * 1e3);
+    cpa_report_line(out, "imbalance", "%.2f, the busiest rank's attention time over the mean", stats->imbalance);
+    if (stats->plain_rows > 0)
+        cpa_report_line(out, "plain kernels", "%" PRId64 " rows attended without tensor cores", stats->plain_rows);
+}
+
+void cpa_report_cache(const cpa_outcome *outcome, FILE *out) {
+    const cpa_engine_stats *stats = &outcome->stats;
+    cpa_report_line(out, "cache",
+                    "peak %" PRId64 " of %" PRId64 " blocks on a rank, %" PRId64 " preemptions, %" PRId64 " evictions",
+                    stats->kv_peak, stats->kv_blocks, stats->preemptions, stats->evictions);
+    double rate = stats->prefix_queries > 0 ? 100.0 * (double)stats->prefix_hits / (double)stats->prefix_queries : 0;
+    cpa_report_line(out, "",
+                    "%" PRId64 " of %" PRId64 " full prompt blocks found (%.1f %%), %" PRId64 " copied on write",
+                    stats->prefix_hits, stats->prefix_queries, rate, stats->cow_copies);
+    if (stats->keys_read < stats->keys_attended)
+        cpa_report_line(out, "", "%.1f %% of the keys read that were attended, as requests shared them",
+                        100.0 * (double)stats->keys_read / (double)stats->keys_attended);
+    if (stats->cut_chunks > 0 || stats->held_back > 0)
+        cpa_report_line(out, "", "%" PRId64 " prefill chunks cut to what was free, %" PRId64 " requests held back",
+                        stats->cut_chunks, stats->held_back);
+    if (stats->rank_local > 0)
+        cpa_report_line(out, "", "%" PRId64 " times a sequence was placed on one rank", stats->rank_local);
+    if (stats->swapped_out > 0)
+        cpa_report_line(out, "", "%" PRId64 " blocks swapped out, %" PRId64 " back in; %" PRId64 " times damaged",
+                        stats->swapped_out, stats->swapped_in, stats->swap_failures);
+}
+
+void cpa_report_logits(const cpa_outcome *outcome, FILE *out) {
+    cpa_report_line(out, "logits",
+                    "%" PRId64 " tokens compared with a plain forward, %" PRId64 " violations, largest error %.3g",
+                    outcome->logits.tokens, outcome->logits.violations, outcome->logits.max_error);
+}
+
+void cpa_report_print(const cpa_outcome *outcome, FILE *out) {
+    const cpa_engine_stats *stats = &outcome->stats;
+    fputc('\n', out);
+    print_requests(outcome, out);
+    cpa_metrics_print_latencies(outcome->metrics, out);
+    if (outcome->given_up) {
+        cpa_report_line(out, "stopped", "in the middle of a step: what the ranks count and check is not known");
+        if (outcome->failure.status != CPA_OK) cpa_report_line(out, "error", "%s", outcome->failure.message);
+        return;
+    }
+    print_algorithm(outcome, out);
+    print_drafts(outcome, out);
+    print_exchange(outcome, out);
+    cpa_report_cache(outcome, out);
+    cpa_report_line(out, "verified", "%" PRId64 " rows in %.3g s, %" PRId64 " violations, largest error %.3g",
+                    stats->verify_rows, stats->verify_s, stats->verify_violations, stats->verify_max_error);
+    if (stats->verify_undecided > 0)
+        cpa_report_line(out, "", "%" PRId64 " of these rows undecided: their scores overflow", stats->verify_undecided);
+    if (outcome->checked_logits) cpa_report_logits(outcome, out);
+    if (stats->nonfinite_rows > 0)
+        cpa_report_line(
+            out, "not finite", "%" PRId64 " rows; first request %" PRIu64 ", token %" PRId64 ", layer %" PRId32,
+            stats->nonfinite_rows, stats->nonfinite_request, stats->nonfinite_position, stats->nonfinite_layer);
+    cpa_report_line(out, "digest", "%016" PRIx64, stats->output_digest);
+}
