@@ -158,7 +158,7 @@ static cpa_status check_piece(cpa_bench_site *site, const cpa_bench_attend_check
         c.kv_head = (head + i) % o->kv_heads;
         load_keys(&in, CPA_SYNTH_K, c.kv_head, o->k_dim, c.k);
         load_keys(&in, CPA_SYNTH_V, c.kv_head, o->v_dim, c.v);
-        cpa_threads_run(threads, rows, judge_row, &c, NULL, NULL);
+        cpa_threads_run(threads, rows, judge_row, &c, NULL);
         for (int64_t row = 0; row < rows; row++) *wrong += c.wrong[row];
         *checked += rows;
     }
