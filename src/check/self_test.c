@@ -59,7 +59,7 @@ static cpa_status make_scheduler(const cpa_worker_options *small, cpa_algorithm 
     cpa_scheduler_options options = {
         .map = small->map,
         .block_size = small->block_size,
-        .num_blocks = small->num_blocks,
+        .groups = {1, {{.num_blocks = small->num_blocks}}},
         .max_num_batched_tokens = small->max_tokens,
         .max_num_seqs = small->max_seqs,
         .planner = {.forced = algorithm, .cp_size = small->map.cp_size},

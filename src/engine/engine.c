@@ -74,7 +74,7 @@ static cpa_status make_scheduler(cpa_engine *engine, cpa_error *err) {
         CPA_TRY(cpa_request_spans_create(o->timeline_spans, o->max_num_seqs, &engine->request_spans, err));
     char identity[CPA_IDENTITY_BYTES];
     cpa_scheduler_options options = cpa_engine_scheduler_options(&engine->options, engine->planner, identity);
-    options.host_blocks = engine->host_blocks;
+    options.groups.list[0].host_blocks = engine->host_blocks;
     options.host_bandwidth = engine->host_bandwidth;
     if (o->drafter == CPA_DRAFT_MODEL) {
         options.drafting.draft = engine->network.draft;

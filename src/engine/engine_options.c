@@ -300,11 +300,16 @@ static int counts_places(const cpa_model_shape *model) {
 cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, cpa_planner planner,
                                                    char identity[CPA_IDENTITY_BYTES]) {
     const cpa_mask widest = widest_mask(&o->model);
+    const cpa_layer_group all = {.layers = o->model.layers,
+                                 .window = widest.window,
+                                 .sinks = widest.sinks,
+                                 .block_bytes = cpa_engine_block_bytes(o),
+                                 .num_blocks = o->num_blocks};
     describe_cache(o, identity);
     return (cpa_scheduler_options){
         .map = {planner.cp_size, o->interleave},
         .block_size = o->block_size,
-        .num_blocks = o->num_blocks,
+        .groups = {1, {all}},
         .max_num_batched_tokens = o->max_num_batched_tokens,
         .max_num_seqs = o->max_num_seqs,
         .planner = planner,
@@ -314,15 +319,11 @@ cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, cpa_pl
         .confirms = 1,
         .identity = identity,
         .preemption = o->preemption,
-        .block_bytes = cpa_engine_block_bytes(o),
-        .layers = o->model.layers,
         .policy = o->policy,
         .ageing_s = o->ageing_s,
         .long_prefill_threshold = o->long_prefill_token_threshold,
         .adaptive_chunks = o->adaptive_chunks,
         .tenant_block_quota = o->tenant_block_quota,
-        .window = widest.window,
-        .sinks = widest.sinks,
         .local_context = o->local_context,
         .drafting = {.most = o->drafter == CPA_DRAFT_NONE ? 0 : o->draft_tokens,
                      .chains_alone = counts_places(&o->model),
@@ -333,7 +334,7 @@ cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, cpa_pl
 }
 
 void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stats *s) {
-    s->kv_peak = scheduled->peak_blocks;
+    s->kv_peak = scheduled->peak_blocks[0];
     s->preemptions = scheduled->preemptions;
     s->prefix_queries = scheduled->prefix_queries;
     s->prefix_hits = scheduled->prefix_hits;
@@ -348,7 +349,7 @@ void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stat
     s->tenants_active = scheduled->tenants;
     s->cut_chunks = scheduled->cut_chunks;
     s->held_back = scheduled->held_back;
-    s->kv_used = scheduled->used_blocks;
+    s->kv_used = scheduled->used_blocks[0];
     int64_t *const planned[] = {[CPA_PASS_KV] = &s->planned_pass_kv, [CPA_PASS_Q] = &s->planned_pass_q};
     s->planned_local = 0;
     for (int algorithm = CPA_PASS_KV; algorithm <= CPA_PASS_Q; algorithm++) {

@@ -22,8 +22,11 @@
 
 static cpa_status create_cache(cpa_worker *worker, cpa_error *err) {
     const cpa_worker_options *o = &worker->options;
-    const cpa_kv_cache_options cache = {o->model.attention, o->model.layers, o->block_size, o->num_blocks,
-                                        o->host_blocks};
+    const cpa_kv_cache_options cache = {.shape = o->model.attention,
+                                        .layers = o->model.layers,
+                                        .block_size = o->block_size,
+                                        .num_blocks = o->num_blocks,
+                                        .host_blocks = o->host_blocks};
     return cpa_kv_cache_create(&cache, worker->stream, &worker->cache, err);
 }
 
