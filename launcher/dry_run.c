@@ -72,7 +72,6 @@ cpa_status cpa_dry_run(const cpa_job *job, int32_t cp_size, const cpa_workload *
     planner.flops = FLOPS;
     planner.bandwidth = BANDWIDTH;
     cpa_scheduler_options plan = cpa_engine_scheduler_options(&options, planner, identity);
-    plan.groups.list[0].host_blocks = cpa_engine_host_blocks(&options);
     plan.host_bandwidth = HOST_BANDWIDTH;
     cpa_metrics metrics = {0};
     CPA_TRY(cpa_settings_metrics(&job->settings, &metrics.options, err));

@@ -61,7 +61,7 @@ typedef struct cpa_engine_options {
     cpa_device_options device;
     cpa_model_shape model;
     int32_t block_size;             /* a power of two up to 512; 0 = 16 */
-    int64_t num_blocks;             /* of one rank; each holds every layer */
+    int64_t num_blocks;             /* of one rank, for the layers that keep most; see window_blocks */
     int32_t interleave;             /* a multiple or a divisor of block_size; 0 = block_size */
     int64_t max_num_batched_tokens; /* 0 = 2048 */
     int32_t max_num_seqs;           /* 0 = 256 */
@@ -103,6 +103,10 @@ typedef struct cpa_engine_options {
     cpa_cascade_attention cascade_attention; /* as of a context */
     int32_t ngram_branches;                  /* as cpa_ngram_options has them: drafts are a tree */
     cpa_ranks_fn on_ranks;                   /* rank 0; NULL = nothing is called */
+    /* Layers of different windows have blocks of their own, and give back those that they no longer see: so many of one
+     * rank for each window but the widest (or none at all, which is wider), at most num_blocks. 0 = what max_num_seqs
+     * sequences can need. */
+    int64_t window_blocks;
 } cpa_engine_options;
 
 typedef struct cpa_request {

@@ -118,6 +118,10 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
     if (o.num_blocks < 1 || o.num_blocks > INT32_MAX) {
         return cpa_fail(err, CPA_INVALID, "num_blocks: %lld, expected 1 to %d", (long long)o.num_blocks, INT32_MAX);
     }
+    if (o.window_blocks < 0 || o.window_blocks > INT32_MAX) {
+        return cpa_fail(err, CPA_INVALID, "window_blocks: %lld, expected 0 (automatic) to %d",
+                        (long long)o.window_blocks, INT32_MAX);
+    }
     if (o.max_num_batched_tokens < 1 || o.max_num_batched_tokens > INT32_MAX) {
         return cpa_fail(err, CPA_INVALID, "max_num_batched_tokens: %lld, expected 1 to %d",
                         (long long)o.max_num_batched_tokens, INT32_MAX);
@@ -157,19 +161,14 @@ int64_t cpa_engine_block_bytes(const cpa_engine_options *o) {
     return cpa_kv_cache_block_bytes(&o->model.attention, o->model.layers, o->block_size);
 }
 
-/* What some layer still sees: the widest window, 0 if a layer has none, and the most sinks. */
-static cpa_mask widest_mask(const cpa_model_shape *m) {
-    cpa_mask widest = cpa_model_mask(m, 0);
-    for (int32_t layer = 0; layer < m->layers; layer++) {
-        cpa_mask mask = cpa_model_mask(m, layer);
-        if (!mask.causal || mask.window == 0 || widest.window == 0) {
-            widest.window = 0;
-        } else if (mask.window > widest.window) {
-            widest.window = mask.window;
-        }
-        if (mask.sinks > widest.sinks) widest.sinks = mask.sinks;
-    }
-    return widest;
+cpa_layer_groups cpa_engine_groups(const cpa_engine_options *o, int32_t cp_size) {
+    const cpa_layer_groups_load load = {
+        {cp_size, o->interleave}, o->block_size, o->max_num_seqs, o->max_num_batched_tokens};
+    cpa_layer_groups groups;
+    cpa_layer_groups_of(&o->model, o->block_size, &groups);
+    cpa_layer_groups_size(&groups, &load, o->num_blocks, o->window_blocks);
+    if (o->preemption != CPA_PREEMPT_RECOMPUTE) cpa_layer_groups_size_host(&groups, o->swap_bytes);
+    return groups;
 }
 
 uint64_t cpa_engine_hash_rules(const cpa_model_shape *model) {
@@ -201,12 +200,6 @@ static void describe_cache(const cpa_engine_options *o, char out[CPA_IDENTITY_BY
              "%d layers, %d/%d heads of %d/%d, dtype %d in %d, scales %a %a, masks %llx, seed %llu", m->layers,
              shape->q_heads, shape->kv_heads, shape->k_dim, shape->v_dim, (int)shape->dtype, (int)shape->kv_dtype,
              (double)shape->k_scale, (double)shape->v_scale, (unsigned long long)masks, (unsigned long long)o->seed);
-}
-
-int64_t cpa_engine_host_blocks(const cpa_engine_options *o) {
-    if (o->preemption == CPA_PREEMPT_RECOMPUTE) return 0;
-    int64_t blocks = o->swap_bytes / cpa_engine_block_bytes(o);
-    return blocks < INT32_MAX ? blocks : INT32_MAX;
 }
 
 cpa_planner cpa_engine_planner(const cpa_engine_options *o, int32_t cp_size) {
@@ -299,17 +292,11 @@ static int counts_places(const cpa_model_shape *model) {
 
 cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, cpa_planner planner,
                                                    char identity[CPA_IDENTITY_BYTES]) {
-    const cpa_mask widest = widest_mask(&o->model);
-    const cpa_layer_group all = {.layers = o->model.layers,
-                                 .window = widest.window,
-                                 .sinks = widest.sinks,
-                                 .block_bytes = cpa_engine_block_bytes(o),
-                                 .num_blocks = o->num_blocks};
     describe_cache(o, identity);
     return (cpa_scheduler_options){
         .map = {planner.cp_size, o->interleave},
         .block_size = o->block_size,
-        .groups = {1, {all}},
+        .groups = cpa_engine_groups(o, planner.cp_size),
         .max_num_batched_tokens = o->max_num_batched_tokens,
         .max_num_seqs = o->max_num_seqs,
         .planner = planner,
