@@ -1,6 +1,7 @@
 #include "launcher/exposition.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -155,7 +156,9 @@ static void put_histogram(FILE *out, const cpa_exposition *e, histogram_kind kin
 /* Metrics of one sample each, which the engine counts. */
 static void put_counts(FILE *out, const cpa_exposition *e, const cpa_engine_stats *s) {
     static const char counter[] = "counter", gauge[] = "gauge";
-    const double used = s->kv_blocks > 0 ? (double)s->kv_used / (double)s->kv_blocks : 0;
+    double used = s->kv_blocks > 0 ? (double)s->kv_used / (double)s->kv_blocks : 0;
+    for (int32_t g = 0; g < s->kv_groups; g++)
+        used = fmax(used, (double)s->kv_group[g].used / (double)s->kv_group[g].blocks);
     const struct {
         const char *name, *type, *help;
         double value;
@@ -165,7 +168,8 @@ static void put_counts(FILE *out, const cpa_exposition *e, const cpa_engine_stat
          (double)s->requests_waiting},
         {"num_tenants", gauge, "Tenants whose requests run or wait.", (double)s->tenants_active},
         {"kv_cache_usage_perc", gauge,
-         "Share of the blocks of a rank that requests have, of the rank with the most; 1: all.", used},
+         "Share of the blocks of a rank that requests have, of the rank and the group of layers with the most; 1: all.",
+         used},
         {"prefix_cache_queries_total", counter,
          "Tokens in full blocks of the prompts that were looked for in the cache.",
          (double)(s->prefix_queries * e->block_size)},

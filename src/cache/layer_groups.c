@@ -90,20 +90,17 @@ int64_t cpa_layer_group_most(const cpa_layer_group *group, cpa_owner_map map, in
 /* What all sequences of a load need while their tokens are those of one step. */
 static int64_t most_of_load(const cpa_layer_group *group, const cpa_layer_groups_load *load) {
     const int64_t each = cpa_layer_group_most(group, load->map, load->block_size, CPA_SHARDED, 1, INT64_MAX / 4);
-    const int64_t step = most_tokens(load->map, CPA_SHARDED, load->max_num_batched_tokens);
-    const int64_t alone = cpa_layer_group_most(group, load->map, load->block_size, CPA_ON_RANK,
-                                               load->max_num_batched_tokens, INT64_MAX / 4);
-    const int64_t running = load->max_num_seqs * cpa_min64(each, INT32_MAX);
+    const int64_t step = most_tokens(load->map, CPA_SHARDED, load->step_tokens);
+    const int64_t alone =
+        cpa_layer_group_most(group, load->map, load->block_size, CPA_ON_RANK, load->step_tokens, INT64_MAX / 4);
+    const int64_t running = load->sequences * cpa_min64(each, INT32_MAX);
     return cpa_max64(running + blocks_for(step, load->block_size), alone);
 }
 
-void cpa_layer_groups_size(cpa_layer_groups *groups, const cpa_layer_groups_load *load, int64_t num_blocks,
-                           int64_t window_blocks) {
+void cpa_layer_groups_size(cpa_layer_groups *groups, const cpa_layer_groups_load *load, int64_t num_blocks) {
     groups->list[0].num_blocks = num_blocks;
-    for (int32_t g = 1; g < groups->count; g++) {
-        const int64_t wanted = window_blocks > 0 ? window_blocks : most_of_load(&groups->list[g], load);
-        groups->list[g].num_blocks = cpa_min64(wanted, num_blocks);
-    }
+    for (int32_t g = 1; g < groups->count; g++)
+        groups->list[g].num_blocks = cpa_min64(most_of_load(&groups->list[g], load), num_blocks);
 }
 
 int64_t cpa_layer_groups_bytes(const cpa_layer_groups *groups) {

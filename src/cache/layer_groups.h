@@ -28,12 +28,12 @@ typedef struct cpa_layer_groups {
     cpa_layer_group list[CPA_MAX_LAYER_GROUPS]; /* by window, the widest first, then by sinks, the most first */
 } cpa_layer_groups;
 
-/* How many tokens of how many sequences a rank has to do with at once. */
+/* How many sequences a rank holds the windows of at once, and how many of their tokens a step computes. */
 typedef struct cpa_layer_groups_load {
     cpa_owner_map map;
     int32_t block_size;
-    int32_t max_num_seqs;
-    int64_t max_num_batched_tokens;
+    int32_t sequences;
+    int64_t step_tokens;
 } cpa_layer_groups_load;
 
 /* The groups of a model; their pools have no blocks yet. */
@@ -41,10 +41,8 @@ void cpa_layer_groups_of(const cpa_model_shape *model, int32_t block_size, cpa_l
 /* The group of a layer with that mask. */
 int32_t cpa_layer_groups_find(const cpa_layer_groups *groups, const cpa_mask *mask);
 
-/* Gives the pool of the first group num_blocks blocks, and each other at most as many: what `load` can need, or
- * window_blocks if that is not 0. */
-void cpa_layer_groups_size(cpa_layer_groups *groups, const cpa_layer_groups_load *load, int64_t num_blocks,
-                           int64_t window_blocks);
+/* Gives the pool of the first group num_blocks blocks, and each other what a load can need, at most as many. */
+void cpa_layer_groups_size(cpa_layer_groups *groups, const cpa_layer_groups_load *load, int64_t num_blocks);
 /* Deals so many bytes of host memory to the groups, by the bytes of their pools. */
 void cpa_layer_groups_size_host(cpa_layer_groups *groups, int64_t bytes);
 /* Bytes of all pools of a rank, host memory not counted. */

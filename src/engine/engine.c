@@ -165,10 +165,10 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
         {"device.backend", o->device.backend},
         {"block_size", o->block_size},
         {"num_blocks", (double)o->num_blocks},
-        {"window_blocks", (double)o->window_blocks},
         {"interleave", o->interleave},
         {"max_num_batched_tokens", (double)o->max_num_batched_tokens},
         {"max_num_seqs", o->max_num_seqs},
+        {"window_seqs", o->window_seqs},
         {"algorithm", o->algorithm},
         {"staging_bytes", (double)o->staging_bytes},
         {"verify", o->verify},
@@ -227,7 +227,7 @@ cpa_status cpa_engine_create(cpa_comm *comm, const cpa_engine_options *options, 
         if (err) *err = own;
         return status;
     }
-    engine->stats.kv_blocks = engine->options.num_blocks;
+    cpa_engine_describe_groups(&engine->groups, &engine->stats);
     cpa_engine_publish_stats(engine, NULL);
     *out = engine;
     return CPA_OK;

@@ -63,6 +63,7 @@ static void fill_defaults(cpa_engine_options *o) {
     if (o->interleave == 0) o->interleave = o->block_size;
     if (o->max_num_batched_tokens == 0) o->max_num_batched_tokens = 2048;
     if (o->max_num_seqs == 0) o->max_num_seqs = 256;
+    if (o->window_seqs == 0) o->window_seqs = o->max_num_seqs;
     if (o->draft_tokens == 0) o->draft_tokens = DEFAULT_DRAFTS;
 }
 
@@ -118,15 +119,12 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
     if (o.num_blocks < 1 || o.num_blocks > INT32_MAX) {
         return cpa_fail(err, CPA_INVALID, "num_blocks: %lld, expected 1 to %d", (long long)o.num_blocks, INT32_MAX);
     }
-    if (o.window_blocks < 0 || o.window_blocks > INT32_MAX) {
-        return cpa_fail(err, CPA_INVALID, "window_blocks: %lld, expected 0 (automatic) to %d",
-                        (long long)o.window_blocks, INT32_MAX);
-    }
     if (o.max_num_batched_tokens < 1 || o.max_num_batched_tokens > INT32_MAX) {
         return cpa_fail(err, CPA_INVALID, "max_num_batched_tokens: %lld, expected 1 to %d",
                         (long long)o.max_num_batched_tokens, INT32_MAX);
     }
     if (o.max_num_seqs < 1) return cpa_fail(err, CPA_INVALID, "max_num_seqs: %d, expected at least 1", o.max_num_seqs);
+    if (o.window_seqs < 1) return cpa_fail(err, CPA_INVALID, "window_seqs: %d, expected at least 1", o.window_seqs);
     if (o.timeline_spans < 0) {
         return cpa_fail(err, CPA_INVALID, "timeline_spans: %lld, expected 0 (none) or more",
                         (long long)o.timeline_spans);
@@ -162,11 +160,13 @@ int64_t cpa_engine_block_bytes(const cpa_engine_options *o) {
 }
 
 cpa_layer_groups cpa_engine_groups(const cpa_engine_options *o, int32_t cp_size) {
-    const cpa_layer_groups_load load = {
-        {cp_size, o->interleave}, o->block_size, o->max_num_seqs, o->max_num_batched_tokens};
+    const cpa_layer_groups_load load = {.map = {cp_size, o->interleave},
+                                        .block_size = o->block_size,
+                                        .sequences = o->window_seqs,
+                                        .step_tokens = o->max_num_batched_tokens};
     cpa_layer_groups groups;
     cpa_layer_groups_of(&o->model, o->block_size, &groups);
-    cpa_layer_groups_size(&groups, &load, o->num_blocks, o->window_blocks);
+    cpa_layer_groups_size(&groups, &load, o->num_blocks);
     if (o->preemption != CPA_PREEMPT_RECOMPUTE) cpa_layer_groups_size_host(&groups, o->swap_bytes);
     return groups;
 }
@@ -320,7 +320,25 @@ cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, cpa_pl
     };
 }
 
+void cpa_engine_describe_groups(const cpa_layer_groups *groups, cpa_engine_stats *s) {
+    _Static_assert((int)CPA_ENGINE_KV_GROUPS == (int)CPA_MAX_LAYER_GROUPS, "each group is told of");
+    s->kv_blocks = groups->list[0].num_blocks;
+    s->kv_groups = groups->count;
+    for (int32_t g = 0; g < groups->count; g++) {
+        const cpa_layer_group *group = &groups->list[g];
+        s->kv_group[g] = (cpa_engine_kv_group){.layers = group->layers,
+                                               .window = group->window,
+                                               .sinks = group->sinks,
+                                               .block_bytes = group->block_bytes,
+                                               .blocks = group->num_blocks};
+    }
+}
+
 void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stats *s) {
+    for (int32_t g = 0; g < s->kv_groups; g++) {
+        s->kv_group[g].peak = scheduled->peak_blocks[g];
+        s->kv_group[g].used = scheduled->used_blocks[g];
+    }
     s->kv_peak = scheduled->peak_blocks[0];
     s->preemptions = scheduled->preemptions;
     s->prefix_queries = scheduled->prefix_queries;

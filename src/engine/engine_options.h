@@ -29,7 +29,9 @@ cpa_plan_sampling cpa_engine_planned_sampling(const cpa_sampling *sampling);
 cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *options, cpa_planner planner,
                                                    char identity[CPA_IDENTITY_BYTES]);
 
-/* What the scheduler counts of cache and preemption. */
+/* The groups of layers and their blocks, in the statistics. */
+void cpa_engine_describe_groups(const cpa_layer_groups *groups, cpa_engine_stats *out);
+/* What the scheduler counts of cache and preemption; the groups are described. */
 void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stats *out);
 
 /* A hash of the rules of all layers, arrays included. */

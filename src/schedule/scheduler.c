@@ -198,10 +198,10 @@ cpa_status cpa_scheduler_check(const cpa_scheduler *s, const cpa_scheduler_reque
             return cpa_fail(err, CPA_INVALID,
                             "request %" PRIu64 ": %" PRId64 " prompt + %" PRId64 " output tokens need %" PRId64
                             " blocks of %" PRId32 " tokens on one of %" PRId32 " ranks, which has %" PRId64
-                            "%s; expected %s of %" PRId64 " or more",
+                            "%s; expected %s%" PRId64 " or more",
                             r->id, r->prompt_tokens, r->output_tokens, needs, s->options.block_size,
-                            s->options.map.cp_size, has, g > 0 ? " for layers with a window" : "",
-                            g > 0 ? "window_blocks" : "num_blocks", needs);
+                            s->options.map.cp_size, has, g > 0 ? " for layers with narrower windows" : "",
+                            g > 0 ? "" : "num_blocks of ", needs);
     }
     int64_t quota = s->options.tenant_block_quota;
     if (quota > 0 && blocks > quota)

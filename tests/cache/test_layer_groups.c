@@ -90,16 +90,14 @@ static void narrow_groups_get_what_the_load_needs_and_no_more_than_the_first(voi
     cpa_layer_groups_load load = {{1, BLOCK}, BLOCK, 1, 512};
     CU_ASSERT_EQUAL_FATAL(groups.count, 2);
     CU_ASSERT_EQUAL(groups.list[1].layers, 10);
-    cpa_layer_groups_size(&groups, &load, 8192, 0);
+    cpa_layer_groups_size(&groups, &load, 8192);
     CU_ASSERT_EQUAL(groups.list[0].num_blocks, 8192);
     CU_ASSERT(groups.list[1].num_blocks >= (1024 + 512) / BLOCK && groups.list[1].num_blocks < 110);
     const int64_t all = 8192 * (groups.list[0].block_bytes + groups.list[1].block_bytes);
     CU_ASSERT((double)cpa_layer_groups_bytes(&groups) < 0.18 * (double)all);
-    load.max_num_seqs = 1000;
-    cpa_layer_groups_size(&groups, &load, 8192, 0);
+    load.sequences = 1000;
+    cpa_layer_groups_size(&groups, &load, 8192);
     CU_ASSERT_EQUAL(groups.list[1].num_blocks, 8192);
-    cpa_layer_groups_size(&groups, &load, 8192, 300);
-    CU_ASSERT_EQUAL(groups.list[1].num_blocks, 300);
     cpa_layer_groups_size_host(&groups, all / 2);
     int64_t host = 0;
     for (int32_t g = 0; g < 2; g++) host += groups.list[g].host_blocks * groups.list[g].block_bytes;
@@ -107,8 +105,8 @@ static void narrow_groups_get_what_the_load_needs_and_no_more_than_the_first(voi
     const cpa_mask wide = window_of((int64_t)1 << 40, 0);
     masks[0] = wide;
     groups = groups_of(masks, LAYERS);
-    load.max_num_seqs = INT32_MAX;
-    cpa_layer_groups_size(&groups, &load, 100, 0);
+    load.sequences = INT32_MAX;
+    cpa_layer_groups_size(&groups, &load, 100);
     CU_ASSERT_EQUAL(groups.list[1].num_blocks, 100);
     CU_ASSERT_EQUAL(groups.list[2].num_blocks, 100);
 }
