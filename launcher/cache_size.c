@@ -6,10 +6,39 @@
 #include "base/check.h"
 #include "base/min_max.h"
 #include "src/cache/kv_cache.h"
+#include "src/cache/layer_groups.h"
 #include "src/schedule/scheduler.h"
 
 int64_t cpa_cache_block_bytes(const cpa_cache_limits *limits) {
     return cpa_kv_cache_block_bytes(&limits->model.attention, limits->model.layers, limits->block_size);
+}
+
+static cpa_layer_groups groups_of(const cpa_cache_limits *limits, int64_t blocks) {
+    const cpa_layer_groups_load load = {.map = limits->map,
+                                        .block_size = limits->block_size,
+                                        .sequences = limits->window_seqs,
+                                        .step_tokens = limits->max_num_batched_tokens};
+    cpa_layer_groups groups;
+    cpa_layer_groups_of(&limits->model, limits->block_size, &groups);
+    cpa_layer_groups_size(&groups, &load, blocks);
+    return groups;
+}
+
+int64_t cpa_cache_bytes(const cpa_cache_limits *limits, int64_t blocks) {
+    const cpa_layer_groups groups = groups_of(limits, blocks);
+    return cpa_layer_groups_bytes(&groups);
+}
+
+int64_t cpa_cache_most_blocks(const cpa_cache_limits *limits) {
+    const cpa_layer_groups groups = groups_of(limits, INT32_MAX);
+    /* Every group has that many; beyond, those with narrow windows need no more. */
+    int64_t fits = cpa_min64(limits->memory_bytes / cpa_cache_block_bytes(limits), INT32_MAX), above = INT32_MAX + 1LL;
+    if (groups.count == 1 || limits->memory_bytes < 0) return fits;
+    while (above - fits > 1) {
+        const int64_t between = fits + (above - fits) / 2;
+        *(cpa_cache_bytes(limits, between) <= limits->memory_bytes ? &fits : &above) = between;
+    }
+    return fits;
 }
 
 int64_t cpa_cache_blocks_of(const cpa_cache_limits *limits, int64_t tokens) {
@@ -41,8 +70,7 @@ static int descending(const void *a, const void *b) {
 
 cpa_status cpa_cache_size_for(const cpa_cache_limits *limits, const cpa_request *requests, int64_t count, int64_t *out,
                               cpa_error *err) {
-    int64_t most = limits->memory_bytes / cpa_cache_block_bytes(limits);
-    if (most > INT32_MAX) most = INT32_MAX;
+    const int64_t most = cpa_cache_most_blocks(limits);
     int64_t *needs = calloc((size_t)count + 1, sizeof *needs);
     if (!needs) return cpa_fail(err, CPA_NO_MEMORY, "no memory to size the cache for %" PRId64 " requests", count);
     int64_t largest = 0, uneven = 0;
@@ -69,7 +97,7 @@ cpa_status cpa_cache_size_for(const cpa_cache_limits *limits, const cpa_request 
 }
 
 cpa_status cpa_cache_check(const cpa_cache_limits *limits, int64_t blocks, cpa_error *err) {
-    int64_t most = limits->memory_bytes / cpa_cache_block_bytes(limits);
+    const int64_t most = cpa_cache_most_blocks(limits);
     if (blocks <= most) return CPA_OK;
     return cpa_fail(err, CPA_INVALID,
                     "--num-blocks: found %" PRId64 ", expected at most %" PRId64 " (blocks of %" PRId64

@@ -10,12 +10,25 @@ typedef struct cpa_cache_limits {
     int32_t block_size;
     cpa_owner_map map;
     int32_t max_num_seqs;
+    int32_t window_seqs; /* as in cpa_engine_options */
+    int64_t max_num_batched_tokens;
     int64_t memory_bytes; /* that a rank may use for its cache */
     int64_t local_tokens; /* sequences of up to so many tokens may lie on one rank */
 } cpa_cache_limits;
 
+/* The size of a rank's cache, as cpa_engine_options have it. */
+typedef struct cpa_cache_size {
+    int64_t num_blocks;
+    int32_t window_seqs;
+} cpa_cache_size;
+
 /* Bytes of one block, all layers, keys and values. */
 int64_t cpa_cache_block_bytes(const cpa_cache_limits *limits);
+
+/* Bytes of a rank's cache with so many blocks for the layers that keep most, and most blocks that memory has room for.
+ */
+int64_t cpa_cache_bytes(const cpa_cache_limits *limits, int64_t blocks);
+int64_t cpa_cache_most_blocks(const cpa_cache_limits *limits);
 
 /* Blocks that the fullest rank holds of a sequence of `tokens` tokens. */
 int64_t cpa_cache_blocks_of(const cpa_cache_limits *limits, int64_t tokens);

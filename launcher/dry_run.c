@@ -63,17 +63,16 @@ static void report(const cpa_outcome *outcome, const cpa_scheduler_stats *stats)
 }
 
 cpa_status cpa_dry_run(const cpa_job *job, int32_t cp_size, const cpa_workload *workload, cpa_error *err) {
-    int64_t num_blocks;
+    cpa_cache_size cache;
     cpa_cache_limits limits = cpa_job_cache_limits(job, cp_size, INT64_MAX);
-    CPA_TRY(cpa_job_num_blocks(job, &limits, workload, &num_blocks, err));
-    cpa_engine_options given = cpa_job_engine_options(job, num_blocks, workload), options;
+    CPA_TRY(cpa_job_cache_size(job, &limits, workload, &cache, err));
+    cpa_engine_options given = cpa_job_engine_options(job, cache, workload), options;
     CPA_TRY(cpa_engine_resolve(&given, &options, err));
     char identity[CPA_IDENTITY_BYTES];
     cpa_planner planner = cpa_engine_planner(&options, cp_size);
     planner.flops = FLOPS;
     planner.bandwidth = BANDWIDTH;
     cpa_scheduler_options plan = cpa_engine_scheduler_options(&options, planner, identity);
-    plan.host_blocks = cpa_engine_host_blocks(&options);
     plan.host_bandwidth = HOST_BANDWIDTH;
     cpa_metrics metrics = {0};
     CPA_TRY(cpa_settings_metrics(&job->settings, &metrics.options, err));
@@ -86,8 +85,8 @@ cpa_status cpa_dry_run(const cpa_job *job, int32_t cp_size, const cpa_workload *
         .interleave = job->interleave,
         .block_bytes = cpa_engine_block_bytes(&options),
         .metrics = &metrics,
-        .stats = {.kv_blocks = num_blocks},
     };
+    cpa_engine_describe_groups(&plan.groups, &outcome.stats);
     cpa_progress_line progress =
         cpa_progress_line_start(workload->prompt_tokens + workload->output_tokens, workload->count);
     cpa_scheduler *scheduler;

@@ -229,28 +229,33 @@ static int64_t cache_bytes(const cpa_job *job, int64_t memory_bytes) {
     return left - spared - (settings->staging_bytes ? settings->staging_bytes : DEVICE_STAGING_BYTES);
 }
 
+int32_t cpa_job_window_seqs(const cpa_job *job, int64_t requests) {
+    const int64_t most = job->settings.max_num_seqs, asked = job->settings.window_seqs;
+    if (asked > 0) return (int32_t)asked;
+    return (int32_t)(requests > 0 && requests < most ? requests : most);
+}
+
 cpa_cache_limits cpa_job_cache_limits(const cpa_job *job, int32_t cp_size, int64_t memory_bytes) {
     return (cpa_cache_limits){
-        .model = job->model.shape,
+        .model = cpa_model_shape_of(&job->model),
         .block_size = (int32_t)job->settings.block_size,
         .map = {cp_size, job->interleave},
         .max_num_seqs = (int32_t)job->settings.max_num_seqs,
+        .window_seqs = cpa_job_window_seqs(job, 0),
+        .max_num_batched_tokens = job->settings.max_num_batched_tokens,
         .memory_bytes = cache_bytes(job, memory_bytes),
         .local_tokens = local_tokens(&job->settings),
     };
 }
 
-cpa_status cpa_job_num_blocks(const cpa_job *job, const cpa_cache_limits *limits, const cpa_workload *workload,
-                              int64_t *out, cpa_error *err) {
-    if (job->settings.num_blocks) {
-        CPA_TRY(cpa_cache_check(limits, job->settings.num_blocks, err));
-        *out = job->settings.num_blocks;
-        return CPA_OK;
-    }
-    if (workload->count) return cpa_cache_size_for(limits, workload->requests, workload->count, out, err);
-    int64_t most = limits->memory_bytes / cpa_cache_block_bytes(limits);
-    int64_t wanted = cpa_cache_blocks_of(limits, MIXED_RUN_TOKENS);
-    *out = wanted < most ? wanted : most;
+cpa_status cpa_job_cache_size(const cpa_job *job, const cpa_cache_limits *given, const cpa_workload *workload,
+                              cpa_cache_size *out, cpa_error *err) {
+    cpa_cache_limits limits = *given;
+    limits.window_seqs = out->window_seqs = cpa_job_window_seqs(job, workload->count);
+    out->num_blocks = job->settings.num_blocks;
+    if (out->num_blocks) return cpa_cache_check(&limits, out->num_blocks, err);
+    if (workload->count) return cpa_cache_size_for(&limits, workload->requests, workload->count, &out->num_blocks, err);
+    out->num_blocks = cpa_min64(cpa_cache_blocks_of(&limits, MIXED_RUN_TOKENS), cpa_cache_most_blocks(&limits));
     return CPA_OK;
 }
 
@@ -272,6 +277,7 @@ void cpa_job_name_option(cpa_error *err) {
         {"interleave", "cp-kv-cache-interleave-size"},
         {"max_num_batched_tokens", "max-num-batched-tokens"},
         {"max_num_seqs", "max-num-seqs"},
+        {"window_seqs", "window-seqs"},
         {"tenant_block_quota", "tenant-block-quota"},
         {"local_context", "local-context"},
         {"k_scale", "k-scale"},
@@ -288,7 +294,7 @@ void cpa_job_name_option(cpa_error *err) {
     }
 }
 
-cpa_engine_options cpa_job_engine_options(const cpa_job *job, int64_t num_blocks, const cpa_workload *workload) {
+cpa_engine_options cpa_job_engine_options(const cpa_job *job, cpa_cache_size cache, const cpa_workload *workload) {
     const cpa_settings *settings = &job->settings;
     cpa_speculative speculative = {.drafter = CPA_DRAFT_NONE};
     (void)cpa_settings_speculative(settings, &speculative, NULL); /* right, as they are loaded */
@@ -296,7 +302,8 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, int64_t num_blocks
         .size = sizeof(cpa_engine_options),
         .model = cpa_model_shape_of(&job->model),
         .block_size = (int32_t)settings->block_size,
-        .num_blocks = num_blocks,
+        .num_blocks = cache.num_blocks,
+        .window_seqs = cache.window_seqs,
         .interleave = job->interleave,
         .max_num_batched_tokens = settings->max_num_batched_tokens,
         .max_num_seqs = (int32_t)settings->max_num_seqs,

@@ -47,15 +47,18 @@ int cpa_job_is_on_cuda(const cpa_job *job);
  * spare, on devices that serve what --gpu-memory-utilization says. */
 cpa_cache_limits cpa_job_cache_limits(const cpa_job *job, int32_t cp_size, int64_t memory_bytes);
 
-/* Blocks of one rank: as --num-blocks says, or enough for the workload. */
-cpa_status cpa_job_num_blocks(const cpa_job *job, const cpa_cache_limits *limits, const cpa_workload *workload,
-                              int64_t *out, cpa_error *err);
+/* Sequences whose windows the cache holds: as --window-seqs says, or all that can run at once, of so many requests (0:
+ * any number). */
+int32_t cpa_job_window_seqs(const cpa_job *job, int64_t requests);
+/* The size of a rank's cache: as --num-blocks and --window-seqs say, or enough for the workload. */
+cpa_status cpa_job_cache_size(const cpa_job *job, const cpa_cache_limits *limits, const cpa_workload *workload,
+                              cpa_cache_size *out, cpa_error *err);
 
 /* Puts the option of the program in front of a message of the library that names an engine's option. */
 void cpa_job_name_option(cpa_error *err);
 
 /* The engine's options; those of the device are the caller's. */
-cpa_engine_options cpa_job_engine_options(const cpa_job *job, int64_t num_blocks, const cpa_workload *workload);
+cpa_engine_options cpa_job_engine_options(const cpa_job *job, cpa_cache_size cache, const cpa_workload *workload);
 
 /* Makes the rules of the model those of the settings; again where a job has been copied to, as they point into it. */
 cpa_status cpa_job_set_rules(cpa_job *job, cpa_error *err);

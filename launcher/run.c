@@ -26,9 +26,9 @@ typedef struct batch_run {
     cpa_metrics_file metrics_file;
 } batch_run;
 
-static cpa_status choose_blocks(void *ctx, const cpa_cache_limits *limits, int64_t *out, cpa_error *err) {
+static cpa_status choose_cache(void *ctx, const cpa_cache_limits *limits, cpa_cache_size *out, cpa_error *err) {
     const batch_run *r = ctx;
-    return cpa_job_num_blocks(&r->service->job, limits, r->workload, out, err);
+    return cpa_job_cache_size(&r->service->job, limits, r->workload, out, err);
 }
 
 static void on_token(void *ctx, uint64_t request, int64_t index, uint32_t token, float logprob) {
@@ -39,7 +39,7 @@ static void on_token(void *ctx, uint64_t request, int64_t index, uint32_t token,
 
 static cpa_engine_options engine_options(batch_run *r) {
     const cpa_job *job = &r->service->job;
-    cpa_engine_options options = cpa_job_engine_options(job, r->service->num_blocks, r->workload);
+    cpa_engine_options options = cpa_job_engine_options(job, r->service->cache, r->workload);
     if (!job->has_network) return options;
     options.token_at = cpa_vocabulary_token;
     options.token_ctx = &r->service->network.tokens;
@@ -122,7 +122,7 @@ static cpa_status submit(batch_run *r, cpa_error *err) {
     if (r->workload->count == 0) {
         cpa_cache_limits limits = cpa_job_cache_limits(&s->job, s->ranks.size, 0);
         cpa_workload mixed;
-        int64_t most = cpa_cache_tokens_of(&limits, s->num_blocks);
+        int64_t most = cpa_cache_tokens_of(&limits, s->cache.num_blocks);
         if (s->job.has_network) most = cpa_min64(most, s->job.network.max_position);
         CPA_TRY(cpa_workload_mixed(s->engine, most, &mixed, err));
         cpa_signals_lock();
@@ -257,7 +257,7 @@ static cpa_exit_code run_steps(batch_run *r) {
     cpa_service *service = r->service;
     cpa_error err;
     cpa_exit_code code = cpa_service_place(service);
-    if (code == CPA_EXIT_DONE) code = cpa_service_size_cache(service, choose_blocks, r);
+    if (code == CPA_EXIT_DONE) code = cpa_service_size_cache(service, choose_cache, r);
     if (code != CPA_EXIT_DONE) return code;
     if (service->ranks.rank == 0) r->outcome = cpa_service_outcome(service, r->workload, &r->metrics);
     const cpa_signal_actions actions = {.ctx = r, .lost = on_lost, .give_up = give_up};

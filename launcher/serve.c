@@ -155,15 +155,15 @@ static cpa_exit_code listen_early(serving *s) {
     return cpa_job_ranks_agree(ranks, code);
 }
 
-static cpa_status choose_blocks(void *ctx, const cpa_cache_limits *limits, int64_t *out, cpa_error *err) {
+static cpa_status choose_cache(void *ctx, const cpa_cache_limits *limits, cpa_cache_size *out, cpa_error *err) {
     serving *s = ctx;
     CPA_TRY(cpa_serve_limits_find(&s->service->job, limits, &s->limits, err));
-    *out = s->limits.num_blocks;
+    *out = (cpa_cache_size){s->limits.num_blocks, limits->window_seqs};
     return CPA_OK;
 }
 
 static cpa_engine_options engine_options(serving *s) {
-    cpa_engine_options options = cpa_job_engine_options(&s->service->job, s->service->num_blocks, &s->workload);
+    cpa_engine_options options = cpa_job_engine_options(&s->service->job, s->service->cache, &s->workload);
     options.token_at = cpa_serve_front_token_at;
     options.token_ctx = &s->front;
     options.on_token = on_token;
@@ -262,7 +262,7 @@ static cpa_exit_code serve_steps(serving *s) {
     cpa_error err;
     cpa_exit_code code = cpa_service_place(service); /* threads of the server begin with the cores of the rank */
     if (code == CPA_EXIT_DONE) code = listen_early(s);
-    if (code == CPA_EXIT_DONE) code = cpa_service_size_cache(service, choose_blocks, s);
+    if (code == CPA_EXIT_DONE) code = cpa_service_size_cache(service, choose_cache, s);
     if (code != CPA_EXIT_DONE) return code;
     if (service->ranks.rank == 0) s->outcome = cpa_service_outcome(service, &s->workload, &s->metrics);
     if (install_signals(s, &err) != CPA_OK) cpa_job_ranks_abort(&service->ranks, err.status, err.message);

@@ -22,7 +22,7 @@ static cpa_status find_blocks(const cpa_job *job, const cpa_cache_limits *limits
         *out = job->settings.num_blocks;
         return CPA_OK;
     }
-    const int64_t most = cpa_min64(limits->memory_bytes / cpa_cache_block_bytes(limits), INT32_MAX);
+    const int64_t most = cpa_cache_most_blocks(limits);
     if (most < 1)
         return cpa_fail(err, CPA_INVALID,
                         "found %" PRId64 " MiB of memory a rank for the cache, expected at least a block of %" PRId64
@@ -48,7 +48,7 @@ cpa_status cpa_serve_limits_find(const cpa_job *job, const cpa_cache_limits *lim
         return cpa_fail(err, CPA_INVALID,
                         "--max-model-len: found %" PRId64 ", expected at most %" PRId64 ": the cache has %" PRId64
                         " blocks of %" PRId32 " tokens a rank (%" PRId64 " MiB)",
-                        asked, held, blocks, limits->block_size, blocks * cpa_cache_block_bytes(limits) >> 20);
+                        asked, held, blocks, limits->block_size, cpa_cache_bytes(limits, blocks) >> 20);
     *out = (cpa_serve_limits){.num_blocks = blocks, .max_model_len = asked ? asked : cpa_min64(positions, held)};
     return CPA_OK;
 }

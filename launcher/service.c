@@ -16,17 +16,17 @@ cpa_exit_code cpa_service_place(cpa_service *s) {
     return cpa_job_ranks_explain(&s->ranks, status, err.message);
 }
 
-cpa_exit_code cpa_service_size_cache(cpa_service *s, cpa_num_blocks_fn choose, void *ctx) {
+cpa_exit_code cpa_service_size_cache(cpa_service *s, cpa_cache_size_fn choose, void *ctx) {
     cpa_error err;
     const int64_t memory = cpa_job_ranks_least(&s->ranks, s->placement.memory_bytes);
     cpa_exit_code code = CPA_EXIT_DONE;
     if (s->ranks.rank == 0) {
         const cpa_cache_limits limits = cpa_job_cache_limits(&s->job, s->ranks.size, memory);
         cpa_status status = cpa_job_check_memory(&s->job, memory, &err);
-        if (status == CPA_OK) status = choose(ctx, &limits, &s->num_blocks, &err);
+        if (status == CPA_OK) status = choose(ctx, &limits, &s->cache, &err);
         code = cpa_job_ranks_explain(&s->ranks, status, err.message);
     }
-    cpa_job_ranks_broadcast(&s->ranks, &s->num_blocks, sizeof s->num_blocks);
+    cpa_job_ranks_broadcast(&s->ranks, &s->cache, sizeof s->cache);
     return cpa_job_ranks_agree(&s->ranks, code);
 }
 
@@ -52,7 +52,7 @@ cpa_exit_code cpa_service_create_engine(cpa_service *s, cpa_engine_options optio
         cpa_fail(&err, status,
                  "%.300s; lower --num-blocks (%" PRId64
                  " now), --max-num-batched-tokens, --staging-bytes or --swap-space, or start more ranks",
-                 why, s->num_blocks);
+                 why, s->cache.num_blocks);
     }
     if (status == CPA_INVALID || status == CPA_UNSUPPORTED) cpa_job_name_option(&err);
     return cpa_job_ranks_explain(&s->ranks, status, err.message);

@@ -15,7 +15,7 @@ typedef struct cpa_service {
     cpa_job_ranks ranks;
     cpa_job job;
     cpa_rank_placement placement;
-    int64_t num_blocks;       /* of the cache of a rank */
+    cpa_cache_size cache;     /* of a rank */
     cpa_prompt_answer answer; /* rank 0: of `generate`; without a prompt: none */
     cpa_network network;
     cpa_engine *engine; /* NULL: not created yet */
@@ -24,9 +24,9 @@ typedef struct cpa_service {
 /* Chooses the device and the cores of each rank. */
 cpa_exit_code cpa_service_place(cpa_service *service);
 
-/* Chooses num_blocks: `choose` does, on rank 0, by what limits it in this job. */
-typedef cpa_status (*cpa_num_blocks_fn)(void *ctx, const cpa_cache_limits *limits, int64_t *out, cpa_error *err);
-cpa_exit_code cpa_service_size_cache(cpa_service *service, cpa_num_blocks_fn choose, void *ctx);
+/* Chooses the size of the cache: `choose` does, on rank 0, by what limits it in this job. */
+typedef cpa_status (*cpa_cache_size_fn)(void *ctx, const cpa_cache_limits *limits, cpa_cache_size *out, cpa_error *err);
+cpa_exit_code cpa_service_size_cache(cpa_service *service, cpa_cache_size_fn choose, void *ctx);
 
 /* Loads the weights of --model-dir, if there are any. The workload is rank 0's, and must outlive the service. */
 cpa_exit_code cpa_service_load_network(cpa_service *service, cpa_workload *workload);

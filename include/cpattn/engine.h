@@ -61,7 +61,7 @@ typedef struct cpa_engine_options {
     cpa_device_options device;
     cpa_model_shape model;
     int32_t block_size;             /* a power of two up to 512; 0 = 16 */
-    int64_t num_blocks;             /* of one rank; each holds every layer */
+    int64_t num_blocks;             /* of one rank, for the layers that keep most; see window_seqs */
     int32_t interleave;             /* a multiple or a divisor of block_size; 0 = block_size */
     int64_t max_num_batched_tokens; /* 0 = 2048 */
     int32_t max_num_seqs;           /* 0 = 256 */
@@ -84,7 +84,8 @@ typedef struct cpa_engine_options {
     /* Sequences of up to so many tokens are placed on one rank, where they decode without any exchange. 0: on
      * devices those that are sooner done like that by what was measured at start-up, on the host none. */
     int64_t local_context;
-    int64_t tenant_block_quota; /* most blocks of one rank that the running requests of one tenant hold; 0 = no bound */
+    /* Most blocks of one rank, of layers of one window, that the running requests of one tenant hold; 0 = no bound. */
+    int64_t tenant_block_quota;
     cpa_transport_kind transport; /* one for the back end of the device */
     int32_t fail_on_nonfinite;    /* a row that is not finite (see the statistics) ends the run: CPA_CHECK_FAILED */
     /* Rank 0, of requests that have not begun to run: most of them, and most prompt tokens that they have together,
@@ -106,6 +107,10 @@ typedef struct cpa_engine_options {
     /* A folder: the rank that finds a checked row wrong keeps there, in a file that the error names, what the row had:
      * query, keys, values, result and reference. They tell of what was in the prompt. Copied; NULL = nothing is kept. */
     const char *violation_dump;
+    /* Layers of different windows have blocks of their own and give back those that they no longer see. Those with the
+     * widest window, or with none, have num_blocks of one rank; the others what so many sequences can need of theirs,
+     * at most as many. 0 = max_num_seqs. */
+    int32_t window_seqs;
 } cpa_engine_options;
 
 typedef struct cpa_request {
@@ -165,6 +170,15 @@ typedef void (*cpa_finish_fn)(void *ctx, const cpa_request_result *result);
 typedef void (*cpa_progress_fn)(void *ctx, int64_t tokens, int64_t requests, double elapsed_s);
 
 /* Totals over all ranks since the engine was created, the same on every rank once a run has ended. */
+/* Groups of layers that have a cache together, those of one window and number of sinks; see cpa_engine_options. */
+enum { CPA_ENGINE_KV_GROUPS = 8 };
+typedef struct cpa_engine_kv_group {
+    int32_t layers;
+    int64_t window, sinks;      /* 0: none */
+    int64_t block_bytes;        /* of one block in its layers */
+    int64_t blocks, peak, used; /* as kv_blocks, kv_peak and kv_used */
+} cpa_engine_kv_group;
+
 typedef struct cpa_engine_stats {
     int64_t steps;
     int64_t graph_steps; /* of those, launched as graphs */
@@ -230,6 +244,9 @@ typedef struct cpa_engine_stats {
      * yet, once or more often, since the rest of their tokens did not fit. */
     int64_t cut_chunks, held_back;
     int64_t plain_rows; /* rows that plain kernels attended, as of a context; sum over ranks */
+    /* The groups of layers, the one that keeps most first, whose blocks are also kv_blocks, kv_peak and kv_used. */
+    int32_t kv_groups;
+    cpa_engine_kv_group kv_group[CPA_ENGINE_KV_GROUPS];
 } cpa_engine_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */

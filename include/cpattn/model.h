@@ -93,7 +93,9 @@ typedef struct cpa_rows {
     const int64_t *positions; /* host */
     const uint32_t *tokens_device;
     const int64_t *positions_device;
-    const int64_t *slots_device; /* where the cache has the token (see cpa_kv_write_args); -1: nowhere */
+    /* Where the cache of the layer at hand has the token (see cpa_kv_write_args); -1: nowhere. Not the same in layers of
+     * different windows. */
+    const int64_t *slots_device;
 } cpa_rows;
 
 /* What some row of a step, on whatever rank, wants of the drawing; a graph is launched for steps that want the same. */

@@ -16,7 +16,7 @@ const cpa_figure cpa_figures[] = {
     {ALONE(tenants_active), METRIC("num_tenants", gauge, "Tenants whose requests run or wait.")},
     {ALONE(kv_used),
      METRIC("kv_cache_usage_perc", gauge,
-            "Share of the blocks of a rank that requests have, of the rank with the most; 1: all."),
+            "Share of the blocks of a rank that requests have, of the rank and the group of layers with the most; 1: all."),
      .unit = CPA_METRIC_SHARE_OF_BLOCKS},
     {COUNT(kv_blocks, KV, "blocks")},
     {COUNT(kv_peak, KV, "peak")},

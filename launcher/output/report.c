@@ -18,10 +18,20 @@ static const char *bytes_text(double bytes, char *out, size_t size) {
     return out;
 }
 
+cpa_cache_bytes_used cpa_outcome_cache_bytes(const cpa_outcome *outcome) {
+    cpa_cache_bytes_used bytes = {0, 0};
+    for (int32_t g = 0; g < outcome->stats.kv_groups; g++) {
+        const cpa_engine_kv_group *group = &outcome->stats.kv_group[g];
+        bytes.all += group->blocks * group->block_bytes;
+        bytes.peak += group->peak * group->block_bytes;
+    }
+    return bytes;
+}
+
 void cpa_report_place(const cpa_outcome *outcome, FILE *out) {
     char model[256], cache[32];
     cpa_model_describe(outcome->model, model, sizeof model);
-    bytes_text((double)outcome->stats.kv_blocks * (double)outcome->block_bytes, cache, sizeof cache);
+    bytes_text((double)cpa_outcome_cache_bytes(outcome).all, cache, sizeof cache);
     fprintf(out, "cp_attn %s\n", cpa_version());
     cpa_report_line(out, "device", "%d rank%s: %s", outcome->cp_size, outcome->cp_size == 1 ? "" : "s",
                     outcome->device);
@@ -96,11 +106,28 @@ static void print_exchange(const cpa_outcome *outcome, FILE *out) {
         cpa_report_line(out, "plain kernels", "%" PRId64 " rows attended without tensor cores", stats->plain_rows);
 }
 
+/* Of each group of layers what it had of its own blocks, and of all together. */
+static void report_groups(const cpa_outcome *outcome, FILE *out) {
+    const cpa_cache_bytes_used bytes = cpa_outcome_cache_bytes(outcome);
+    char peak[32], all[32];
+    for (int32_t g = 0; g < outcome->stats.kv_groups; g++) {
+        const cpa_engine_kv_group *group = &outcome->stats.kv_group[g];
+        char window[32] = "without a window";
+        if (group->window > 0) snprintf(window, sizeof window, "of window %" PRId64, group->window);
+        cpa_report_line(out, "", "%d layer%s %s: peak %" PRId64 " of %" PRId64, group->layers,
+                        group->layers == 1 ? "" : "s", window, group->peak, group->blocks);
+    }
+    bytes_text((double)bytes.peak, peak, sizeof peak);
+    bytes_text((double)bytes.all, all, sizeof all);
+    cpa_report_line(out, "", "%s of %s at these peaks", peak, all);
+}
+
 void cpa_report_cache(const cpa_outcome *outcome, FILE *out) {
     const cpa_engine_stats *stats = &outcome->stats;
     cpa_report_line(out, "cache",
                     "peak %" PRId64 " of %" PRId64 " blocks on a rank, %" PRId64 " preemptions, %" PRId64 " evictions",
                     stats->kv_peak, stats->kv_blocks, stats->preemptions, stats->evictions);
+    if (stats->kv_groups > 1) report_groups(outcome, out);
     double rate = stats->prefix_queries > 0 ? 100.0 * (double)stats->prefix_hits / (double)stats->prefix_queries : 0;
     cpa_report_line(out, "",
                     "%" PRId64 " of %" PRId64 " full prompt blocks found (%.1f %%), %" PRId64 " copied on write",

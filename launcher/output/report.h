@@ -30,6 +30,12 @@ typedef struct cpa_outcome {
 } cpa_outcome;
 
 /* Version, device, model and cache. */
+/* Bytes of a rank's cache, and those of the most blocks that each group of layers had in use. */
+typedef struct cpa_cache_bytes_used {
+    int64_t all, peak;
+} cpa_cache_bytes_used;
+cpa_cache_bytes_used cpa_outcome_cache_bytes(const cpa_outcome *outcome);
+
 void cpa_report_place(const cpa_outcome *outcome, FILE *out);
 /* Before the run: these, and what will run; of the statistics only the cache and the planner's rates are there. */
 void cpa_report_preamble(const cpa_outcome *outcome, FILE *out);

@@ -66,8 +66,29 @@ static int fill_drafts(json_t *object, const cpa_outcome *outcome) {
                      stats->draft_tokens > 0 ? (double)stats->accepted_tokens / (double)stats->draft_tokens : NAN);
 }
 
+/* Several groups of layers, those that keep most first. */
+static int put_groups(json_t *object, const cpa_engine_stats *stats) {
+    json_t *list = json_array();
+    for (int32_t g = 0; g < stats->kv_groups; g++) {
+        const cpa_engine_kv_group *group = &stats->kv_group[g];
+        json_t *one = json_object();
+        if (cpa_json_put_int(one, "layers", group->layers) | cpa_json_put_int(one, "window", group->window) |
+            cpa_json_put_int(one, "sinks", group->sinks) | cpa_json_put_int(one, "blocks", group->blocks) |
+            cpa_json_put_int(one, "peak", group->peak) | cpa_json_put_int(one, "block_bytes", group->block_bytes) |
+            json_array_append_new(list, one)) {
+            json_decref(list);
+            return -1;
+        }
+    }
+    return json_object_set_new(object, "groups", list);
+}
+
 static int fill_kv(json_t *object, const cpa_outcome *outcome) {
-    return put_figures(object, CPA_FIGURE_KV, outcome) | cpa_json_put_int(object, "block_bytes", outcome->block_bytes) |
+    const cpa_engine_stats *stats = &outcome->stats;
+    const cpa_cache_bytes_used bytes = cpa_outcome_cache_bytes(outcome);
+    return cpa_json_put_int(object, "bytes", bytes.all) | cpa_json_put_int(object, "peak_bytes", bytes.peak) |
+           (stats->kv_groups > 1 && put_groups(object, stats)) | put_figures(object, CPA_FIGURE_KV, outcome) |
+           cpa_json_put_int(object, "block_bytes", outcome->block_bytes) |
            cpa_json_put_text(object, "dtype", cpa_dtype_name(outcome->model->shape.attention.kv_dtype));
 }
 

@@ -79,6 +79,7 @@ typedef struct cpa_settings {
     int64_t kv_layout;       /* cpa_kv_layout */
     int64_t block_size;
     int64_t num_blocks;    /* 0 = enough for the run */
+    int64_t window_seqs;   /* 0 = as many as can run at once */
     int64_t interleave;    /* 0 = block_size */
     int64_t local_context; /* -1 = auto */
     int64_t prefix_caching;

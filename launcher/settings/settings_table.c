@@ -150,8 +150,11 @@ const cpa_field cpa_settings_rows[] = {
     {"Cache", "block-size", "N", INT(block_size, "16", 1, 512), .power_of_two = 1,
      .help = "tokens in a block of the cache"},
     {"Cache", "num-blocks", "N", INT(num_blocks, "auto", 0, 0x1p31 - 1), .word = "auto",
-     .help =
-         "blocks of one rank, each with all layers; auto: enough for the run, or as serve is told, if memory allows"},
+     .help = "blocks of one rank, for the layers that keep most (those with the widest window, or with none); auto: "
+             "enough for the run, or as serve is told, if memory allows"},
+    {"Cache", "window-seqs", "N", INT(window_seqs, "auto", 0, 0x1p31 - 1), .word = "auto",
+     .help = "the other layers have blocks for what N sequences can need of their windows, at most as many; auto: "
+             "those that can run at once"},
     {"Cache", "cp-kv-cache-interleave-size", "N", INT(interleave, "auto", 0, 0x1p30), .word = "auto",
      .alias = "interleave",
      .help =

@@ -166,7 +166,7 @@ cpa_status cpa_kv_cache_move(cpa_kv_cache *cache, cpa_kv_tier from, cpa_kv_tier 
         return cpa_fail(&stream->error, CPA_INTERNAL, "KV cache: blocks move, and there is no host memory for them");
     CPA_TRY(reserve_pairs(cache, n, stream));
     for (int64_t i = 0; i < n; i++) {
-        if (moves[i].rank != rank) continue;
+        if (moves[i].group != cache->options.group || moves[i].rank != rank) continue;
         if (from == CPA_TIER_HOST && !is_sound(cache, &moves[i])) {
             damaged[i] = 1;
             continue;

@@ -1,6 +1,6 @@
-/* The KV cache of a rank: it owns the memory of all layers.
+/* The KV cache of a group of layers on a rank: it owns the memory of these.
  *
- * A block is block_size tokens of one sequence in every layer, in each the bytes of that layer's layout
+ * A block is block_size tokens of one sequence in each of the layers, in each the bytes of that layer's layout
  * (kernels/block_layout.h). Blocks lie in tiers that hold the same bytes: those of the device, which operators see a
  * layer at a time through views, and those in host memory, which keep what gave way to others, each with a checksum.
  * Block numbers are those of a tier. */
@@ -21,6 +21,7 @@ typedef struct cpa_kv_cache_options {
     int32_t block_size;
     int64_t num_blocks;  /* of the device, the null block not counted */
     int64_t host_blocks; /* 0: there is no such tier */
+    int32_t group;       /* of layers, whose moves it makes (layer_groups.h) */
 } cpa_kv_cache_options;
 
 typedef struct cpa_kv_cache cpa_kv_cache;
@@ -43,8 +44,8 @@ cpa_kv_view cpa_kv_cache_view(const cpa_kv_cache *cache, int32_t layer);
  * block that is free or someone else's need not be. */
 int32_t cpa_kv_cache_null_block(const cpa_kv_cache *cache);
 
-/* Moves, or copies, the blocks of one rank's entries of a list from tier to tier or within the device, as bytes; layers
- * of one length go together. No block is both read and written. Copies to and within the device are enqueued alone, and
+/* Moves, or copies, the blocks of the entries of a list that are of one rank and of the cache's group from tier to tier
+ * or within the device, as bytes; layers of one length go together. No block is both read and written. Copies to and within the device are enqueued alone, and
  * read their source until the stream is idle; those to the host have arrived when this returns, since their checksums
  * are taken then. A block that comes back from the host with another checksum than it left with is not written to the
  * device: damaged[i], of n, is set to 1 for such a move and left alone for the others, and the error is logged. */

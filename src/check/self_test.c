@@ -42,15 +42,19 @@ static void pick_masks(const cpa_model_shape *model, cpa_mask masks[SELF_TEST_LA
     for (int32_t layer = 1; layer < SELF_TEST_LAYERS; layer++) masks[layer] = other;
 }
 
-/* Sizes of the small cache and steps: everything fits, and the longest prompt takes several steps. */
-static cpa_worker_options small_options(const cpa_worker_options *options, int64_t *total) {
+/* Two layers and sizes of the small cache and steps: everything fits, and the longest prompt takes several steps. */
+static cpa_worker_options small_options(const cpa_worker_options *options, const cpa_mask masks[SELF_TEST_LAYERS],
+                                        int64_t *total) {
     cpa_worker_options small = *options;
     small.model.layers = SELF_TEST_LAYERS;
+    small.model.layer_masks = masks;
     *total = 0;
     for (int32_t r = 0; r < SELF_TEST_REQUESTS; r++) *total += prompt_length(r, options) + SELF_TEST_OUTPUTS;
-    small.num_blocks = (*total + SELF_TEST_REQUESTS * run_of(options)) / options->block_size + 1;
     small.max_tokens = *total / 3 + SELF_TEST_REQUESTS;
     small.max_seqs = SELF_TEST_REQUESTS;
+    cpa_layer_groups_of(&small.model, small.block_size, &small.groups);
+    for (int32_t g = 0; g < small.groups.count; g++)
+        small.groups.list[g].num_blocks = (*total + SELF_TEST_REQUESTS * run_of(options)) / options->block_size + 1;
     return small;
 }
 
@@ -59,7 +63,7 @@ static cpa_status make_scheduler(const cpa_worker_options *small, cpa_algorithm 
     cpa_scheduler_options options = {
         .map = small->map,
         .block_size = small->block_size,
-        .num_blocks = small->num_blocks,
+        .groups = small->groups,
         .max_num_batched_tokens = small->max_tokens,
         .max_num_seqs = small->max_seqs,
         .planner = {.forced = algorithm, .cp_size = small->map.cp_size},
@@ -102,9 +106,8 @@ static cpa_status test_algorithm(cpa_control *control, cpa_device *device, const
                                  cpa_algorithm algorithm, uint64_t seed, int64_t *rows, cpa_error *err) {
     int64_t total;
     cpa_mask masks[SELF_TEST_LAYERS];
-    cpa_worker_options small = small_options(options, &total);
     pick_masks(&options->model, masks);
-    small.model.layer_masks = masks;
+    cpa_worker_options small = small_options(options, masks, &total);
     cpa_synthetic synthetic = {device, small.model.attention, seed};
     const cpa_model network = cpa_synthetic_model(&synthetic);
     cpa_worker *worker = NULL;

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "kernels/block_layout.h"
 #include "kernels/operators.h"
+#include "src/worker/layer_caches.h"
 
 enum { EXCHANGE_BYTES = 32 << 20 };
 
@@ -111,14 +112,15 @@ static cpa_status read_cache(const gather *g, const cpa_verify_group *group, int
                              char *v_out) {
     cpa_worker *worker = g->verify->worker;
     const cpa_worker_seq *seq = &worker->seqs[chunk_of(g, group)->seq];
-    cpa_kv_view all = cpa_kv_cache_view(worker->cache, g->verify->samples[group->first].layer);
+    const int32_t layer = g->verify->samples[group->first].layer;
+    cpa_kv_view all = cpa_worker_kv(worker, layer);
     cpa_kv_range range = {.first = first, .count = count};
     if (count == 0) return CPA_OK;
     head_copy rows = copy_of_head(&all, group->kv_head, count, k_out, v_out);
     cpa_kv_pack_args args = {.size = sizeof args,
                              .src = rows.head,
                              .dst = rows.out,
-                             .block_tables = seq->blocks,
+                             .block_tables = seq->tables[worker->places[layer].group].blocks,
                              .ranges = &range,
                              .n_ranges = 1};
     CPA_TRY(worker->device->operators->kv_pack(&args, worker->stream));

@@ -111,7 +111,7 @@ static cpa_status create_local(cpa_context *c) {
     }
     CPA_TRY(cpa_context_ops_create(&c->ops));
     CPA_TRY(c->ops.device->table->events_create(c->ops.device, &c->steps, &c->ops.error));
-    CPA_TRY(c->ops.device->operators->plan_create(c->ops.device, &c->own, &c->ops.error));
+    CPA_TRY(cpa_table_plans_create(&c->own, &c->ops));
     c->attended = &c->step;
     c->step.gathers = cpa_pass_kv_gathers(&c->ops.device->caps, &c->ops.options);
     CPA_TRY(cpa_pass_kv_create(&c->kv, &c->ops, &c->step));
@@ -163,7 +163,7 @@ static void destroy(cpa_context *c) {
     cpa_pass_kv_destroy(&c->kv);
     if (c->ops.device) {
         if (c->steps) c->ops.device->table->events_destroy(c->steps);
-        if (c->own) c->ops.device->operators->plan_destroy(c->own);
+        cpa_table_plans_destroy(&c->own, &c->ops);
         cpa_context_free(&c->ops, &c->own_memory);
         cpa_context_free(&c->ops, &c->slices_memory);
     }

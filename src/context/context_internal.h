@@ -10,6 +10,7 @@
  *   score_rows.h    which rows of a custom mask or a bias are those of an attend
  *   tensor_slices.c  what products that are sliced over the ranks exchange
  *   planned_step.h  what they read of a step
+ *   table_plans.h   what they attend by the block tables of the layer at hand
  *   context_ops.h   what they act through */
 #ifndef CPA_CONTEXT_INTERNAL_H
 #define CPA_CONTEXT_INTERNAL_H
@@ -50,7 +51,7 @@ struct cpa_context {
 
     int planned;             /* layers may attend */
     int32_t layers_attended; /* layers of the planned step that have been attended */
-    cpa_attend_plan *own;    /* own rows over the own shard, but those that pass-KV or pass-Q takes */
+    cpa_table_plans own;     /* own rows over the own shard, but those that pass-KV or pass-Q takes */
     cpa_context_buffer own_memory;
     cpa_partial own_state; /* of the rows of `own` */
 };

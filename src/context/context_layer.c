@@ -41,10 +41,11 @@ static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const
     const cpa_cache_form cache = cpa_cache_form_of("the cache", kv), own = {"the context", o->shape, o->block_size};
     CPA_TRY(cpa_check_same_cache("attend", &cache, &own, 0, &c->ops.error));
     const cpa_planned_step *step = c->attended;
-    if (step->max_block >= kv->num_blocks) {
+    const int32_t max_block = step->max_block[c->ops.table_set];
+    if (max_block >= kv->num_blocks) {
         return cpa_fail(&c->ops.error, CPA_INVALID,
                         "attend: a block table names block %d of a cache of %" PRId64 ", expected 0..%" PRId64,
-                        step->max_block, kv->num_blocks, kv->num_blocks - 1);
+                        max_block, kv->num_blocks, kv->num_blocks - 1);
     }
     CPA_TRY(cpa_check_attend("attend", c->ops.device, &o->shape, &args->mask, &c->ops.error));
     CPA_TRY(cpa_check_layer_mask("attend", &args->mask, &c->ops.error));
@@ -93,8 +94,8 @@ static cpa_status merge_states(cpa_context *c, cpa_pass_q *q, const cpa_context_
 
 static cpa_status attend_alone(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
     cpa_partial state = {.lse = args->lse, .lse_row_stride = c->ops.options.shape.q_heads};
-    const cpa_attend_plan *plan = cpa_context_is_reserved(c) ? c->reserved_q.plan : c->own;
-    return cpa_context_attend_own(&c->ops, plan, args, state, args->out, stream);
+    const cpa_table_plans *plans = cpa_context_is_reserved(c) ? &c->reserved_q.plans : &c->own;
+    return cpa_context_attend_own(&c->ops, cpa_table_plans_now(plans, &c->ops), args, state, args->out, stream);
 }
 
 static cpa_status attend_shared(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
@@ -103,7 +104,7 @@ static cpa_status attend_shared(cpa_context *c, const cpa_context_args *args, cp
     if (!c->q.active && !args->lse) layer.open_rows = cpa_pass_kv_open_rows(&c->kv);
     CPA_TRY(cpa_pass_q_start(&c->q, args, stream));
     CPA_TRY(cpa_pass_kv_start(&c->kv, &layer, stream));
-    CPA_TRY(cpa_context_attend_own(&c->ops, c->own, args, layer.own, NULL, stream));
+    CPA_TRY(cpa_context_attend_own(&c->ops, cpa_table_plans_now(&c->own, &c->ops), args, layer.own, NULL, stream));
     CPA_TRY(cpa_pass_kv_attend_own(&c->kv, &layer, stream));
     CPA_TRY(cpa_pass_q_attend_remote(&c->q, args, stream));
     CPA_TRY(cpa_pass_kv_run(&c->kv, &layer, stream));

@@ -41,6 +41,7 @@ typedef struct cpa_context_ops {
     cpa_message *messages;  /* [cp_size], scratch: what cpa_context_start sends */
     cpa_attend_item *items; /* scratch: what cpa_context_set_plan plans */
     int64_t items_capacity;
+    int32_t table_set;                /* that the layer at hand reads its blocks by */
     int masked;                       /* whether layers of the step that is planned come with a custom mask */
     int64_t keys_attended, keys_read; /* in a layer, by the plans that have been set since these were 0 */
     cpa_error error;

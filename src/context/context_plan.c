@@ -73,26 +73,30 @@ static cpa_status check_chunks(cpa_context *c, const cpa_context_chunk *chunks, 
     return CPA_OK;
 }
 
+/* The block tables of a step: of each chunk in each set, or, where `list` is NULL, the one that a chunk has. */
+typedef struct given_tables {
+    const int32_t *const *list; /* [sets, chunks] */
+    int32_t sets;
+} given_tables;
+
 /* Copies the entries of a chunk's block table that this rank uses. */
-static cpa_status copy_table(cpa_context *c, int64_t index, const int32_t *table, int64_t entries) {
+static cpa_status copy_table(cpa_context *c, int64_t index, int32_t set, const int32_t *table, int64_t entries) {
+    cpa_planned_step *step = &c->step;
+    int32_t *to = step->block_tables + set * step->n_table_entries + step->chunks[index].table;
     if (entries > 0 && !table) {
         return cpa_fail(&c->ops.error, CPA_INVALID,
                         "plan: chunk %" PRId64 " has no block table, expected one of %" PRId64 " entries on rank %d",
                         index, entries, c->control.rank);
     }
-    cpa_planned_step *step = &c->step;
-    CPA_TRY(cpa_context_ensure_array(&c->ops, &step->block_tables, &step->tables_capacity,
-                                     step->n_table_entries + entries, sizeof *step->block_tables));
     for (int64_t i = 0; i < entries; i++) {
         if (table[i] < 0) {
             return cpa_fail(&c->ops.error, CPA_INVALID,
                             "plan: entry %" PRId64 " of the block table of chunk %" PRId64 " is %d, expected 0 or more",
                             i, index, table[i]);
         }
-        if (table[i] > step->max_block) step->max_block = table[i];
-        step->block_tables[step->n_table_entries + i] = table[i];
+        if (table[i] > step->max_block[set]) step->max_block[set] = table[i];
+        to[i] = table[i];
     }
-    step->n_table_entries += entries;
     return CPA_OK;
 }
 
@@ -109,14 +113,30 @@ static cpa_step_kind kind_of(const cpa_context *c, const cpa_context_chunk *chun
     return !exchanges ? CPA_STEP_ALONE : decodes ? CPA_STEP_DECODE : CPA_STEP_MIXED;
 }
 
-static cpa_status copy_chunks(cpa_context *c, const cpa_context_chunk *chunks, int64_t n) {
+/* Those of all chunks in all sets, where each chunk has its place. */
+static cpa_status copy_tables(cpa_context *c, const cpa_context_chunk *chunks, int64_t n, given_tables given) {
+    cpa_planned_step *step = &c->step;
+    step->table_sets = given.list ? given.sets : 1;
+    CPA_TRY(cpa_context_ensure_array(&c->ops, &step->block_tables, &step->tables_capacity,
+                                     step->table_sets * step->n_table_entries, sizeof *step->block_tables));
+    for (int32_t set = 0; set < step->table_sets; set++) {
+        step->max_block[set] = -1;
+        for (int64_t i = 0; i < n; i++) {
+            const int64_t end = i + 1 < n ? step->chunks[i + 1].table : step->n_table_entries;
+            const int32_t *table = given.list ? given.list[set * n + i] : chunks[i].block_table;
+            CPA_TRY(copy_table(c, i, set, table, end - step->chunks[i].table));
+        }
+    }
+    return CPA_OK;
+}
+
+static cpa_status copy_chunks(cpa_context *c, const cpa_context_chunk *chunks, int64_t n, given_tables tables) {
     cpa_planned_step *step = &c->step;
     cpa_context_ops *ops = &c->ops;
     CPA_TRY(cpa_context_ensure_array(ops, &step->chunks, &step->chunks_capacity, n, sizeof *step->chunks));
     CPA_TRY(cpa_context_ensure_array(ops, &ops->items, &ops->items_capacity, n * ops->map.cp_size, sizeof *ops->items));
     step->n_chunks = n;
     step->n_table_entries = 0;
-    step->max_block = -1;
     step->rows = 0;
     step->kind = kind_of(c, chunks, n);
     for (int64_t i = 0; i < n; i++) {
@@ -132,33 +152,33 @@ static cpa_status copy_chunks(cpa_context *c, const cpa_context_chunk *chunks, i
             .row = step->rows,
         };
         cpa_chunk_share own = cpa_planned_share(step, &step->chunks[i], step->rank);
-        int64_t entries = (own.keys + ops->options.block_size - 1) / ops->options.block_size;
-        CPA_TRY(copy_table(c, i, chunks[i].block_table, entries));
+        step->n_table_entries += (own.keys + ops->options.block_size - 1) / ops->options.block_size;
         step->rows += cpa_step_is_replicated(step) ? chunks[i].count : own.rows;
     }
     if (step->padded_rows) step->rows = step->padded_rows;
-    return CPA_OK;
+    return copy_tables(c, chunks, n, tables);
 }
 
 /* Own rows over the own shard, but those that pass-KV or pass-Q takes along. */
 static cpa_status plan_own(cpa_context *c) {
     const cpa_planned_step *step = &c->step;
-    if (cpa_step_joins_own(step)) return cpa_context_set_plan(&c->ops, c->own, 0, NULL, 0, (cpa_attend_fusion){0});
+    if (cpa_step_joins_own(step)) return cpa_table_plans_clear(&c->own, &c->ops, step);
     if (cpa_step_exchanges(step)) CPA_TRY(cpa_context_ensure_state(&c->ops, &c->own_memory, step->rows, &c->own_state));
     const int64_t n = cpa_planned_own_items(step, c->ops.items, 0, 0);
-    return cpa_context_set_plan(&c->ops, c->own, n, step->block_tables, step->n_table_entries,
-                                (cpa_attend_fusion){.padded_items = step->padded_rows});
+    return cpa_table_plans_set(&c->own, &c->ops, step, n, (cpa_attend_fusion){.padded_items = step->padded_rows});
 }
 
-static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks, int64_t padded_rows) {
+static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks, given_tables tables,
+                            int64_t padded_rows) {
     c->planned = 0;
     c->attended = &c->step;
+    c->ops.table_set = 0;
     cpa_score_rows_forget(&c->score_rows);
     c->ops.keys_attended = c->ops.keys_read = 0;
     CPA_TRY(check_chunks(c, chunks, n_chunks));
     c->step.padded_rows = padded_rows;
     c->layers_attended = 0;
-    CPA_TRY(copy_chunks(c, chunks, n_chunks));
+    CPA_TRY(copy_chunks(c, chunks, n_chunks, tables));
     if (cpa_step_is_replicated(&c->step)) {
         CPA_TRY(cpa_scatter_heads_plan(&c->scatter));
     } else {
@@ -197,14 +217,18 @@ cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunk
     context->is_ahead = 0;
     take_turn(context);
     cpa_error *err = &context->ops.error, none;
-    const cpa_status status = plan_step(context, chunks, n_chunks, 0);
+    const cpa_status status = plan_step(context, chunks, n_chunks, (given_tables){NULL, 1}, 0);
     cpa_status told = cpa_plan_agreement_tell(&context->agreement, chunks, n_chunks, context->layers_exchanged, status,
                                               err, status == CPA_OK ? err : &none);
     return status == CPA_OK ? told : status;
 }
 
+void cpa_context_use_tables(cpa_context *c, int32_t set) {
+    c->ops.table_set = set;
+}
+
 cpa_status cpa_context_plan_ahead(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks,
-                                  int64_t padded_rows) {
+                                  const int32_t *const *tables, int32_t table_sets, int64_t padded_rows) {
     for (int64_t i = 0; i < n_chunks && padded_rows > 0; i++) {
         int any_algorithm =
             c->ops.map.cp_size == 1 || chunks[i].placement.kind == CPA_ON_RANK || c->rows == CPA_ROWS_REPLICATED;
@@ -214,12 +238,12 @@ cpa_status cpa_context_plan_ahead(cpa_context *c, const cpa_context_chunk *chunk
                         cpa_algorithm_name(chunks[i].algorithm));
     }
     c->is_ahead = 1;
-    return plan_step(c, chunks, n_chunks, padded_rows);
+    return plan_step(c, chunks, n_chunks, (given_tables){tables, table_sets}, padded_rows);
 }
 
 cpa_status cpa_context_upload_plan(cpa_context *c, cpa_stream *stream) {
     if (cpa_step_is_replicated(&c->step)) return cpa_scatter_heads_upload(&c->scatter, stream);
-    CPA_TRY(cpa_context_check(&c->ops, c->ops.device->operators->plan_upload(c->own, stream), stream));
+    CPA_TRY(cpa_table_plans_upload(&c->own, &c->ops, stream));
     CPA_TRY(cpa_score_rows_upload(&c->score_rows, &c->ops, stream));
     return cpa_pass_q_upload(&c->q, stream);
 }
@@ -227,7 +251,7 @@ cpa_status cpa_context_upload_plan(cpa_context *c, cpa_stream *stream) {
 uint64_t cpa_context_shape(const cpa_context *c) {
     uint64_t own = cpa_step_is_replicated(&c->step) || cpa_step_joins_own(&c->step)
                        ? 0
-                       : c->ops.device->graphs->plan_shape(c->own);
+                       : cpa_table_plans_shape(&c->own, &c->ops);
     const uint64_t exchanged =
         cpa_step_is_replicated(&c->step) ? cpa_scatter_heads_shape(&c->scatter) : cpa_pass_q_shape(&c->q);
     const uint64_t slices = cpa_step_is_replicated(&c->step) ? (uintptr_t)c->slices_memory.memory : 0;

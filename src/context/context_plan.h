@@ -9,9 +9,12 @@
  * of one token, or of few (cpa_graph_table.padded_rows), and go by pass-Q, or lie on one rank, or rows are replicated,
  * and the step is planned with so many rows on every rank, of which those past its own are attended to no use: messages
  * hold so many rows for each pair of ranks, and layers enqueue the same for any such chunks. q and out of its layers
- * have room for them. */
+ * have room for them. `tables`: [table_sets, n_chunks] the block tables of the chunks in each set of layers, in the
+ * place of the one that a chunk has; NULL: that one, in one set. A layer reads the first unless it is told otherwise. */
 cpa_status cpa_context_plan_ahead(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks,
-                                  int64_t padded_rows);
+                                  const int32_t *const *tables, int32_t table_sets, int64_t padded_rows);
+/* The layers that are attended from now on read their blocks by that set of tables. */
+void cpa_context_use_tables(cpa_context *c, int32_t set);
 /* Enqueues what brings the plan of the step to the device, as far as it is made before the first layer. */
 cpa_status cpa_context_upload_plan(cpa_context *c, cpa_stream *stream);
 /* The planned step begins. The stream of the one before is idle: its spans are counted if they were not yet. */

@@ -37,12 +37,13 @@ static cpa_status reserve_step(cpa_context *c, const cpa_attend_reservation *r) 
         .rank = c->ops.rank,
         .kind = CPA_STEP_RESERVED,
         .padded_rows = r->sequences,
-        .max_block = (int32_t)(r->num_blocks - 1),
+        .table_sets = 1,
+        .max_block = {(int32_t)(r->num_blocks - 1)},
         .rows = r->sequences,
     };
     CPA_TRY(cpa_pass_q_create(&c->reserved_q, &c->ops, &c->reserved_step));
     if (cpa_step_exchanges(&c->reserved_step)) return cpa_pass_q_reserve(&c->reserved_q, *r);
-    return c->ops.device->operators->plan_reserve(c->reserved_q.plan, r, &c->ops.error);
+    return c->ops.device->operators->plan_reserve(c->reserved_q.plans.list[0], r, &c->ops.error);
 }
 
 cpa_status cpa_context_reserve(cpa_context *c, const cpa_context_limits *limits) {
@@ -67,11 +68,12 @@ cpa_status cpa_context_update(cpa_context *c, const cpa_attend_update_args *args
     REQUIRE(err, stream && stream->device == c->ops.device,
             "context: the stream of an update is %s, expected one of the context's device",
             stream ? "of another device" : "NULL");
-    cpa_attend_plan *plan = c->reserved_q.plan;
+    cpa_attend_plan *plan = c->reserved_q.plans.list[0];
     CPA_TRY(cpa_take_attend_update("context", &plan->reservation, args, &update, err));
     REQUIRE(err, !update.kv_indptr, "context: kv_indptr counts the pages of one rank, expected lengths of sequences");
     REQUIRE(err, !update.qo_indptr, "context: qo_indptr counts the rows of one rank, expected NULL");
     c->attended = &c->reserved_step;
+    c->ops.table_set = 0;
     c->planned = 0;
     CPA_TRY(cpa_context_check(&c->ops, c->ops.device->operators->plan_update(plan, &update, stream), stream));
     c->planned = 1;

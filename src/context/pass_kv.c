@@ -156,11 +156,11 @@ cpa_status cpa_pass_kv_select(cpa_pass_kv *kv, cpa_mask mask) {
     if (!cpa_step_exchanges(kv->step)) return CPA_OK;
     for (int64_t i = 0; i < kv->n_schedules; i++) {
         kv->now = kv->schedules[i];
-        if (cpa_mask_equals(kv->now.mask, mask)) return CPA_OK;
+        if (kv->now.table_set == kv->ops->table_set && cpa_mask_equals(kv->now.mask, mask)) return CPA_OK;
     }
     CPA_TRY(cpa_context_ensure_array(kv->ops, &kv->schedules, &kv->schedules_capacity, kv->n_schedules + 1,
                                      sizeof *kv->schedules));
-    kv->now = (cpa_kv_schedule){.mask = mask, .begin = kv->transfers.count};
+    kv->now = (cpa_kv_schedule){.mask = mask, .table_set = kv->ops->table_set, .begin = kv->transfers.count};
     CPA_TRY(kv->step->gathers ? cpa_pass_kv_plan_gather(kv) : cpa_pass_kv_plan_rounds(kv));
     kv->now.end = kv->transfers.count;
     kv->schedules[kv->n_schedules++] = kv->now;
@@ -241,7 +241,8 @@ int64_t cpa_pass_kv_open_rows(const cpa_pass_kv *kv) {
 }
 
 static cpa_status pack(cpa_pass_kv *kv, int64_t index, const cpa_kv_layer *layer, cpa_stream *stream) {
-    return cpa_kv_transfers_pack(&kv->transfers, index, &layer->args->kv, kv->step->block_tables, stream);
+    return cpa_kv_transfers_pack(&kv->transfers, index, &layer->args->kv,
+                                 cpa_planned_tables(kv->step, kv->now.table_set), stream);
 }
 
 cpa_status cpa_pass_kv_start(cpa_pass_kv *kv, const cpa_kv_layer *layer, cpa_stream *stream) {

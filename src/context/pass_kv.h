@@ -17,9 +17,10 @@ typedef struct cpa_row_run {
     int64_t row, rows;
 } cpa_row_run;
 
-/* The transfers of layers with one mask. */
+/* The transfers of layers with one mask and one set of block tables. */
 typedef struct cpa_kv_schedule {
     cpa_mask mask;
+    int32_t table_set;
     int64_t begin, end; /* indices of transfers */
     /* All peers at once: the rows of pass-KV before this one take the keys of the own shard from the transfers, in one
      * pass with those of the peers; the others begin with the own shard, while the first transfer is on its way. */
@@ -34,7 +35,7 @@ typedef struct cpa_pass_kv {
     cpa_kv_transfers transfers;
     int32_t *table; /* the block table of a transfer in staging; peer by peer the identity */
     int64_t table_capacity;
-    cpa_kv_schedule *schedules; /* of the masks that the step has met; layers may alternate between them */
+    cpa_kv_schedule *schedules; /* that the step has met; layers may alternate between them */
     int64_t n_schedules, schedules_capacity;
     cpa_kv_schedule now;          /* that of the layer at hand */
     cpa_kv_pieces sent, received; /* scratch of one round; all peers at once: of the step, in `received` */
@@ -60,7 +61,8 @@ cpa_status cpa_pass_kv_create(cpa_pass_kv *kv, cpa_context_ops *ops, const cpa_p
 void cpa_pass_kv_destroy(cpa_pass_kv *kv);
 /* Forgets the last step and prepares for the planned chunks. */
 cpa_status cpa_pass_kv_plan(cpa_pass_kv *kv);
-/* Takes the transfers of the planned chunks under a mask, planning them when the mask is new to the step. */
+/* Takes the transfers of the planned chunks under a mask by the tables of the layer at hand, planning them when they are
+ * new to the step. */
 cpa_status cpa_pass_kv_select(cpa_pass_kv *kv, cpa_mask mask);
 /* How many of the first rows of a layer are states after cpa_pass_kv_run: where the last transfer completes all that
  * come behind, its attend rounds those. */

@@ -30,7 +30,7 @@ cpa_status cpa_pass_q_create(cpa_pass_q *q, cpa_context_ops *ops, const cpa_plan
     q->merged_maps = calloc(size, sizeof(const int32_t *));
     if (!q->peers || !q->merged_states || !q->merged_maps)
         return cpa_fail(&ops->error, CPA_NO_MEMORY, "context: no memory for %zu ranks", size);
-    return ops->device->operators->plan_create(ops->device, &q->plan, &ops->error);
+    return cpa_table_plans_create(&q->plans, ops);
 }
 
 void cpa_pass_q_destroy(cpa_pass_q *q) {
@@ -40,9 +40,8 @@ void cpa_pass_q_destroy(cpa_pass_q *q) {
     cpa_context_free(q->ops, &q->received_memory);
     cpa_context_free(q->ops, &q->remote_states_memory);
     cpa_context_free(q->ops, &q->returned_memory);
-    if (q->plan) q->ops->device->operators->plan_destroy(q->plan);
-    for (int i = 0; i < CPA_PASS_Q_PARTS; i++)
-        if (q->parts[i].plan) q->ops->device->operators->plan_destroy(q->parts[i].plan);
+    cpa_table_plans_destroy(&q->plans, q->ops);
+    for (int i = 0; i < CPA_PASS_Q_PARTS; i++) cpa_table_plans_destroy(&q->parts[i].plans, q->ops);
     free(q->state_shifts);
     free(q->merged_maps);
     free(q->merged_states);
@@ -53,10 +52,8 @@ void cpa_pass_q_destroy(cpa_pass_q *q) {
 
 cpa_status cpa_pass_q_upload(cpa_pass_q *q, cpa_stream *stream) {
     if (!q->active) return CPA_OK;
-    const cpa_operator_table *operators = q->ops->device->operators;
-    if (q->n_parts == 0) CPA_TRY(cpa_context_check(q->ops, operators->plan_upload(q->plan, stream), stream));
-    for (int32_t i = 0; i < q->n_parts; i++)
-        CPA_TRY(cpa_context_check(q->ops, operators->plan_upload(q->parts[i].plan, stream), stream));
+    if (q->n_parts == 0) CPA_TRY(cpa_table_plans_upload(&q->plans, q->ops, stream));
+    for (int32_t i = 0; i < q->n_parts; i++) CPA_TRY(cpa_table_plans_upload(&q->parts[i].plans, q->ops, stream));
     return cpa_step_maps_upload(&q->maps, q->ops, stream);
 }
 
@@ -64,7 +61,7 @@ uint64_t cpa_pass_q_shape(const cpa_pass_q *q) {
     if (!q->active) return 0;
     uint64_t shape[] = {(uintptr_t)q->maps.device.memory,     (uintptr_t)q->packed_memory.memory,
                         (uintptr_t)q->received_memory.memory, (uintptr_t)q->remote_states_memory.memory,
-                        (uintptr_t)q->returned_memory.memory, q->ops->device->graphs->plan_shape(q->plan)};
+                        (uintptr_t)q->returned_memory.memory, cpa_table_plans_shape(&q->plans, q->ops)};
     return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }
 
@@ -156,13 +153,15 @@ cpa_status cpa_pass_q_attend_remote(cpa_pass_q *q, const cpa_context_args *args,
     cpa_context_set_score(q->ops, CPA_SCORE_REMOTE, &attend);
     if (q->n_parts == 0) {
         const cpa_pass_q_part all = {.end_round = q->ops->map.cp_size - 1, .cuts = 1};
-        CPA_TRY(cpa_context_run_attend(q->ops, q->plan, &attend, args->q, CPA_SPAN_ATTEND_RECEIVED, 0, stream));
+        CPA_TRY(cpa_context_run_attend(q->ops, cpa_table_plans_now(&q->plans, q->ops), &attend, args->q,
+                                       CPA_SPAN_ATTEND_RECEIVED, 0, stream));
         return send_states(q, &all, stream, &q->states);
     }
     for (int32_t i = 0; i < q->n_parts; i++) {
         cpa_pass_q_part *part = &q->parts[i];
         if (part->rows > 0)
-            CPA_TRY(cpa_context_run_attend(q->ops, part->plan, &attend, args->q, CPA_SPAN_ATTEND_RECEIVED, i, stream));
+            CPA_TRY(cpa_context_run_attend(q->ops, cpa_table_plans_now(&part->plans, q->ops), &attend, args->q,
+                                           CPA_SPAN_ATTEND_RECEIVED, i, stream));
         CPA_TRY(send_states(q, part, stream, &part->states));
     }
     return CPA_OK;

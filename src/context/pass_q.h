@@ -6,6 +6,7 @@
 #include "src/context/context_ops.h"
 #include "src/context/planned_step.h"
 #include "src/context/step_maps.h"
+#include "src/context/table_plans.h"
 
 /* The rows of pass-Q chunks that this rank and one peer attend for each other; indices are rows of the buffers below.
  */
@@ -22,7 +23,7 @@ typedef struct cpa_pass_q_part {
     int32_t first_round, end_round;
     int32_t cut, cuts;
     int64_t rows;
-    cpa_attend_plan *plan;
+    cpa_table_plans plans;
     cpa_context_exchange states;
 } cpa_pass_q_part;
 enum { CPA_PASS_Q_PARTS = 4 }; /* at most; pass-KV has exchanges in flight as well */
@@ -33,10 +34,10 @@ typedef struct cpa_pass_q {
     int active; /* whether the step has a pass-Q chunk */
     int direct; /* attend stores states in the peer-mapped buffers of the transport, and they are merged there */
     cpa_pass_q_peer *peers; /* [cp_size - 1], in the order in which pass-KV receives from them */
-    cpa_attend_plan *plan;  /* the rows of the peers over the own shard; where they join, the own rows after them, whose
+    cpa_table_plans plans;  /* the rows of the peers over the own shard; where they join, the own rows after them, whose
                              * queries are ready before those come */
     cpa_pass_q_part parts[CPA_PASS_Q_PARTS];
-    int32_t n_parts;       /* 0: the rows of the peers are attended, and their states sent, at once, by `plan` */
+    int32_t n_parts;       /* 0: the rows of the peers are attended, and their states sent, at once, by `plans` */
     int64_t *state_shifts; /* of the plan's items */
     int64_t shifts_capacity;
     int64_t packed_rows, received_rows, returned_rows;

@@ -218,7 +218,7 @@ static cpa_status plan_remote(cpa_pass_q *q) {
             fusion.ready_rows = q->step->rows;
         }
     }
-    return cpa_context_set_plan(q->ops, q->plan, n, q->step->block_tables, q->step->n_table_entries, fusion);
+    return cpa_table_plans_set(&q->plans, q->ops, q->step, n, fusion);
 }
 
 /* Into how many parts the rows of the peers fall, the same number on all ranks; 0: they stay together. */
@@ -250,9 +250,7 @@ static cpa_status plan_part(cpa_pass_q *q, int32_t index) {
         n = add_items(q, &q->peers[p], begin, end, n);
         part->rows += end - begin;
     }
-    if (!part->plan) CPA_TRY(q->ops->device->operators->plan_create(q->ops->device, &part->plan, &q->ops->error));
-    return cpa_context_set_plan(q->ops, part->plan, n, q->step->block_tables, q->step->n_table_entries,
-                                (cpa_attend_fusion){0});
+    return cpa_table_plans_set(&part->plans, q->ops, q->step, n, (cpa_attend_fusion){0});
 }
 
 static cpa_status plan_parts(cpa_pass_q *q) {
@@ -308,5 +306,5 @@ cpa_status cpa_pass_q_reserve(cpa_pass_q *q, cpa_attend_reservation reservation)
     reservation.row_maps = maps;
     reservation.ready_row = q->received_rows;
     reservation.ready_rows = rows;
-    return q->ops->device->operators->plan_reserve(q->plan, &reservation, &q->ops->error);
+    return q->ops->device->operators->plan_reserve(q->plans.list[0], &reservation, &q->ops->error);
 }

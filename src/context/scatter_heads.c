@@ -23,7 +23,7 @@ cpa_status cpa_scatter_heads_create(cpa_scatter_heads *s, cpa_context_ops *ops, 
     s->slices = calloc((size_t)size, sizeof *s->slices);
     s->parts = calloc((size_t)size, sizeof(void *));
     if (!s->slices || !s->parts) return cpa_fail(&ops->error, CPA_NO_MEMORY, "context: no memory for %d ranks", size);
-    return ops->device->operators->plan_create(ops->device, &s->plan, &ops->error);
+    return cpa_table_plans_create(&s->plans, ops);
 }
 
 void cpa_scatter_heads_destroy(cpa_scatter_heads *s) {
@@ -32,7 +32,7 @@ void cpa_scatter_heads_destroy(cpa_scatter_heads *s) {
     cpa_context_free(s->ops, &s->states_memory);
     cpa_context_free(s->ops, &s->packed_memory);
     cpa_context_free(s->ops, &s->received_memory);
-    if (s->plan) s->ops->device->operators->plan_destroy(s->plan);
+    cpa_table_plans_destroy(&s->plans, s->ops);
     free(s->parts);
     free(s->slices);
 }
@@ -98,8 +98,7 @@ static cpa_status plan_rows(cpa_scatter_heads *s) {
             .k_set = own.tokens,
         };
     }
-    return cpa_context_set_plan(s->ops, s->plan, n, step->block_tables, step->n_table_entries,
-                                (cpa_attend_fusion){.padded_items = step->padded_rows});
+    return cpa_table_plans_set(&s->plans, s->ops, step, n, (cpa_attend_fusion){.padded_items = step->padded_rows});
 }
 
 cpa_status cpa_scatter_heads_plan(cpa_scatter_heads *s) {
@@ -119,14 +118,14 @@ cpa_status cpa_scatter_heads_plan(cpa_scatter_heads *s) {
 }
 
 cpa_status cpa_scatter_heads_upload(cpa_scatter_heads *s, cpa_stream *stream) {
-    CPA_TRY(cpa_context_check(s->ops, s->ops->device->operators->plan_upload(s->plan, stream), stream));
+    CPA_TRY(cpa_table_plans_upload(&s->plans, s->ops, stream));
     return cpa_step_maps_upload(&s->maps, s->ops, stream);
 }
 
 uint64_t cpa_scatter_heads_shape(const cpa_scatter_heads *s) {
     uint64_t shape[] = {(uintptr_t)s->maps.device.memory, (uintptr_t)s->states_memory.memory,
                         (uintptr_t)s->packed_memory.memory, (uintptr_t)s->received_memory.memory,
-                        s->ops->device->graphs->plan_shape(s->plan)};
+                        cpa_table_plans_shape(&s->plans, s->ops)};
     return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }
 
@@ -201,7 +200,7 @@ static cpa_status merge(cpa_scatter_heads *s, const cpa_context_args *args, cpa_
 
 cpa_status cpa_scatter_heads_attend(cpa_scatter_heads *s, const cpa_context_args *args, cpa_stream *stream) {
     CPA_TRY(cpa_step_maps_upload(&s->maps, s->ops, stream));
-    CPA_TRY(cpa_context_attend_own(s->ops, s->plan, args, s->states, NULL, stream));
+    CPA_TRY(cpa_context_attend_own(s->ops, cpa_table_plans_now(&s->plans, s->ops), args, s->states, NULL, stream));
     CPA_TRY(pack(s, stream));
     CPA_TRY(exchange(s, stream));
     return merge(s, args, stream);

@@ -6,12 +6,13 @@
 #include "src/context/context_ops.h"
 #include "src/context/planned_step.h"
 #include "src/context/step_maps.h"
+#include "src/context/table_plans.h"
 
 typedef struct cpa_scatter_heads {
     cpa_context_ops *ops;
     const cpa_planned_step *step;
     int32_t heads;         /* of this rank */
-    cpa_attend_plan *plan; /* all rows over the own shard */
+    cpa_table_plans plans; /* all rows over the own shard */
     /* [rows] the row of the own state that is packed, -1 without a key here; then [rows, cp_size] the ranks whose
      * states of a row are merged, in order */
     cpa_step_maps maps;

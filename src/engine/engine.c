@@ -21,21 +21,19 @@ static cpa_worker_options worker_options(const cpa_engine *engine) {
         .model = o->model,
         .map = {engine->control.size, o->interleave},
         .block_size = o->block_size,
-        .num_blocks = o->num_blocks,
+        .groups = engine->groups,
         .max_tokens = o->max_num_batched_tokens,
         .max_seqs = o->max_num_seqs,
         .enforce_eager = o->enforce_eager,
         .cascade_attention = engine->options.cascade_attention,
         .staging_bytes = o->staging_bytes,
-        .host_blocks = engine->host_blocks,
         .transport = engine->transport,
     };
 }
 
-/* How many blocks fit host memory, and how fast they get there. */
-static cpa_status size_swap(cpa_engine *engine, cpa_error *err) {
-    engine->host_blocks = cpa_engine_host_blocks(&engine->options);
-    if (engine->host_blocks == 0 || engine->control.rank != 0) return CPA_OK;
+/* How fast blocks get to host memory, where there is any for them. */
+static cpa_status measure_swap(cpa_engine *engine, cpa_error *err) {
+    if (engine->groups.list[0].host_blocks == 0 || engine->control.rank != 0) return CPA_OK;
     return cpa_kv_tier_bandwidth(engine->device, &engine->host_bandwidth, err);
 }
 
@@ -74,7 +72,6 @@ static cpa_status make_scheduler(cpa_engine *engine, cpa_error *err) {
         CPA_TRY(cpa_request_spans_create(o->timeline_spans, o->max_num_seqs, &engine->request_spans, err));
     char identity[CPA_IDENTITY_BYTES];
     cpa_scheduler_options options = cpa_engine_scheduler_options(&engine->options, engine->planner, identity);
-    options.host_blocks = engine->host_blocks;
     options.host_bandwidth = engine->host_bandwidth;
     if (o->drafter == CPA_DRAFT_MODEL) {
         options.drafting.draft = engine->network.draft;
@@ -106,9 +103,10 @@ static cpa_status create_parts(cpa_engine *engine, cpa_error *err) {
     engine->synthetic = (cpa_synthetic){engine->device, o->model.attention, o->seed};
     engine->network = cpa_synthetic_model(&engine->synthetic);
     if (o->network) CPA_TRY(CPA_STRUCT_TAKE("network", o->network, cpa_model, layer_in, &engine->network, err));
+    engine->groups = cpa_engine_groups(o, control->size);
     CPA_TRY(self_test(engine, err));
     CPA_TRY(make_planner(engine, err));
-    CPA_TRY(cpa_control_agree(control, size_swap(engine, err), err));
+    CPA_TRY(cpa_control_agree(control, measure_swap(engine, err), err));
     cpa_worker_options worker = worker_options(engine);
     CPA_TRY(cpa_worker_create(control, engine->device, &engine->network, &worker, &engine->worker, err));
     engine->timeline.limit = o->timeline_spans;
@@ -171,6 +169,7 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
         {"interleave", o->interleave},
         {"max_num_batched_tokens", (double)o->max_num_batched_tokens},
         {"max_num_seqs", o->max_num_seqs},
+        {"window_seqs", o->window_seqs},
         {"algorithm", o->algorithm},
         {"staging_bytes", (double)o->staging_bytes},
         {"verify", o->verify},
@@ -182,6 +181,7 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
         {"transport", o->transport},
         {"timeline_spans", o->timeline_spans > 0},
     };
+    _Static_assert(sizeof values / sizeof values[0] <= CPA_SAME_MOST, "all are compared at once");
     return cpa_control_same(&engine->control, "engine", values, sizeof values / sizeof values[0], err);
 }
 
@@ -228,7 +228,7 @@ cpa_status cpa_engine_create(cpa_comm *comm, const cpa_engine_options *options, 
         if (err) *err = own;
         return status;
     }
-    engine->stats.kv_blocks = engine->options.num_blocks;
+    cpa_engine_describe_groups(&engine->groups, &engine->stats);
     cpa_engine_publish_stats(engine, NULL);
     *out = engine;
     return CPA_OK;

@@ -44,7 +44,7 @@ struct cpa_engine {
     cpa_inbox *inbox;         /* rank 0; NULL on the others */
     struct cpa_run *stepping; /* a run by cpa_engine_step; NULL: there is none */
     cpa_planner planner;
-    int64_t host_blocks;            /* of one rank */
+    cpa_layer_groups groups;        /* of the model's layers, with the blocks of one rank */
     double host_bandwidth;          /* rank 0, when it has host blocks */
     cpa_engine_stats stats;         /* of the thread that runs the engine */
     cpa_published_stats *published; /* copies of `stats` for all threads */

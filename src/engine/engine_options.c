@@ -63,6 +63,7 @@ static void fill_defaults(cpa_engine_options *o) {
     if (o->interleave == 0) o->interleave = o->block_size;
     if (o->max_num_batched_tokens == 0) o->max_num_batched_tokens = 2048;
     if (o->max_num_seqs == 0) o->max_num_seqs = 256;
+    if (o->window_seqs == 0) o->window_seqs = o->max_num_seqs;
     if (o->draft_tokens == 0) o->draft_tokens = DEFAULT_DRAFTS;
 }
 
@@ -123,6 +124,7 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
                         (long long)o.max_num_batched_tokens, INT32_MAX);
     }
     if (o.max_num_seqs < 1) return cpa_fail(err, CPA_INVALID, "max_num_seqs: %d, expected at least 1", o.max_num_seqs);
+    if (o.window_seqs < 1) return cpa_fail(err, CPA_INVALID, "window_seqs: %d, expected at least 1", o.window_seqs);
     if (o.timeline_spans < 0) {
         return cpa_fail(err, CPA_INVALID, "timeline_spans: %lld, expected 0 (none) or more",
                         (long long)o.timeline_spans);
@@ -157,19 +159,16 @@ int64_t cpa_engine_block_bytes(const cpa_engine_options *o) {
     return cpa_kv_cache_block_bytes(&o->model.attention, o->model.layers, o->block_size);
 }
 
-/* What some layer still sees: the widest window, 0 if a layer has none, and the most sinks. */
-static cpa_mask widest_mask(const cpa_model_shape *m) {
-    cpa_mask widest = cpa_model_mask(m, 0);
-    for (int32_t layer = 0; layer < m->layers; layer++) {
-        cpa_mask mask = cpa_model_mask(m, layer);
-        if (!mask.causal || mask.window == 0 || widest.window == 0) {
-            widest.window = 0;
-        } else if (mask.window > widest.window) {
-            widest.window = mask.window;
-        }
-        if (mask.sinks > widest.sinks) widest.sinks = mask.sinks;
-    }
-    return widest;
+cpa_layer_groups cpa_engine_groups(const cpa_engine_options *o, int32_t cp_size) {
+    const cpa_layer_groups_load load = {.map = {cp_size, o->interleave},
+                                        .block_size = o->block_size,
+                                        .sequences = o->window_seqs,
+                                        .step_tokens = o->max_num_batched_tokens};
+    cpa_layer_groups groups;
+    cpa_layer_groups_of(&o->model, o->block_size, &groups);
+    cpa_layer_groups_size(&groups, &load, o->num_blocks);
+    if (o->preemption != CPA_PREEMPT_RECOMPUTE) cpa_layer_groups_size_host(&groups, o->swap_bytes);
+    return groups;
 }
 
 uint64_t cpa_engine_hash_rules(const cpa_model_shape *model) {
@@ -201,12 +200,6 @@ static void describe_cache(const cpa_engine_options *o, char out[CPA_IDENTITY_BY
              "%d layers, %d/%d heads of %d/%d, dtype %d in %d, scales %a %a, masks %llx, seed %llu", m->layers,
              shape->q_heads, shape->kv_heads, shape->k_dim, shape->v_dim, (int)shape->dtype, (int)shape->kv_dtype,
              (double)shape->k_scale, (double)shape->v_scale, (unsigned long long)masks, (unsigned long long)o->seed);
-}
-
-int64_t cpa_engine_host_blocks(const cpa_engine_options *o) {
-    if (o->preemption == CPA_PREEMPT_RECOMPUTE) return 0;
-    int64_t blocks = o->swap_bytes / cpa_engine_block_bytes(o);
-    return blocks < INT32_MAX ? blocks : INT32_MAX;
 }
 
 cpa_planner cpa_engine_planner(const cpa_engine_options *o, int32_t cp_size) {
@@ -300,12 +293,11 @@ static int counts_places(const cpa_model_shape *model) {
 
 cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, cpa_planner planner,
                                                    char identity[CPA_IDENTITY_BYTES]) {
-    const cpa_mask widest = widest_mask(&o->model);
     describe_cache(o, identity);
     return (cpa_scheduler_options){
         .map = {planner.cp_size, o->interleave},
         .block_size = o->block_size,
-        .num_blocks = o->num_blocks,
+        .groups = cpa_engine_groups(o, planner.cp_size),
         .max_num_batched_tokens = o->max_num_batched_tokens,
         .max_num_seqs = o->max_num_seqs,
         .planner = planner,
@@ -315,15 +307,11 @@ cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, cpa_pl
         .confirms = 1,
         .identity = identity,
         .preemption = o->preemption,
-        .block_bytes = cpa_engine_block_bytes(o),
-        .layers = o->model.layers,
         .policy = o->policy,
         .ageing_s = o->ageing_s,
         .long_prefill_threshold = o->long_prefill_token_threshold,
         .adaptive_chunks = o->adaptive_chunks,
         .tenant_block_quota = o->tenant_block_quota,
-        .window = widest.window,
-        .sinks = widest.sinks,
         .local_context = o->local_context,
         .drafting = {.most = o->drafter == CPA_DRAFT_NONE ? 0 : o->draft_tokens,
                      .chains_alone = counts_places(&o->model),
@@ -333,8 +321,26 @@ cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, cpa_pl
     };
 }
 
+void cpa_engine_describe_groups(const cpa_layer_groups *groups, cpa_engine_stats *s) {
+    _Static_assert((int)CPA_ENGINE_KV_GROUPS == (int)CPA_MAX_LAYER_GROUPS, "each group is told of");
+    s->kv_blocks = groups->list[0].num_blocks;
+    s->kv_groups = groups->count;
+    for (int32_t g = 0; g < groups->count; g++) {
+        const cpa_layer_group *group = &groups->list[g];
+        s->kv_group[g] = (cpa_engine_kv_group){.layers = group->layers,
+                                               .window = group->window,
+                                               .sinks = group->sinks,
+                                               .block_bytes = group->block_bytes,
+                                               .blocks = group->num_blocks};
+    }
+}
+
 void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stats *s) {
-    s->kv_peak = scheduled->peak_blocks;
+    for (int32_t g = 0; g < s->kv_groups; g++) {
+        s->kv_group[g].peak = scheduled->peak_blocks[g];
+        s->kv_group[g].used = scheduled->used_blocks[g];
+    }
+    s->kv_peak = scheduled->peak_blocks[0];
     s->preemptions = scheduled->preemptions;
     s->prefix_queries = scheduled->prefix_queries;
     s->prefix_hits = scheduled->prefix_hits;
@@ -349,7 +355,7 @@ void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stat
     s->tenants_active = scheduled->tenants;
     s->cut_chunks = scheduled->cut_chunks;
     s->held_back = scheduled->held_back;
-    s->kv_used = scheduled->used_blocks;
+    s->kv_used = scheduled->used_blocks[0];
     int64_t *const planned[] = {[CPA_PASS_KV] = &s->planned_pass_kv, [CPA_PASS_Q] = &s->planned_pass_q};
     s->planned_local = 0;
     for (int algorithm = CPA_PASS_KV; algorithm <= CPA_PASS_Q; algorithm++) {

@@ -14,8 +14,8 @@ enum { CPA_IDENTITY_BYTES = 256 };
 
 /* Bytes of one block of the cache with all layers. */
 int64_t cpa_engine_block_bytes(const cpa_engine_options *options);
-/* Blocks of one rank that host memory has room for; 0 where nothing is swapped. */
-int64_t cpa_engine_host_blocks(const cpa_engine_options *options);
+/* The groups of layers, with the blocks of one rank, on the device and in host memory. */
+cpa_layer_groups cpa_engine_groups(const cpa_engine_options *options, int32_t cp_size);
 /* The planner that these options, resolved, ask for, without rates. */
 cpa_planner cpa_engine_planner(const cpa_engine_options *options, int32_t cp_size);
 /* A request as the scheduler takes it, whose output tokens are given. */
@@ -24,12 +24,14 @@ cpa_scheduler_request cpa_engine_scheduled(const cpa_request *request);
 cpa_status cpa_engine_check_sampling(uint64_t request, const cpa_sampling *given, cpa_sampling *out, cpa_error *err);
 /* The same as ranks are told it. */
 cpa_plan_sampling cpa_engine_planned_sampling(const cpa_sampling *sampling);
-/* The scheduler that these options, resolved, ask for, without host memory. Both arguments must outlive it or its
+/* The scheduler that these options, resolved, ask for, without rates. Both arguments must outlive it or its
  * creation: `options` the scheduler, `identity`, which is filled, its creation. */
 cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *options, cpa_planner planner,
                                                    char identity[CPA_IDENTITY_BYTES]);
 
-/* What the scheduler counts of cache and preemption. */
+/* The groups of layers and their blocks, in the statistics. */
+void cpa_engine_describe_groups(const cpa_layer_groups *groups, cpa_engine_stats *out);
+/* What the scheduler counts of cache and preemption; the groups are described. */
 void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stats *out);
 
 /* A hash of the rules of all layers, arrays included. */

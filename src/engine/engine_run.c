@@ -209,8 +209,7 @@ static cpa_status open_plans(cpa_run *r, cpa_error *err) {
     const cpa_plan_limits limits = {
         .cp_size = engine->control.size,
         .max_seqs = engine->options.max_num_seqs,
-        .num_blocks = engine->options.num_blocks,
-        .host_blocks = engine->host_blocks,
+        .groups = engine->groups,
         .max_tokens = engine->options.max_num_batched_tokens,
     };
     cpa_step_plan_init(&r->plan);

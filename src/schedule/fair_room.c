@@ -15,20 +15,20 @@ static int has_place(const cpa_scheduler *s) {
     return s->n_free_indices > 0;
 }
 
-static int has_blocks(const cpa_scheduler *s, const demand *d, int32_t rank) {
-    return d->lacks[rank] <= cpa_block_pool_free_count(s->pools[rank]);
+static int has_blocks(const cpa_scheduler *s, const demand *d, int32_t pool) {
+    return d->lacks[pool] <= cpa_block_pool_free_count(s->pools[pool]);
 }
 
 static int is_met(const cpa_scheduler *s, const demand *d) {
-    for (int32_t r = 0; r < s->options.map.cp_size; r++)
-        if (!has_blocks(s, d, r)) return 0;
+    for (int32_t p = 0; p < s->n_pools; p++)
+        if (!has_blocks(s, d, p)) return 0;
     return has_place(s);
 }
 
 static int is_within_share(const cpa_scheduler *s, const demand *d) {
     const cpa_tenant *tenant = d->sequence->tenant;
-    for (int32_t r = 0; r < s->options.map.cp_size; r++)
-        if (tenant->held[r] + d->lacks[r] > d->share.blocks) return 0;
+    for (int32_t p = 0; p < s->n_pools; p++)
+        if (tenant->held[p] + d->lacks[p] > cpa_fair_share_blocks(s, &d->share, p)) return 0;
     return tenant->running < d->share.places;
 }
 
@@ -41,8 +41,10 @@ static int gives_way(const cpa_scheduler *s, const demand *d, int32_t index) {
         victim->request.priority < d->sequence->request.priority)
         return 0;
     if (!has_place(s) && tenant->running > d->share.places) return 1;
-    for (int32_t r = 0; r < s->options.map.cp_size; r++)
-        if (!has_blocks(s, d, r) && tenant->held[r] > d->share.blocks && victim->shards[r].held > 0) return 1;
+    for (int32_t p = 0; p < s->n_pools; p++)
+        if (!has_blocks(s, d, p) && tenant->held[p] > cpa_fair_share_blocks(s, &d->share, p) &&
+            victim->shards[p].held > 0)
+            return 1;
     return 0;
 }
 
@@ -52,11 +54,11 @@ static int can_be_met(const cpa_scheduler *s, const demand *d) {
     int place = has_place(s);
     for (int32_t i = 0; i < s->n_running; i++)
         place |= gives_way(s, d, i) && s->running[i]->tenant->running > d->share.places;
-    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
-        int64_t blocks = cpa_block_pool_free_count(s->pools[r]);
+    for (int32_t p = 0; p < s->n_pools; p++) {
+        int64_t blocks = cpa_block_pool_free_count(s->pools[p]);
         for (int32_t i = 0; i < s->n_running; i++)
-            if (gives_way(s, d, i)) blocks += s->running[i]->shards[r].held - s->running[i]->shards[r].voided;
-        if (blocks < d->lacks[r]) return 0;
+            if (gives_way(s, d, i)) blocks += s->running[i]->shards[p].held - s->running[i]->shards[p].voided;
+        if (blocks < d->lacks[p]) return 0;
     }
     return place;
 }

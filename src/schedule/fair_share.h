@@ -1,5 +1,5 @@
 /* Places and blocks among tenants. Each of the active ones has a share: so many of the places of running sequences, and
- * so many blocks of each rank, as there are for one of them. What nobody else asks for may be used beyond that; but who
+ * so many blocks of each pool, as there are for one of them. What nobody else asks for may be used beyond that; but who
  * waits within the share of its tenant is admitted at the cost of tenants above theirs (fair_room.h), and a tenant above
  * its share preempts nobody of one that is not. With CPA_POLICY_FCFS the share is everything. */
 #ifndef CPA_FAIR_SHARE_H
@@ -10,15 +10,16 @@
 typedef struct cpa_fair_share {
     int64_t tenants; /* that there are shares for */
     int64_t places;
-    int64_t blocks; /* of each rank */
 } cpa_fair_share;
 
 cpa_fair_share cpa_fair_share_of(const cpa_scheduler *s);
+/* The blocks of a pool. */
+int64_t cpa_fair_share_blocks(const cpa_scheduler *s, const cpa_fair_share *share, int32_t pool);
 
 /* Whether others than this tenant are active, and it has less of everything than its share. */
 int cpa_fair_is_below(const cpa_scheduler *s, const cpa_tenant *tenant);
 
-/* Notes of each tenant whether it has more blocks than its share on some rank, that of running[taker] with those that
+/* Notes of each tenant whether it has more blocks than its share in some pool, that of running[taker] with those that
  * s->lacks says. */
 void cpa_fair_note_blocks(cpa_scheduler *s, int32_t taker);
 /* Whether running[taker] may preempt running[victim] by what was noted. The first of the running sequences may in any

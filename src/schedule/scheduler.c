@@ -23,6 +23,21 @@ static int arrives_before(const cpa_sequence *a, const cpa_sequence *b) {
     return a->request.arrival < b->request.arrival;
 }
 
+static cpa_status check_group(const cpa_scheduler_options *o, const cpa_layer_group *group, cpa_error *err) {
+    if (group->host_blocks < 0 || group->window < 0 || group->sinks < 0)
+        return cpa_fail(err, CPA_INVALID,
+                        "scheduler: %" PRId64 " host blocks, window %" PRId64 ", %" PRId64
+                        " sinks; expected none below 0",
+                        group->host_blocks, group->window, group->sinks);
+    if (o->preemption == CPA_PREEMPT_AUTO && group->host_blocks > 0 &&
+        !(o->host_bandwidth > 0 && group->block_bytes > 0 && group->layers > 0))
+        return cpa_fail(err, CPA_INVALID,
+                        "scheduler: blocks of %" PRId64 " bytes, %" PRId32
+                        " layers, %g bytes/s to the host; expected all above 0 to weigh swapping",
+                        group->block_bytes, group->layers, o->host_bandwidth);
+    return CPA_OK;
+}
+
 static cpa_status check_options(const cpa_scheduler_options *o, cpa_error *err) {
     if (o->map.cp_size < 1 || o->planner.cp_size != o->map.cp_size)
         return cpa_fail(err, CPA_INVALID,
@@ -38,58 +53,74 @@ static cpa_status check_options(const cpa_scheduler_options *o, cpa_error *err) 
                         " sequences; expected at least 1 of each",
                         o->max_num_batched_tokens, o->max_num_seqs);
     if (!o->token_at) return cpa_fail(err, CPA_INVALID, "scheduler: no source of tokens");
-    if (o->host_blocks < 0 || o->window < 0 || o->sinks < 0 || o->tenant_block_quota < 0 ||
-        o->long_prefill_threshold < 0 || !(o->ageing_s >= 0) || o->local_context < CPA_LOCAL_CONTEXT_NONE)
+    if (o->tenant_block_quota < 0 || o->long_prefill_threshold < 0 || !(o->ageing_s >= 0) ||
+        o->local_context < CPA_LOCAL_CONTEXT_NONE)
         return cpa_fail(err, CPA_INVALID,
-                        "scheduler: %" PRId64 " host blocks, window %" PRId64 ", %" PRId64 " sinks, quota %" PRId64
-                        ", threshold %" PRId64 ", ageing %g s, local context %" PRId64
+                        "scheduler: quota %" PRId64 ", threshold %" PRId64 ", ageing %g s, local context %" PRId64
                         "; expected none below 0 (local context: %d)",
-                        o->host_blocks, o->window, o->sinks, o->tenant_block_quota, o->long_prefill_threshold,
-                        o->ageing_s, o->local_context, CPA_LOCAL_CONTEXT_NONE);
-    if (o->preemption == CPA_PREEMPT_AUTO && o->host_blocks > 0 &&
-        !(o->host_bandwidth > 0 && o->block_bytes > 0 && o->layers > 0))
-        return cpa_fail(err, CPA_INVALID,
-                        "scheduler: blocks of %" PRId64 " bytes, %" PRId32
-                        " layers, %g bytes/s to the host; expected all above 0 to weigh swapping",
-                        o->block_bytes, o->layers, o->host_bandwidth);
+                        o->tenant_block_quota, o->long_prefill_threshold, o->ageing_s, o->local_context,
+                        CPA_LOCAL_CONTEXT_NONE);
+    if (o->groups.count < 1 || o->groups.count > CPA_MAX_LAYER_GROUPS)
+        return cpa_fail(err, CPA_INVALID, "scheduler: %" PRId32 " groups of layers; expected 1 to %d", o->groups.count,
+                        CPA_MAX_LAYER_GROUPS);
+    for (int32_t g = 0; g < o->groups.count; g++) CPA_TRY(check_group(o, &o->groups.list[g], err));
     return CPA_OK;
 }
 
 static void on_evict(void *ctx, int32_t block) {
     const cpa_evict_ctx *evict = ctx;
-    evict->scheduler->stats.evictions += cpa_scheduler_unfind(evict->scheduler, evict->rank, block);
+    evict->scheduler->stats.evictions += cpa_scheduler_unfind(evict->scheduler, evict->pool, block);
 }
 
-/* The pools of device and host blocks, and the cache that finds them. */
+/* The pools of device and host blocks, and the caches that find them. */
 static cpa_status create_pools(cpa_scheduler *s, cpa_error *err) {
     const cpa_scheduler_options *o = &s->options;
-    for (int32_t r = 0; r < o->map.cp_size; r++) {
-        CPA_TRY(cpa_block_pool_create(o->num_blocks, &s->pools[r], err));
-        if (s->host_pools) CPA_TRY(cpa_block_pool_create(o->host_blocks, &s->host_pools[r], err));
-        s->evict[r] = (cpa_evict_ctx){s, r};
-        cpa_block_pool_set_evict(s->pools[r], on_evict, &s->evict[r]);
+    for (int32_t p = 0; p < s->n_pools; p++) {
+        const cpa_layer_group *group = cpa_pool_group(o, p);
+        CPA_TRY(cpa_block_pool_create(group->num_blocks, &s->pools[p], err));
+        if (s->host_pools) CPA_TRY(cpa_block_pool_create(group->host_blocks, &s->host_pools[p], err));
+        s->evict[p] = (cpa_evict_ctx){s, p};
+        cpa_block_pool_set_evict(s->pools[p], on_evict, &s->evict[p]);
     }
-    return cpa_prefix_cache_create(o->map.cp_size, o->num_blocks, o->block_size, &s->cache, err);
+    for (int32_t g = 0; g < o->groups.count; g++)
+        CPA_TRY(
+            cpa_prefix_cache_create(o->map.cp_size, o->groups.list[g].num_blocks, o->block_size, &s->caches[g], err));
+    return CPA_OK;
+}
+
+/* Whether every group has host memory. */
+static int has_host_blocks(const cpa_scheduler_options *o) {
+    for (int32_t g = 0; g < o->groups.count; g++)
+        if (o->groups.list[g].host_blocks == 0) return 0;
+    return o->preemption != CPA_PREEMPT_RECOMPUTE;
+}
+
+static int64_t largest_pool(const cpa_scheduler_options *o) {
+    int64_t largest = 1;
+    for (int32_t g = 0; g < o->groups.count; g++) largest = cpa_max64(largest, o->groups.list[g].num_blocks);
+    return largest;
 }
 
 cpa_status cpa_scheduler_create(const cpa_scheduler_options *options, cpa_scheduler **out, cpa_error *err) {
     CPA_TRY(check_options(options, err));
-    size_t ranks = (size_t)options->map.cp_size, slots = (size_t)options->max_num_seqs;
+    size_t ranks = (size_t)options->map.cp_size, pools = (size_t)cpa_pools(options);
+    size_t slots = (size_t)options->max_num_seqs;
     cpa_status status = CPA_NO_MEMORY;
     cpa_scheduler *s = calloc(1, sizeof *s);
     if (!s) goto no_memory;
     s->options = *options;
+    s->n_pools = cpa_pools(options);
     s->future.before = arrives_before;
     s->waiting.is_fair = options->policy != CPA_POLICY_FCFS;
-    s->pools = calloc(ranks, sizeof *s->pools);
-    s->evict = calloc(ranks, sizeof *s->evict);
-    s->lacks = calloc(ranks, sizeof *s->lacks);
-    s->spared = calloc(ranks, sizeof *s->spared);
+    s->pools = calloc(pools, sizeof *s->pools);
+    s->evict = calloc(pools, sizeof *s->evict);
+    s->lacks = calloc(pools, sizeof *s->lacks);
+    s->spared = calloc(pools, sizeof *s->spared);
     s->unit = calloc(ranks, sizeof *s->unit);
-    s->sources = calloc(ranks, sizeof *s->sources);
-    if (options->num_blocks > 0) s->marks = calloc((size_t)options->num_blocks, sizeof *s->marks);
-    if (options->host_blocks > 0 && options->preemption != CPA_PREEMPT_RECOMPUTE) {
-        s->host_pools = calloc(ranks, sizeof *s->host_pools);
+    s->sources = calloc(pools, sizeof *s->sources);
+    s->marks = calloc((size_t)largest_pool(options), sizeof *s->marks);
+    if (has_host_blocks(options)) {
+        s->host_pools = calloc(pools, sizeof *s->host_pools);
         if (!s->host_pools) goto no_memory;
     }
     s->identity = strdup(options->identity ? options->identity : "");
@@ -98,9 +129,8 @@ cpa_status cpa_scheduler_create(const cpa_scheduler_options *options, cpa_schedu
     s->finished = calloc(slots, sizeof *s->finished);
     s->scheduled = calloc(2 * slots, sizeof *s->scheduled);
     s->free_indices = calloc(slots, sizeof *s->free_indices);
-    if (!s->pools || !s->evict || !s->lacks || !s->spared || !s->unit || !s->sources ||
-        (!s->marks && options->num_blocks > 0) || !s->identity || !s->running || !s->finished || !s->scheduled ||
-        !s->free_indices)
+    if (!s->pools || !s->evict || !s->lacks || !s->spared || !s->unit || !s->sources || !s->marks || !s->identity ||
+        !s->running || !s->finished || !s->scheduled || !s->free_indices)
         goto no_memory;
     CPA_TRY_GOTO(create_pools(s, err), fail);
     s->n_free_indices = options->max_num_seqs;
@@ -126,10 +156,10 @@ void cpa_scheduler_destroy(cpa_scheduler *s) {
     }
     for (int32_t i = 0; i < s->n_finished; i++) cpa_waiting_forget(&s->waiting, s->finished[i]);
     cpa_tenants_destroy(&s->tenants);
-    for (int32_t r = 0; s->pools && r < s->options.map.cp_size; r++) cpa_block_pool_destroy(s->pools[r]);
-    for (int32_t r = 0; s->host_pools && r < s->options.map.cp_size; r++) cpa_block_pool_destroy(s->host_pools[r]);
+    for (int32_t p = 0; s->pools && p < s->n_pools; p++) cpa_block_pool_destroy(s->pools[p]);
+    for (int32_t p = 0; s->host_pools && p < s->n_pools; p++) cpa_block_pool_destroy(s->host_pools[p]);
     cpa_unconfirmed_destroy(s);
-    cpa_prefix_cache_destroy(s->cache);
+    for (int32_t g = 0; g < s->options.groups.count; g++) cpa_prefix_cache_destroy(s->caches[g]);
     cpa_sequence_queue_destroy(&s->future);
     free(s->discards);
     free(s->pins);
@@ -161,13 +191,18 @@ cpa_status cpa_scheduler_check(const cpa_scheduler *s, const cpa_scheduler_reque
     /* On one rank it is placed only if it fits there: cpa_request_may_be_local. */
     int64_t tokens = cpa_cached_tokens(r->prompt_tokens, r->output_tokens),
             blocks = cpa_request_blocks(&s->options, tokens);
-    if (blocks > s->options.num_blocks)
-        return cpa_fail(err, CPA_INVALID,
-                        "request %" PRIu64 ": %" PRId64 " prompt + %" PRId64 " output tokens need %" PRId64
-                        " blocks of %" PRId32 " tokens on one of %" PRId32 " ranks, which has %" PRId64
-                        "; expected num_blocks of %" PRId64 " or more",
-                        r->id, r->prompt_tokens, r->output_tokens, blocks, s->options.block_size,
-                        s->options.map.cp_size, s->options.num_blocks, blocks);
+    for (int32_t g = 0; g < s->options.groups.count; g++) {
+        const int64_t needs = cpa_request_needs(&s->options, g, CPA_SHARDED, tokens);
+        const int64_t has = s->options.groups.list[g].num_blocks;
+        if (needs > has)
+            return cpa_fail(err, CPA_INVALID,
+                            "request %" PRIu64 ": %" PRId64 " prompt + %" PRId64 " output tokens need %" PRId64
+                            " blocks of %" PRId32 " tokens on one of %" PRId32 " ranks, which has %" PRId64
+                            "%s; expected %s%" PRId64 " or more",
+                            r->id, r->prompt_tokens, r->output_tokens, needs, s->options.block_size,
+                            s->options.map.cp_size, has, g > 0 ? " for layers with narrower windows" : "",
+                            g > 0 ? "" : "num_blocks of ", needs);
+    }
     int64_t quota = s->options.tenant_block_quota;
     if (quota > 0 && blocks > quota)
         return cpa_fail(err, CPA_INVALID,
@@ -185,11 +220,11 @@ static cpa_status start_prefix(cpa_scheduler *s, const cpa_scheduler_request *re
     const char *salt = request->salt ? request->salt : "";
     int32_t n = s->options.block_size;
     if (n > request->prompt_tokens) n = (int32_t)request->prompt_tokens;
-    uint32_t *tokens = cpa_prefix_cache_tokens(s->cache);
+    uint32_t *tokens = cpa_prefix_cache_tokens(s->caches[0]);
     for (int32_t i = 0; i < n; i++) tokens[i] = s->options.token_at(s->options.token_ctx, request->id, i);
-    if (cpa_prefix_cache_root(s->cache, s->identity, salt, 0, root) &&
-        cpa_prefix_cache_link(s->cache, root, n, first) &&
-        (s->options.prefix_caching || cpa_prefix_cache_root(s->cache, s->identity, salt, request->group, root)))
+    if (cpa_prefix_cache_root(s->caches[0], s->identity, salt, 0, root) &&
+        cpa_prefix_cache_link(s->caches[0], root, n, first) &&
+        (s->options.prefix_caching || cpa_prefix_cache_root(s->caches[0], s->identity, salt, request->group, root)))
         return CPA_OK;
     return cpa_fail(err, CPA_INTERNAL, "request %" PRIu64 ": SHA-256 of its first tokens failed", request->id);
 }
@@ -209,7 +244,7 @@ cpa_status cpa_scheduler_add(cpa_scheduler *s, const cpa_scheduler_request *requ
     int64_t most = (int64_t)HASH_COUNT(s->by_id) + 1;
     cpa_sequence *sequence = cpa_sequence_create(&s->options, request, &first);
     if (!sequence) goto no_memory;
-    sequence->tenant = cpa_tenant_join(&s->tenants, name_of_tenant(request), s->options.map.cp_size);
+    sequence->tenant = cpa_tenant_join(&s->tenants, name_of_tenant(request), s->n_pools);
     sequence->root = root;
     if (!sequence->tenant || !cpa_sequence_queue_reserve(&s->future, most) ||
         !cpa_waiting_join(&s->waiting, sequence)) {
@@ -248,8 +283,8 @@ static cpa_status retire_finished(cpa_scheduler *s, cpa_error *err) {
         cpa_sequence *sequence = s->finished[--s->n_finished];
         *cpa_step_plan_add_release(s->plan) = sequence->index;
         s->free_indices[s->n_free_indices++] = sequence->index;
-        cpa_scheduler_charge(sequence, s->options.map.cp_size, -1);
-        cpa_status status = cpa_sequence_close(sequence, s->pools, s->options.map.cp_size, err);
+        cpa_scheduler_charge(sequence, s->n_pools, -1);
+        cpa_status status = cpa_sequence_close(sequence, s->pools, s->n_pools, err);
         cpa_waiting_forget(&s->waiting, sequence);
         if (status != CPA_OK) return status;
     }
@@ -377,9 +412,11 @@ void cpa_scheduler_get_stats(const cpa_scheduler *s, cpa_scheduler_stats *out) {
     out->waiting = s->future.count + s->waiting.count;
     out->running = s->n_running;
     out->tenants = cpa_tenants_active(&s->tenants);
-    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
-        const cpa_block_pool *pool = s->pools[r];
-        out->used_blocks = cpa_max64(out->used_blocks, cpa_block_pool_total(pool) - cpa_block_pool_free_count(pool));
-        out->peak_blocks = cpa_max64(out->peak_blocks, cpa_block_pool_peak(pool));
+    for (int32_t p = 0; p < s->n_pools; p++) {
+        const cpa_block_pool *pool = s->pools[p];
+        int64_t *used = &out->used_blocks[p / s->options.map.cp_size];
+        int64_t *peak = &out->peak_blocks[p / s->options.map.cp_size];
+        *used = cpa_max64(*used, cpa_block_pool_total(pool) - cpa_block_pool_free_count(pool));
+        *peak = cpa_max64(*peak, cpa_block_pool_peak(pool));
     }
 }

@@ -12,11 +12,17 @@
  * with many take turns, and its prompts come in smaller chunks (fair_step.h). Nothing is lost: the first of the running
  * sequences always advances, so every request finishes.
  *
+ * Layers of different masks are in groups (layer_groups.h), each with tables of its own for every sequence and a pool of
+ * its own on every rank. A sequence is given tokens where all groups have blocks for them, and gives way in all of them
+ * at once. What is left before a window is given back in each group by itself.
+ *
  * Full blocks (where runs of ranks are shorter than blocks, units of a block of every rank) can be found by their
  * prefix (prefix_cache.h) from the step after the one that fills them, as long as nobody needs their memory. A
  * request that is admitted shares what can be found; at least its last token is computed, so a block that this token
  * falls into is copied first. A request whose next block is just being computed by a running sequence waits for it.
- * Samples of one prompt (requests of one group) share it in the same way, also where nothing else is shared.
+ * Samples of one prompt (requests of one group) share it in the same way, also where nothing else is shared. Blocks are
+ * found in each group by itself: a sequence goes on behind the most units that the first group has all of, and each
+ * other those that the next query sees.
  *
  * A short sequence may be placed on one rank (local_context), where it decodes without any exchange: on the rank
  * that then has the fewest blocks in use, so that what it finds there counts for a rank. Where a sequence lies is
@@ -41,6 +47,7 @@
  *   scheduler.c          create, add, one plan from start to end
  *   scheduler_preempt.c  room for running sequences, who gives way, and where to
  *   scheduler_admit.c    who is next, and what it shares
+ *   scheduler_found.c    how much of it can be found
  *   fair_room.c          what a tenant below its share takes from others
  *   fair_step.c          what a tenant adds to a step
  *   scheduler_chunk.c    how many tokens a prefill is given
@@ -60,6 +67,7 @@
 #include <cpattn/owner_map.h>
 #include <cpattn/status.h>
 
+#include "src/cache/layer_groups.h"
 #include "src/schedule/drafting.h"
 #include "src/schedule/planner.h"
 #include "src/schedule/step_plan.h"
@@ -68,7 +76,7 @@
 typedef struct cpa_scheduler_options {
     cpa_owner_map map;
     int32_t block_size;
-    int64_t num_blocks; /* of one rank */
+    cpa_layer_groups groups; /* at least one */
     int64_t max_num_batched_tokens;
     int32_t max_num_seqs;
     cpa_planner planner;
@@ -80,17 +88,12 @@ typedef struct cpa_scheduler_options {
                          then its blocks can be found (unconfirmed.h); else they can in the next one */
     const char *identity; /* what keys and values depend on besides tokens; read by cpa_scheduler_create only */
     cpa_preemption_mode preemption;
-    int64_t host_blocks;   /* of one rank, for swapping */
-    int64_t block_bytes;   /* of one block with all layers; for CPA_PREEMPT_AUTO, as are the next two */
-    double host_bandwidth; /* bytes/s between host and device, of one rank */
-    int32_t layers;
+    double host_bandwidth; /* for CPA_PREEMPT_AUTO: bytes/s between host and device, of one rank */
     cpa_policy policy;
     double ageing_s;                /* waiting so long counts as one level of priority */
     int64_t long_prefill_threshold; /* most tokens of one prefill in a step */
     int32_t adaptive_chunks;        /* a prefill is cut to what blocks are free for (scheduler_chunk.h) */
-    int64_t tenant_block_quota;     /* most blocks of one rank in the tables of a tenant's running sequences */
-    int64_t window;                 /* the widest window of all layers; what lies before it is freed */
-    int64_t sinks;                  /* first tokens that stay visible */
+    int64_t tenant_block_quota;     /* most blocks of one pool in the tables of a tenant's running sequences */
     int64_t
         local_context; /* sequences of up to so many tokens are placed on one rank; 0: those that the planner prefers
                               there, CPA_LOCAL_CONTEXT_NONE: none */
@@ -123,13 +126,13 @@ typedef struct cpa_scheduler_stats {
     int64_t finished; /* planned to the last token */
     int64_t ended;    /* before that: cpa_scheduler_end */
     int64_t preemptions;
-    int64_t used_blocks;                 /* in use now, of the rank that has the most */
-    int64_t peak_blocks;                 /* most blocks in use on one rank */
-    int64_t chunks[3][CPA_REASON_COUNT]; /* prefill and decode chunks by algorithm and reason */
-    int64_t prefix_queries;              /* full blocks of the prompts that were admitted, counted once a request */
-    int64_t prefix_hits;                 /* how many of them were found */
-    int64_t evictions;                   /* blocks that could be found until their memory was needed */
-    int64_t swapped_out, swapped_in;     /* blocks */
+    int64_t used_blocks[CPA_MAX_LAYER_GROUPS]; /* of each group, in use now, of the rank that has the most */
+    int64_t peak_blocks[CPA_MAX_LAYER_GROUPS]; /* likewise the most in use on one rank */
+    int64_t chunks[3][CPA_REASON_COUNT];       /* prefill and decode chunks by algorithm and reason */
+    int64_t prefix_queries;          /* full blocks of the prompts that were admitted, counted once a request */
+    int64_t prefix_hits;             /* how many of them were found */
+    int64_t evictions;               /* blocks that could be found until their memory was needed */
+    int64_t swapped_out, swapped_in; /* blocks */
     int64_t cow_copies;
     int64_t rank_local; /* admissions of sequences to one of several ranks */
     int64_t swap_failures;
@@ -138,6 +141,20 @@ typedef struct cpa_scheduler_stats {
 } cpa_scheduler_stats;
 
 typedef struct cpa_scheduler cpa_scheduler;
+
+/* The pools of a scheduler are those of the ranks, group by group: so many, */
+static inline int32_t cpa_pools(const cpa_scheduler_options *options) {
+    return options->groups.count * options->map.cp_size;
+}
+
+/* and of each the group and the rank. */
+static inline const cpa_layer_group *cpa_pool_group(const cpa_scheduler_options *options, int32_t pool) {
+    return &options->groups.list[pool / options->map.cp_size];
+}
+
+static inline int32_t cpa_pool_rank(const cpa_scheduler_options *options, int32_t pool) {
+    return pool % options->map.cp_size;
+}
 
 cpa_status cpa_scheduler_create(const cpa_scheduler_options *options, cpa_scheduler **out, cpa_error *err);
 void cpa_scheduler_destroy(cpa_scheduler *scheduler);

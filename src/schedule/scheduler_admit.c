@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/array.h"
 #include "base/check.h"
 #include "base/min_max.h"
 #include "src/schedule/fair_room.h"
@@ -12,8 +11,8 @@
 #include "src/schedule/fair_step.h"
 #include "src/schedule/scheduler_blocks.h"
 #include "src/schedule/scheduler_chunk.h"
+#include "src/schedule/scheduler_found.h"
 #include "src/schedule/scheduler_prefix.h"
-#include "src/schedule/unconfirmed.h"
 
 typedef enum verdict {
     ADMITTED,
@@ -22,87 +21,16 @@ typedef enum verdict {
     STOP  /* nobody is to overtake it */
 } verdict;
 
-/* What can be looked up in a placement: the full units of the known tokens, then the end of a prompt that nothing
- * follows yet. What is found has no logits: a prompt that is to tell its log-probabilities is computed. */
-static int64_t count_links(const cpa_scheduler *s, const cpa_sequence *sequence, cpa_placement placement) {
-    int64_t unit = cpa_prefix_unit(&s->options, placement), known = cpa_sequence_known(sequence);
-    if (!cpa_scheduler_shares(s, sequence)) return 0;
-    if (sequence->request.sampling.prompt_logprobs && sequence->emitted == 0) return 0;
-    return known / unit + (sequence->emitted == 0 && known % unit != 0);
-}
-
-/* Where unit j ends, or the known tokens. */
-static int64_t end_of_unit(const cpa_scheduler *s, const cpa_sequence *sequence, cpa_placement placement, int64_t j) {
-    return cpa_min64((j + 1) * cpa_prefix_unit(&s->options, placement), cpa_sequence_known(sequence));
-}
-
-/* The digest of unit j, which is that of its last block: blocks are chained alike in every placement. NULL without
- * memory. */
-static const cpa_prefix_digest *probe(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement, int64_t j) {
-    const int64_t block_size = s->options.block_size, end = end_of_unit(s, sequence, placement, j),
-                  last = (end - 1) / block_size;
-    if (!cpa_array_reserve(&sequence->probe, &sequence->probe_capacity, last + 1, sizeof *sequence->probe)) return NULL;
-    for (int64_t i; (i = sequence->n_probe) <= last; sequence->n_probe++) {
-        const cpa_prefix_digest *parent = i > 0 ? &sequence->probe[i - 1] : &sequence->root;
-        const int32_t n = (int32_t)cpa_min64(block_size, cpa_sequence_known(sequence) - i * block_size);
-        if (!cpa_scheduler_digest(s, sequence, parent, i * block_size, n, &sequence->probe[i])) return NULL;
-    }
-    return &sequence->probe[last];
-}
-
-/* What unit j is found by in a placement; 0 without memory. */
-static int key_of(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement, int64_t j,
-                  cpa_prefix_digest *key) {
-    const cpa_prefix_digest *digest = probe(s, sequence, placement, j);
-    if (digest) *key = cpa_sequence_key(placement, digest);
-    return digest != NULL;
-}
-
-/* How many of its units were found in a placement when it last looked there. */
-static int64_t *found_in(cpa_sequence *sequence, cpa_placement placement) {
-    return placement.kind == CPA_ON_RANK ? &sequence->shards[placement.rank].found : &sequence->found_sharded;
-}
-
-/* Counts the leading units that can be found in a placement. Goes on where it ended the last time: what has been
- * evicted since then shows when the blocks are shared. */
-static int64_t look(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement) {
-    int64_t *found = found_in(sequence, placement);
-    int64_t links = count_links(s, sequence, placement);
-    for (; *found < links; ++*found) {
-        cpa_prefix_digest key;
-        if (!key_of(s, sequence, placement, *found, &key)) break;
-        if (!cpa_prefix_cache_find(s->cache, &key) || cpa_unconfirmed_has(s, &key)) break;
-    }
-    return *found;
-}
-
-/* The running sequence that computes the first unit that cannot be found in a placement; NULL if none does. */
-static const cpa_sequence *who_computes(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement) {
-    const int64_t found = *found_in(sequence, placement);
-    cpa_prefix_digest key;
-    if (found >= count_links(s, sequence, placement) || !key_of(s, sequence, placement, found, &key)) return NULL;
-    return cpa_scheduler_who_computes(s, &key);
-}
-
-/* Units that can be found in a placement, now or when one who computes the next of them is as far as is known. */
-static int64_t expect(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement) {
-    int64_t found = look(s, sequence, placement);
-    const cpa_sequence *computing = who_computes(s, sequence, placement);
-    if (!computing) return found;
-    int64_t known = cpa_min64(cpa_sequence_known(sequence), cpa_sequence_known(computing));
-    return cpa_max64(found, known / cpa_prefix_unit(&s->options, placement));
-}
-
-/* The rank that would have the fewest blocks in use if the sequence lay on it; among equals the one where it would
- * begin otherwise, or the next. */
+/* The rank that would have the fewest blocks of the first group in use if the sequence lay on it; among equals the one
+ * where it would begin otherwise, or the next. */
 static int32_t best_rank(cpa_scheduler *s, cpa_sequence *sequence) {
     const cpa_owner_map map = s->options.map;
     int32_t best = sequence->first_rank;
     int64_t least = INT64_MAX;
     for (int32_t i = 0; i < map.cp_size; i++) {
         int32_t r = (sequence->first_rank + i) % map.cp_size;
-        int64_t used = s->options.num_blocks - cpa_block_pool_free_count(s->pools[r]);
-        int64_t more = used - expect(s, sequence, (cpa_placement){CPA_ON_RANK, r});
+        int64_t used = s->options.groups.list[0].num_blocks - cpa_block_pool_free_count(s->pools[r]);
+        int64_t more = used - cpa_found_expect(s, sequence, (cpa_placement){CPA_ON_RANK, r});
         if (more >= least) continue;
         least = more;
         best = r;
@@ -114,77 +42,74 @@ static int32_t best_rank(cpa_scheduler *s, cpa_sequence *sequence) {
 static void choose_placement(cpa_scheduler *s, cpa_sequence *sequence) {
     const cpa_scheduler_options *o = &s->options;
     sequence->placement = (cpa_placement){CPA_SHARDED, sequence->first_rank};
-    int64_t found = look(s, sequence, sequence->placement);
+    int64_t found = cpa_found_units(s, sequence, sequence->placement);
     if (!cpa_request_may_be_local(o, &sequence->request)) return;
     int32_t rank = best_rank(s, sequence);
-    int64_t known = cpa_sequence_known(sequence), most = known - 1;
-    int64_t local = cpa_min64(sequence->shards[rank].found * o->block_size, most);
-    int64_t sharded = cpa_min64(found * cpa_prefix_unit(o, sequence->placement), most);
+    const cpa_placement on_rank = {CPA_ON_RANK, rank};
+    int64_t known = cpa_sequence_known(sequence);
+    int64_t local = cpa_found_position(s, sequence, on_rank, cpa_found_units(s, sequence, on_rank));
+    int64_t sharded = cpa_found_position(s, sequence, sequence->placement, found);
     int64_t output = sequence->request.output_tokens - sequence->emitted;
     int64_t others = s->n_running + s->waiting.count - 1; /* it is still among the waiting ones */
     if (o->local_context == 0 && !cpa_planner_prefers_local(&o->planner, known, output, local, sharded, others)) return;
-    sequence->placement = (cpa_placement){CPA_ON_RANK, rank};
+    sequence->placement = on_rank;
 }
 
-/* Whether the first unit that cannot be found was computed in the last steps. */
-static int awaits_confirmation(cpa_scheduler *s, cpa_sequence *sequence) {
-    const int64_t found = *found_in(sequence, sequence->placement);
-    cpa_prefix_digest key;
-    if (found >= count_links(s, sequence, sequence->placement)) return 0;
-    if (!key_of(s, sequence, sequence->placement, found, &key)) return 0;
-    const int awaits = cpa_unconfirmed_has(s, &key);
-    s->awaits_confirmation |= awaits;
-    return awaits;
+/* Where the unit begins that the next tokens of a sequence go to. */
+static int64_t open_unit(const cpa_scheduler *s, const cpa_sequence *sequence) {
+    const int64_t unit = cpa_prefix_unit(&s->options, sequence->placement);
+    return sequence->computed / unit * unit;
 }
 
-/* Whether a running sequence computes the first unit that cannot be found, or has just computed it. */
-static int must_wait(cpa_scheduler *s, cpa_sequence *sequence) {
-    return who_computes(s, sequence, sequence->placement) != NULL || awaits_confirmation(s, sequence);
+/* Whether the next entry of a table is one that no query of the sequence sees; the first group keeps these too. */
+static int next_is_unseen(const cpa_scheduler *s, const cpa_sequence *sequence, int32_t pool) {
+    const int64_t entry = sequence->shards[pool].held;
+    return pool >= s->options.map.cp_size && entry >= cpa_sequence_first_unseen(sequence, &s->options, pool) &&
+           entry < cpa_sequence_unseen(sequence, &s->options, pool, open_unit(s, sequence));
 }
 
-/* Adds the blocks of a unit, or, if the sequence goes on within its tokens [first, computed), makes them the sources of
- * copies. */
-static cpa_status share_unit(cpa_scheduler *s, cpa_sequence *sequence, const int32_t *unit, int64_t first, int copies,
-                             cpa_error *err) {
-    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
-        if (!cpa_sequence_block(sequence, &s->options, r, first, sequence->computed)) continue;
-        if (copies) {
-            s->sources[r] = unit[r];
+/* Adds the blocks of a unit in a group, whose first token is that; or, if the sequence goes on within the unit, makes
+ * them the sources of copies. */
+static cpa_status share_unit(cpa_scheduler *s, cpa_sequence *sequence, int32_t group, const int32_t *blocks,
+                             int64_t first, cpa_error *err) {
+    const int32_t size = s->options.map.cp_size;
+    const int64_t unit = cpa_prefix_unit(&s->options, sequence->placement);
+    const int64_t end = cpa_min64(first + unit, sequence->computed);
+    for (int32_t r = 0; r < size; r++) {
+        const int32_t p = group * size + r;
+        if (!cpa_sequence_block(sequence, &s->options, p, first, end)) continue;
+        if (next_is_unseen(s, sequence, p)) {
+            cpa_sequence_skip_entry(sequence, p);
+        } else if (end % unit != 0) {
+            s->sources[p] = blocks[r];
         } else {
-            CPA_TRY(cpa_sequence_share(sequence, r, s->pools[r], unit[r], err));
+            CPA_TRY(cpa_sequence_share(sequence, p, s->pools[p], blocks[r], err));
         }
     }
     return CPA_OK;
 }
 
-/* Shares the leading units that can be found. At least the last known token is left to compute. If it falls into a
- * unit that was found, s->sources gets the blocks of that one, which copies of its own will replace; otherwise they are
- * -1. */
+/* Shares the leading units that can be found. If the last known token, which is left to compute, falls into one of
+ * them, s->sources gets the blocks of that one, which copies of its own will replace; otherwise they are -1. */
 static cpa_status share_prefix(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
     const cpa_placement placement = sequence->placement;
-    int64_t unit = cpa_prefix_unit(&s->options, placement), known = cpa_sequence_known(sequence), j = 0;
-    const int64_t links = count_links(s, sequence, placement);
-    for (int32_t r = 0; r < s->options.map.cp_size; r++) s->sources[r] = -1;
-    sequence->tip = sequence->root;
-    sequence->linked = sequence->tail_linked = sequence->computed = 0;
-    for (; j < links; j++) {
-        cpa_prefix_digest key;
-        const int64_t first = j * unit, end = end_of_unit(s, sequence, placement, j);
-        if (!key_of(s, sequence, placement, j, &key)) break;
-        const int32_t *blocks = cpa_prefix_cache_find(s->cache, &key);
-        if (!blocks || cpa_unconfirmed_has(s, &key)) break;
-        sequence->computed = cpa_min64(end, known - 1);
-        if (sequence->computed == first) break; /* nothing of this unit would be used */
-        if (end == first + unit) {
-            sequence->tip = *probe(s, sequence, placement, j);
-            sequence->linked++;
-        } else {
-            sequence->tail_linked = 1;
+    const int64_t unit = cpa_prefix_unit(&s->options, placement);
+    int64_t units = cpa_found_units_again(s, sequence, placement);
+    for (int32_t p = 0; p < s->n_pools; p++) s->sources[p] = -1;
+    sequence->computed = cpa_found_position(s, sequence, placement, units);
+    if (units > 0 && sequence->computed == (units - 1) * unit) units--; /* nothing of the last one would be used */
+    for (int64_t j = 0; j < units; j++) {
+        for (int32_t g = 0; g < s->options.groups.count; g++) {
+            const int is_needed = cpa_found_needs(s, sequence, placement, g, units, j);
+            const int32_t *blocks = is_needed ? cpa_found_blocks(s, sequence, placement, g, j) : NULL;
+            CPA_TRY(share_unit(s, sequence, g, blocks, j * unit, err));
         }
-        CPA_TRY(share_unit(s, sequence, blocks, first, sequence->computed % unit != 0, err));
     }
-    *found_in(sequence, sequence->placement) = j;
-    sequence->shared = sequence->linked;
+    const int tail = units > 0 && cpa_found_end(s, sequence, placement, units - 1) < units * unit;
+    sequence->linked = sequence->shared = units - tail;
+    sequence->tail_linked = tail;
+    sequence->tip = sequence->root;
+    if (sequence->linked > 0) sequence->tip = *cpa_found_digest(s, sequence, placement, sequence->linked - 1);
     return CPA_OK;
 }
 
@@ -210,38 +135,33 @@ static void enter(cpa_scheduler *s, cpa_sequence *sequence) {
     for (int32_t r = 0; r < s->options.map.cp_size; r++) sequence->shards[r].found = 0;
 }
 
-/* Where the unit begins that the next tokens of a sequence go to. */
-static int64_t open_unit(const cpa_scheduler *s, const cpa_sequence *sequence) {
-    const int64_t unit = cpa_prefix_unit(&s->options, sequence->placement);
-    return sequence->computed / unit * unit;
-}
-
 /* Plans the copies of the sources, and keeps these until the next plan. */
 static cpa_status copy_on_write(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
+    const int32_t size = s->options.map.cp_size;
     const int64_t first = open_unit(s, sequence);
-    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
-        if (s->sources[r] < 0) continue;
+    for (int32_t p = 0; p < s->n_pools; p++) {
+        if (s->sources[p] < 0) continue;
         cpa_block_move *copy = cpa_step_plan_add_copy(s->plan);
         if (!copy) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
-        const int32_t *to = cpa_sequence_block(sequence, &s->options, r, first, sequence->computed);
-        *copy = (cpa_block_move){sequence->request.id, r, s->sources[r], *to};
+        const int32_t *to = cpa_sequence_block(sequence, &s->options, p, first, sequence->computed);
+        *copy = (cpa_block_move){sequence->request.id, p / size, p % size, s->sources[p], *to};
         s->stats.cow_copies++;
-        CPA_TRY(cpa_scheduler_pin(s, s->pools[r], s->sources[r], err));
+        CPA_TRY(cpa_scheduler_pin(s, s->pools[p], s->sources[p], err));
     }
     return CPA_OK;
 }
 
 /* The sources must not be taken for something else in this plan. */
 static cpa_status retain_sources(cpa_scheduler *s, cpa_error *err) {
-    for (int32_t r = 0; r < s->options.map.cp_size; r++)
-        if (s->sources[r] >= 0) CPA_TRY(cpa_block_pool_retain(s->pools[r], s->sources[r], err));
+    for (int32_t p = 0; p < s->n_pools; p++)
+        if (s->sources[p] >= 0) CPA_TRY(cpa_block_pool_retain(s->pools[p], s->sources[p], err));
     return CPA_OK;
 }
 
 static cpa_status release_sources(cpa_scheduler *s, cpa_error *err) {
-    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
-        if (s->sources[r] >= 0) CPA_TRY(cpa_block_pool_release(s->pools[r], s->sources[r], err));
-        s->sources[r] = -1;
+    for (int32_t p = 0; p < s->n_pools; p++) {
+        if (s->sources[p] >= 0) CPA_TRY(cpa_block_pool_release(s->pools[p], s->sources[p], err));
+        s->sources[p] = -1;
     }
     return CPA_OK;
 }
@@ -252,28 +172,36 @@ static cpa_status give_up_sources(cpa_scheduler *s, cpa_sequence *sequence, cpa_
     sequence->linked = sequence->computed / cpa_prefix_unit(&s->options, sequence->placement);
     sequence->shared = sequence->linked;
     sequence->tip = sequence->root;
-    if (sequence->linked > 0) sequence->tip = *probe(s, sequence, sequence->placement, sequence->linked - 1);
+    if (sequence->linked > 0) sequence->tip = *cpa_found_digest(s, sequence, sequence->placement, sequence->linked - 1);
     sequence->tail_linked = 0;
     return release_sources(s, err);
+}
+
+/* Entries of a table that are left out where a sequence goes on at a position. */
+static int64_t unseen_entries(const cpa_scheduler *s, const cpa_sequence *sequence, int32_t pool, int64_t position) {
+    const int64_t first = cpa_sequence_first_unseen(sequence, &s->options, pool);
+    if (pool < s->options.map.cp_size) return 0; /* the first group leaves none out */
+    return cpa_max64(cpa_sequence_unseen(sequence, &s->options, pool, position) - first, 0);
 }
 
 /* Turns a request away that lacks a place, blocks, in s->lacks, or quota, even if all that was found is shared: a look
  * that costs little, as the first in line may be turned away in many plans. Otherwise ADMITTED. */
 static verdict look_for_room(cpa_scheduler *s, cpa_sequence *sequence) {
-    const int64_t units = *found_in(sequence, sequence->placement);
+    const int64_t units = cpa_found_units(s, sequence, sequence->placement);
     int64_t quota = s->options.tenant_block_quota;
     int room = s->n_free_indices > 0;
-    sequence->computed =
-        cpa_min64(units * cpa_prefix_unit(&s->options, sequence->placement), cpa_sequence_known(sequence) - 1);
+    sequence->computed = cpa_found_position(s, sequence, sequence->placement, units);
     int64_t tokens = cpa_scheduler_next_tokens(s, sequence);
     if (s->options.adaptive_chunks) tokens = cpa_min64(tokens, s->options.block_size); /* the least that it is given */
     int64_t first = open_unit(s, sequence), end = sequence->computed + tokens;
     sequence->computed = 0;
-    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
-        int64_t needs = cpa_sequence_needs(sequence, &s->options, r, end);
-        s->lacks[r] = needs - cpa_sequence_needs(sequence, &s->options, r, first);
-        if (s->lacks[r] > 0 && quota > 0 && sequence->tenant->held[r] + needs > quota) return FULL;
-        if (s->lacks[r] > cpa_block_pool_free_count(s->pools[r])) room = 0;
+    for (int32_t p = 0; p < s->n_pools; p++) {
+        const int32_t rank = cpa_pool_rank(&s->options, p);
+        int64_t needs = cpa_sequence_needs(sequence, &s->options, rank, end);
+        s->lacks[p] = needs - cpa_sequence_needs(sequence, &s->options, rank, first);
+        needs -= unseen_entries(s, sequence, p, first);
+        if (s->lacks[p] > 0 && quota > 0 && sequence->tenant->held[p] + needs > quota) return FULL;
+        if (s->lacks[p] > cpa_block_pool_free_count(s->pools[p])) room = 0;
     }
     return room ? ADMITTED : STOP;
 }
@@ -287,15 +215,14 @@ static cpa_status find_room(cpa_scheduler *s, const cpa_sequence *sequence, int6
 
 /* A request without anything in host memory. */
 static cpa_status try_fresh(cpa_scheduler *s, cpa_sequence *sequence, verdict *out, cpa_error *err) {
-    const int32_t ranks = s->options.map.cp_size;
     int room = 1;
     *out = SKIP;
     choose_placement(s, sequence);
-    if (must_wait(s, sequence)) return CPA_OK;
+    if (cpa_found_later(s, sequence)) return CPA_OK;
     *out = look_for_room(s, sequence);
     if (*out == STOP) CPA_TRY(cpa_fair_make_room(s, sequence, s->lacks, &room, err));
     if (*out == FULL || !room) return CPA_OK;
-    if (!cpa_sequence_open(sequence, ranks))
+    if (!cpa_sequence_open(sequence, s->n_pools))
         return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory for its block table", sequence->request.id);
     CPA_TRY(share_prefix(s, sequence, err));
     CPA_TRY(retain_sources(s, err));
@@ -307,16 +234,16 @@ static cpa_status try_fresh(cpa_scheduler *s, cpa_sequence *sequence, verdict *o
         tokens = cpa_scheduler_chunk_tokens(s, sequence, 1);
         CPA_TRY(find_room(s, sequence, tokens, &room, err));
     }
-    cpa_scheduler_charge(sequence, ranks, 1);
+    cpa_scheduler_charge(sequence, s->n_pools, 1);
     int within = cpa_scheduler_within_quota(s, sequence);
     if (!room || !within) {
         *out = within ? STOP : FULL;
         s->stats.held_back += tokens == 0 && !sequence->held_back;
         sequence->held_back |= tokens == 0;
-        cpa_scheduler_charge(sequence, ranks, -1);
+        cpa_scheduler_charge(sequence, s->n_pools, -1);
         CPA_TRY(release_sources(s, err));
         sequence->computed = sequence->linked = 0;
-        return cpa_sequence_close(sequence, s->pools, ranks, err);
+        return cpa_sequence_close(sequence, s->pools, s->n_pools, err);
     }
     *out = ADMITTED;
     count_hits(s, sequence);
@@ -330,21 +257,22 @@ static cpa_status try_fresh(cpa_scheduler *s, cpa_sequence *sequence, verdict *o
 
 /* Plans the way back of what a sequence has in host memory, into the blocks of its new table. */
 static cpa_status swap_in(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
-    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
-        cpa_sequence_shard *shard = &sequence->shards[r];
+    const int32_t size = s->options.map.cp_size;
+    for (int32_t p = 0; p < s->n_pools; p++) {
+        cpa_sequence_shard *shard = &sequence->shards[p];
         for (int64_t i = 0; i < shard->swapped; i++) {
-            int32_t host = sequence->host[r * sequence->stride + i], *block = &sequence->blocks[shard->held++];
-            block += r * sequence->stride;
+            int32_t host = sequence->host[p * sequence->stride + i], *block = &sequence->blocks[shard->held++];
+            block += p * sequence->stride;
             *block = -1;
             if (host < 0) {
                 shard->voided++;
                 continue;
             }
-            cpa_block_pool_take(s->pools[r], 1, block);
+            cpa_block_pool_take(s->pools[p], 1, block);
             cpa_block_move *move = cpa_step_plan_add_swap_in(s->plan);
             if (!move) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
-            *move = (cpa_block_move){sequence->request.id, r, host, *block};
-            CPA_TRY(cpa_scheduler_pin(s, s->host_pools[r], host, err));
+            *move = (cpa_block_move){sequence->request.id, p / size, p % size, host, *block};
+            CPA_TRY(cpa_scheduler_pin(s, s->host_pools[p], host, err));
             s->stats.swapped_in++;
         }
         shard->swapped = 0;
@@ -354,12 +282,12 @@ static cpa_status swap_in(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *e
     return CPA_OK;
 }
 
-/* Blocks that a swapped sequence needs on each rank for its next token, in s->lacks. */
+/* Blocks that a swapped sequence needs in each pool for its next token, in s->lacks. */
 static void count_blocks_of_return(cpa_scheduler *s, const cpa_sequence *sequence) {
-    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
-        s->lacks[r] = cpa_sequence_needs(sequence, &s->options, r, sequence->computed + 1);
-        for (int64_t i = 0; i < sequence->shards[r].swapped; i++)
-            s->lacks[r] -= sequence->host[r * sequence->stride + i] < 0;
+    for (int32_t p = 0; p < s->n_pools; p++) {
+        s->lacks[p] = cpa_sequence_needs(sequence, &s->options, cpa_pool_rank(&s->options, p), sequence->computed + 1);
+        for (int64_t i = 0; i < sequence->shards[p].swapped; i++)
+            s->lacks[p] -= sequence->host[p * sequence->stride + i] < 0;
     }
 }
 
@@ -370,11 +298,11 @@ static cpa_status try_return(cpa_scheduler *s, cpa_sequence *sequence, verdict *
     *out = cpa_scheduler_within_quota(s, sequence) ? STOP : FULL;
     if (*out == STOP) CPA_TRY(cpa_fair_make_room(s, sequence, s->lacks, &room, err));
     if (!room) return CPA_OK;
-    if (!cpa_sequence_open(sequence, s->options.map.cp_size))
+    if (!cpa_sequence_open(sequence, s->n_pools))
         return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory for its block table", sequence->request.id);
     *out = ADMITTED;
     CPA_TRY(swap_in(s, sequence, err));
-    cpa_scheduler_charge(sequence, s->options.map.cp_size, 1);
+    cpa_scheduler_charge(sequence, s->n_pools, 1);
     enter(s, sequence);
     sequence->ready = s->step + 2;
     return CPA_OK;

@@ -20,23 +20,25 @@ cpa_status cpa_scheduler_unpin_all(cpa_scheduler *s, cpa_error *err) {
     return CPA_OK;
 }
 
-int64_t cpa_scheduler_unfind(cpa_scheduler *s, int32_t rank, int32_t block) {
-    const int32_t *unit = cpa_prefix_cache_unit(s->cache, rank, block);
+int64_t cpa_scheduler_unfind(cpa_scheduler *s, int32_t pool, int32_t block) {
+    const int32_t size = s->options.map.cp_size, rank = pool % size, first = pool - rank;
+    cpa_prefix_cache *cache = s->caches[pool / size];
+    const int32_t *unit = cpa_prefix_cache_unit(cache, rank, block);
     int64_t found = 0;
     if (!unit) return 0;
-    memcpy(s->unit, unit, (size_t)s->options.map.cp_size * sizeof *s->unit);
-    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
+    memcpy(s->unit, unit, (size_t)size * sizeof *s->unit);
+    for (int32_t r = 0; r < size; r++) {
         if (s->unit[r] < 0) continue;
-        cpa_prefix_cache_drop(s->cache, r, s->unit[r]);
-        cpa_block_pool_forget(s->pools[r], s->unit[r]);
+        cpa_prefix_cache_drop(cache, r, s->unit[r]);
+        cpa_block_pool_forget(s->pools[first + r], s->unit[r]);
         found++;
     }
     return found;
 }
 
-void cpa_scheduler_charge(const cpa_sequence *sequence, int32_t cp_size, int sign) {
-    for (int32_t r = 0; r < cp_size; r++)
-        sequence->tenant->held[r] += sign * (sequence->shards[r].held - sequence->shards[r].voided);
+void cpa_scheduler_charge(const cpa_sequence *sequence, int32_t n_pools, int sign) {
+    for (int32_t p = 0; p < n_pools; p++)
+        sequence->tenant->held[p] += sign * (sequence->shards[p].held - sequence->shards[p].voided);
 }
 
 int64_t cpa_scheduler_next_tokens(const cpa_scheduler *s, const cpa_sequence *sequence) {
@@ -52,9 +54,9 @@ int64_t cpa_scheduler_next_tokens(const cpa_scheduler *s, const cpa_sequence *se
 
 int cpa_scheduler_has_room(cpa_scheduler *s, const cpa_sequence *sequence, int64_t tokens) {
     int room = 1;
-    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
-        s->lacks[r] = cpa_sequence_lacks(sequence, &s->options, r, tokens);
-        if (s->lacks[r] > cpa_block_pool_free_count(s->pools[r])) room = 0;
+    for (int32_t p = 0; p < s->n_pools; p++) {
+        s->lacks[p] = cpa_sequence_lacks(sequence, &s->options, p, tokens);
+        if (s->lacks[p] > cpa_block_pool_free_count(s->pools[p])) room = 0;
     }
     return room;
 }
@@ -66,16 +68,16 @@ cpa_planner cpa_scheduler_planner(const cpa_scheduler *s, const cpa_sequence *se
 
 int cpa_scheduler_within_quota(const cpa_scheduler *s, const cpa_sequence *sequence) {
     int64_t quota = s->options.tenant_block_quota;
-    for (int32_t r = 0; quota > 0 && r < s->options.map.cp_size; r++)
-        if (s->lacks[r] > 0 && sequence->tenant->held[r] + s->lacks[r] > quota) return 0;
+    for (int32_t p = 0; quota > 0 && p < s->n_pools; p++)
+        if (s->lacks[p] > 0 && sequence->tenant->held[p] + s->lacks[p] > quota) return 0;
     return 1;
 }
 
 void cpa_scheduler_take_lacking(cpa_scheduler *s, cpa_sequence *sequence) {
-    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
-        if (s->lacks[r] <= 0) continue;
-        cpa_sequence_take(sequence, r, s->pools[r], s->lacks[r]);
-        sequence->tenant->held[r] += s->lacks[r];
+    for (int32_t p = 0; p < s->n_pools; p++) {
+        if (s->lacks[p] <= 0) continue;
+        cpa_sequence_take(sequence, p, s->pools[p], s->lacks[p]);
+        sequence->tenant->held[p] += s->lacks[p];
     }
 }
 

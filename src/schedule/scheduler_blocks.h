@@ -8,9 +8,9 @@
 cpa_status cpa_scheduler_pin(cpa_scheduler *s, cpa_block_pool *pool, int32_t block, cpa_error *err);
 /* The blocks that the last plan read may be handed out again. */
 cpa_status cpa_scheduler_unpin_all(cpa_scheduler *s, cpa_error *err);
-/* What is found in a block of a rank is found no more; the blocks that it was found with go together, so none of them
+/* What is found in a block of a pool is found no more; the blocks that it was found with go together, so none of them
  * is kept. Returns how many these were. */
-int64_t cpa_scheduler_unfind(cpa_scheduler *s, int32_t rank, int32_t block);
+int64_t cpa_scheduler_unfind(cpa_scheduler *s, int32_t pool, int32_t block);
 /* The tokens a sequence may be given now. */
 int64_t cpa_scheduler_next_tokens(const cpa_scheduler *s, const cpa_sequence *sequence);
 /* Takes the blocks that s->lacks says. */
@@ -24,6 +24,6 @@ cpa_planner cpa_scheduler_planner(const cpa_scheduler *s, const cpa_sequence *se
 /* Whether the tenant may hold what s->lacks says besides what it holds. */
 int cpa_scheduler_within_quota(const cpa_scheduler *s, const cpa_sequence *sequence);
 /* Adds the blocks in the tables of a sequence to those of its tenant, or (sign -1) takes them away. */
-void cpa_scheduler_charge(const cpa_sequence *sequence, int32_t cp_size, int sign);
+void cpa_scheduler_charge(const cpa_sequence *sequence, int32_t n_pools, int sign);
 
 #endif

@@ -6,13 +6,12 @@
 
 /* Gives back what the sequence holds behind its last token. */
 static cpa_status give_back(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
-    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
-        cpa_sequence_shard *shard = &sequence->shards[r];
-        const int64_t needs = cpa_sequence_needs(sequence, &s->options, r, sequence->computed);
-        for (; shard->held > needs; shard->held--) {
-            const int32_t block = sequence->blocks[r * sequence->stride + shard->held - 1];
-            CPA_TRY(cpa_block_pool_release(s->pools[r], block, err));
-            sequence->tenant->held[r]--;
+    for (int32_t p = 0; p < s->n_pools; p++) {
+        cpa_sequence_shard *shard = &sequence->shards[p];
+        for (int64_t n = -cpa_sequence_lacks(sequence, &s->options, p, sequence->computed); n > 0; n--, shard->held--) {
+            const int32_t block = sequence->blocks[p * sequence->stride + shard->held - 1];
+            CPA_TRY(cpa_block_pool_release(s->pools[p], block, err));
+            sequence->tenant->held[p]--;
         }
         shard->announced = cpa_min64(shard->announced, shard->held);
     }

@@ -18,26 +18,27 @@ typedef struct cpa_pin {
     int32_t block;
 } cpa_pin;
 
-/* Told of the evictions of one rank. */
+/* Told of the evictions of one pool. */
 typedef struct cpa_evict_ctx {
     cpa_scheduler *scheduler;
-    int32_t rank;
+    int32_t pool;
 } cpa_evict_ctx;
 
 /* A block of the last steps; see unconfirmed.h. */
 typedef struct cpa_unconfirmed {
-    cpa_prefix_digest key;
+    cpa_prefix_digest key; /* of the unit in its group: see unconfirmed.c */
     uint64_t request, step;
-    int32_t rank, block;
+    int32_t pool, block;
     UT_hash_handle hh;
 } cpa_unconfirmed;
 
 struct cpa_scheduler {
     cpa_scheduler_options options;
-    cpa_block_pool **pools;      /* [cp_size] */
-    cpa_block_pool **host_pools; /* [cp_size]; NULL without host memory */
-    cpa_evict_ctx *evict;        /* [cp_size] */
-    cpa_prefix_cache *cache;
+    int32_t n_pools;                                /* see cpa_pools */
+    cpa_block_pool **pools;                         /* [n_pools] */
+    cpa_block_pool **host_pools;                    /* [n_pools]; NULL without host memory */
+    cpa_evict_ctx *evict;                           /* [n_pools] */
+    cpa_prefix_cache *caches[CPA_MAX_LAYER_GROUPS]; /* of each group; digests are made by the first */
     char *identity;
     cpa_tenants tenants;
     cpa_step_cost step_cost;
@@ -68,11 +69,11 @@ struct cpa_scheduler {
     int64_t budget;          /* tokens left */
     int awaits_confirmation; /* a waiting sequence is passed over for what is not confirmed yet */
     int short_of_blocks;     /* a running sequence lacked blocks, or was preempted for another */
-    int64_t *lacks;          /* [cp_size], blocks that the sequence being scheduled lacks */
-    int64_t *spared;         /* [cp_size], scratch: free blocks that it is not to take (scheduler_chunk.c) */
+    int64_t *lacks;          /* [n_pools], blocks that the sequence being scheduled lacks */
+    int64_t *spared;         /* [n_pools], scratch: free blocks that it is not to take (scheduler_chunk.c) */
     int32_t *unit;           /* [cp_size], scratch: the blocks of a unit, -1 for a rank that has none */
-    int32_t *sources;        /* [cp_size], likewise: those that the sequence being admitted gets copies of */
-    int32_t *marks;          /* [num_blocks], scratch, zero between uses */
+    int32_t *sources;        /* [n_pools], likewise: those that the sequence being admitted gets copies of */
+    int32_t *marks;          /* [blocks of the largest pool], scratch, zero between uses */
 };
 
 #endif

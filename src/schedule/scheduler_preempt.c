@@ -10,52 +10,52 @@
 #include "src/schedule/scheduler_blocks.h"
 #include "src/schedule/scheduler_prefix.h"
 
-/* How many blocks of rank r would be free of owners if those of running[index + 1 ..] were preempted that
+/* How many blocks of pool p would be free of owners if those of running[index + 1 ..] were preempted that
  * running[index] may take from; counts no further than `enough`. A block with several owners is free when the last of
  * them goes. */
-static int64_t freed_by(cpa_scheduler *s, int32_t index, int32_t r, int64_t enough) {
+static int64_t freed_by(cpa_scheduler *s, int32_t index, int32_t p, int64_t enough) {
     int64_t freed = 0;
     int32_t last = s->n_running;
     while (last > index + 1 && freed < enough) {
         const cpa_sequence *victim = s->running[--last];
         if (!cpa_fair_may_take(s, index, last)) continue;
-        for (int64_t i = 0; i < victim->shards[r].held; i++) {
-            int32_t block = victim->blocks[r * victim->stride + i];
-            if (block >= 0 && ++s->marks[block] == cpa_block_pool_owners(s->pools[r], block)) freed++;
+        for (int64_t i = 0; i < victim->shards[p].held; i++) {
+            int32_t block = victim->blocks[p * victim->stride + i];
+            if (block >= 0 && ++s->marks[block] == cpa_block_pool_owners(s->pools[p], block)) freed++;
         }
     }
     for (int32_t v = last; v < s->n_running; v++) {
         const cpa_sequence *victim = s->running[v];
-        for (int64_t i = 0; i < victim->shards[r].held; i++) {
-            int32_t block = victim->blocks[r * victim->stride + i];
+        for (int64_t i = 0; i < victim->shards[p].held; i++) {
+            int32_t block = victim->blocks[p * victim->stride + i];
             if (block >= 0) s->marks[block] = 0;
         }
     }
     return freed;
 }
 
-/* What the tenant of running[index] has beyond its quota on rank r, with what that sequence lacks. */
-static int64_t beyond_quota(const cpa_scheduler *s, int32_t index, int32_t r) {
-    if (s->options.tenant_block_quota == 0 || s->lacks[r] <= 0) return 0;
-    return s->running[index]->tenant->held[r] + s->lacks[r] - s->options.tenant_block_quota;
+/* What the tenant of running[index] has beyond its quota in pool p, with what that sequence lacks. */
+static int64_t beyond_quota(const cpa_scheduler *s, int32_t index, int32_t p) {
+    if (s->options.tenant_block_quota == 0 || s->lacks[p] <= 0) return 0;
+    return s->running[index]->tenant->held[p] + s->lacks[p] - s->options.tenant_block_quota;
 }
 
-static int64_t in_use(const cpa_sequence *sequence, int32_t r) {
-    return sequence->shards[r].held - sequence->shards[r].voided;
+static int64_t in_use(const cpa_sequence *sequence, int32_t p) {
+    return sequence->shards[p].held - sequence->shards[p].voided;
 }
 
-/* Whether preempting the sequences after running[index] gives it what it lacks, on every rank. */
+/* Whether preempting the sequences after running[index] gives it what it lacks, in every pool. */
 static int younger_hold_enough(cpa_scheduler *s, int32_t index) {
     const cpa_tenant *tenant = s->running[index]->tenant;
-    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
-        int64_t missing = s->lacks[r] - cpa_block_pool_free_count(s->pools[r]), beyond = beyond_quota(s, index, r);
+    for (int32_t p = 0; p < s->n_pools; p++) {
+        int64_t missing = s->lacks[p] - cpa_block_pool_free_count(s->pools[p]), beyond = beyond_quota(s, index, p);
         int64_t held = 0;
         for (int32_t i = s->n_running - 1; i > index && (held < missing || beyond > 0); i--) {
-            if (cpa_fair_may_take(s, index, i)) held += in_use(s->running[i], r);
-            if (s->running[i]->tenant == tenant) beyond -= in_use(s->running[i], r);
+            if (cpa_fair_may_take(s, index, i)) held += in_use(s->running[i], p);
+            if (s->running[i]->tenant == tenant) beyond -= in_use(s->running[i], p);
         }
         if (held < missing || beyond > 0) return 0;
-        if (missing > 0 && freed_by(s, index, r, missing) < missing) return 0;
+        if (missing > 0 && freed_by(s, index, p, missing) < missing) return 0;
     }
     return 1;
 }
@@ -65,40 +65,50 @@ cpa_status cpa_scheduler_make_room(cpa_scheduler *s, int32_t index, int *made, c
     cpa_fair_note_blocks(s, index);
     *made = younger_hold_enough(s, index);
     if (!*made) return CPA_OK;
-    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
-        for (int32_t i = s->n_running - 1; i > index && beyond_quota(s, index, r) > 0; i--)
-            if (s->running[i]->tenant == tenant && in_use(s->running[i], r) > 0)
+    for (int32_t p = 0; p < s->n_pools; p++) {
+        for (int32_t i = s->n_running - 1; i > index && beyond_quota(s, index, p) > 0; i--)
+            if (s->running[i]->tenant == tenant && in_use(s->running[i], p) > 0)
                 CPA_TRY(cpa_scheduler_preempt(s, i, 1, err));
-        for (int32_t i = s->n_running - 1; i > index && s->lacks[r] > cpa_block_pool_free_count(s->pools[r]); i--)
-            if (in_use(s->running[i], r) > 0 && cpa_fair_may_take(s, index, i))
+        for (int32_t i = s->n_running - 1; i > index && s->lacks[p] > cpa_block_pool_free_count(s->pools[p]); i--)
+            if (in_use(s->running[i], p) > 0 && cpa_fair_may_take(s, index, i))
                 CPA_TRY(cpa_scheduler_preempt(s, i, 1, err));
     }
     return CPA_OK;
 }
 
-/* Blocks of rank r with tokens that are computed; a chunk that is withdrawn leaves later ones without content. */
-static int64_t filled(const cpa_scheduler *s, const cpa_sequence *sequence, int32_t r) {
-    return cpa_sequence_needs(sequence, &s->options, r, sequence->computed);
+/* Entries of pool p with tokens that are computed; a chunk that is withdrawn leaves later ones without content. */
+static int64_t filled(const cpa_scheduler *s, const cpa_sequence *sequence, int32_t p) {
+    return cpa_sequence_needs(sequence, &s->options, cpa_pool_rank(&s->options, p), sequence->computed);
+}
+
+/* Blocks that move when it is swapped out. */
+static int64_t moved(const cpa_scheduler *s, const cpa_sequence *sequence, int32_t p) {
+    return filled(s, sequence, p) - sequence->shards[p].voided;
 }
 
 /* Computing the tokens again takes about as long as the planner predicts for one chunk of them; moving them takes
  * their bytes over the link between host and device, out and in, on the rank that has most. */
 static int swap_is_cheaper(const cpa_scheduler *s, const cpa_sequence *victim) {
     const cpa_planner planner = cpa_scheduler_planner(s, victim);
-    int64_t most = 0;
-    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
-        int64_t blocks = filled(s, victim, r) - victim->shards[r].voided;
-        if (blocks > most) most = blocks;
+    const cpa_layer_groups *groups = &s->options.groups;
+    const int32_t ranks = s->options.map.cp_size;
+    int64_t most = 0, layers = 0;
+    for (int32_t r = 0; r < ranks; r++) {
+        int64_t bytes = 0;
+        for (int32_t g = 0; g < groups->count; g++)
+            bytes += moved(s, victim, g * ranks + r) * groups->list[g].block_bytes;
+        if (bytes > most) most = bytes;
     }
+    for (int32_t g = 0; g < groups->count; g++) layers += groups->list[g].layers;
     cpa_algorithm algorithm = cpa_planner_choose(&planner, victim->computed, 0, 0).algorithm;
-    double compute_s = s->options.layers * cpa_planner_predict(&planner, algorithm, victim->computed, 0);
-    double move_s = 2.0 * (double)most * (double)s->options.block_bytes / s->options.host_bandwidth;
+    double compute_s = (double)layers * cpa_planner_predict(&planner, algorithm, victim->computed, 0);
+    double move_s = 2.0 * (double)most / s->options.host_bandwidth;
     return move_s < compute_s;
 }
 
 static int has_host_room(const cpa_scheduler *s, const cpa_sequence *victim) {
-    for (int32_t r = 0; r < s->options.map.cp_size; r++)
-        if (filled(s, victim, r) - victim->shards[r].voided > cpa_block_pool_free_count(s->host_pools[r])) return 0;
+    for (int32_t p = 0; p < s->n_pools; p++)
+        if (moved(s, victim, p) > cpa_block_pool_free_count(s->host_pools[p])) return 0;
     return 1;
 }
 
@@ -110,33 +120,33 @@ static int should_swap(const cpa_scheduler *s, const cpa_sequence *victim) {
 
 /* Plans the move of a victim's filled blocks to host memory. */
 static cpa_status swap_out(cpa_scheduler *s, cpa_sequence *victim, cpa_error *err) {
-    int32_t ranks = s->options.map.cp_size;
-    victim->host = malloc((size_t)ranks * (size_t)victim->stride * sizeof *victim->host);
+    const int32_t size = s->options.map.cp_size;
+    victim->host = malloc((size_t)s->n_pools * (size_t)victim->stride * sizeof *victim->host);
     if (!victim->host) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory to swap a sequence out");
-    for (int32_t r = 0; r < ranks; r++) {
-        int64_t n = filled(s, victim, r);
+    for (int32_t p = 0; p < s->n_pools; p++) {
+        int64_t n = filled(s, victim, p);
         for (int64_t i = 0; i < n; i++) {
-            int32_t block = victim->blocks[r * victim->stride + i], *host = &victim->host[r * victim->stride + i];
+            int32_t block = victim->blocks[p * victim->stride + i], *host = &victim->host[p * victim->stride + i];
             *host = -1;
             if (block < 0) continue;
             cpa_block_move *move = cpa_step_plan_add_swap_out(s->plan);
             if (!move) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
-            cpa_block_pool_take(s->host_pools[r], 1, host);
-            *move = (cpa_block_move){victim->request.id, r, block, *host};
+            cpa_block_pool_take(s->host_pools[p], 1, host);
+            *move = (cpa_block_move){victim->request.id, p / size, p % size, block, *host};
             s->stats.swapped_out++;
         }
-        victim->shards[r].swapped = n;
+        victim->shards[p].swapped = n;
     }
     return CPA_OK;
 }
 
 cpa_status cpa_scheduler_drop_host(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
-    for (int32_t r = 0; r < s->options.map.cp_size && sequence->host; r++) {
-        for (int64_t i = 0; i < sequence->shards[r].swapped; i++) {
-            int32_t host = sequence->host[r * sequence->stride + i];
-            if (host >= 0) CPA_TRY(cpa_block_pool_release(s->host_pools[r], host, err));
+    for (int32_t p = 0; p < s->n_pools && sequence->host; p++) {
+        for (int64_t i = 0; i < sequence->shards[p].swapped; i++) {
+            int32_t host = sequence->host[p * sequence->stride + i];
+            if (host >= 0) CPA_TRY(cpa_block_pool_release(s->host_pools[p], host, err));
         }
-        sequence->shards[r].swapped = 0;
+        sequence->shards[p].swapped = 0;
     }
     free(sequence->host);
     sequence->host = NULL;
@@ -159,12 +169,12 @@ cpa_status cpa_scheduler_preempt(cpa_scheduler *s, int32_t index, int may_swap, 
     }
     cpa_scheduler_unlink(s, victim);
     victim->introduced = victim->restart = 0;
-    cpa_scheduler_charge(victim, s->options.map.cp_size, -1);
+    cpa_scheduler_charge(victim, s->n_pools, -1);
     int32_t *release = cpa_step_plan_add_release(s->plan);
     if (!release) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
     *release = victim->index;
     s->free_indices[s->n_free_indices++] = victim->index;
     cpa_waiting_push(&s->waiting, victim);
     s->stats.preemptions++;
-    return cpa_sequence_close(victim, s->pools, s->options.map.cp_size, err);
+    return cpa_sequence_close(victim, s->pools, s->n_pools, err);
 }

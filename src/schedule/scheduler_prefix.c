@@ -11,12 +11,12 @@ int cpa_scheduler_shares(const cpa_scheduler *s, const cpa_sequence *sequence) {
 
 int cpa_scheduler_digest(cpa_scheduler *s, const cpa_sequence *sequence, const cpa_prefix_digest *parent, int64_t first,
                          int32_t n, cpa_prefix_digest *out) {
-    uint32_t *tokens = cpa_prefix_cache_tokens(s->cache);
+    uint32_t *tokens = cpa_prefix_cache_tokens(s->caches[0]);
     cpa_prefix_digest at = *parent;
     for (int32_t done = 0; done < n; done += s->options.block_size) {
         const int32_t part = n - done < s->options.block_size ? n - done : s->options.block_size;
         for (int32_t i = 0; i < part; i++) tokens[i] = cpa_sequence_token(sequence, &s->options, first + done + i);
-        if (!cpa_prefix_cache_link(s->cache, &at, part, &at)) return 0;
+        if (!cpa_prefix_cache_link(s->caches[0], &at, part, &at)) return 0;
     }
     *out = at;
     return 1;
@@ -53,25 +53,29 @@ void cpa_scheduler_unlink(cpa_scheduler *s, cpa_sequence *sequence) {
     sequence->has_next = 0;
 }
 
-/* The blocks of all ranks with tokens [first, end) of a sequence, in s->unit; whether all of them are there still. */
-static int find_unit(cpa_scheduler *s, const cpa_sequence *sequence, int64_t first, int64_t end) {
+/* The blocks of a group on all ranks with tokens [first, end) of a sequence, in s->unit; whether all of them are there
+ * still. */
+static int find_unit(cpa_scheduler *s, const cpa_sequence *sequence, int32_t group, int64_t first, int64_t end) {
+    const int32_t size = s->options.map.cp_size;
     int whole = 1;
-    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
-        const int32_t *block = cpa_sequence_block(sequence, &s->options, r, first, end);
+    for (int32_t r = 0; r < size; r++) {
+        const int32_t *block = cpa_sequence_block(sequence, &s->options, group * size + r, first, end);
         s->unit[r] = block ? *block : -1;
         whole &= !block || *block >= 0;
     }
     return whole;
 }
 
-/* Lets the blocks in s->unit be found by what the sequence has computed last, if no others are. */
-static cpa_status let_find(cpa_scheduler *s, const cpa_sequence *sequence, int partial, cpa_error *err) {
+/* Lets the blocks of a group in s->unit be found by what the sequence has computed last, if no others are. */
+static cpa_status let_find(cpa_scheduler *s, const cpa_sequence *sequence, int32_t group, int partial, cpa_error *err) {
+    const int32_t size = s->options.map.cp_size, pool = group * size;
     const int32_t first = cpa_owner_rank(s->options.map, sequence->placement,
                                          sequence->linked * cpa_prefix_unit(&s->options, sequence->placement));
-    if (!cpa_prefix_cache_add(s->cache, &sequence->next_key, s->unit, partial)) return CPA_OK;
-    for (int32_t r = 0; r < s->options.map.cp_size; r++)
-        if (s->unit[r] >= 0) CPA_TRY(cpa_block_pool_keep(s->pools[r], s->unit[r], sequence->tenant->number, err));
-    return cpa_unconfirmed_note(s, &sequence->next_key, sequence->request.id, first, s->unit[first], err);
+    if (!cpa_prefix_cache_add(s->caches[group], &sequence->next_key, s->unit, partial)) return CPA_OK;
+    for (int32_t r = 0; r < size; r++)
+        if (s->unit[r] >= 0)
+            CPA_TRY(cpa_block_pool_keep(s->pools[pool + r], s->unit[r], sequence->tenant->number, err));
+    return cpa_unconfirmed_note(s, &sequence->next_key, sequence->request.id, pool + first, s->unit[first], err);
 }
 
 cpa_status cpa_scheduler_link(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
@@ -82,7 +86,8 @@ cpa_status cpa_scheduler_link(cpa_scheduler *s, cpa_sequence *sequence, cpa_erro
         const int partial = sequence->next_tokens < unit;
         if (sequence->computed < end) return CPA_OK;
         cpa_scheduler_unlink(s, sequence);
-        if (find_unit(s, sequence, first, end)) CPA_TRY(let_find(s, sequence, partial, err));
+        for (int32_t g = 0; g < s->options.groups.count; g++)
+            if (find_unit(s, sequence, g, first, end)) CPA_TRY(let_find(s, sequence, g, partial, err));
         if (partial) {
             sequence->tail_linked = 1;
         } else {

@@ -11,12 +11,14 @@
 
 static void write_appends(cpa_scheduler *s, cpa_sequence *sequence) {
     cpa_step_plan *plan = s->plan;
-    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
-        cpa_sequence_shard *shard = &sequence->shards[r];
+    for (int32_t p = 0; p < s->n_pools; p++) {
+        const int32_t size = s->options.map.cp_size;
+        cpa_sequence_shard *shard = &sequence->shards[p];
         int64_t added = shard->held - shard->announced;
         if (added == 0) continue;
-        *cpa_step_plan_add_append(plan) = (cpa_plan_append){sequence->index, r, (int32_t)added, plan->n_block_ids};
-        memcpy(cpa_step_plan_add_blocks(plan, added), sequence->blocks + r * sequence->stride + shard->announced,
+        *cpa_step_plan_add_append(plan) =
+            (cpa_plan_append){sequence->index, p / size, p % size, (int32_t)added, plan->n_block_ids};
+        memcpy(cpa_step_plan_add_blocks(plan, added), sequence->blocks + p * sequence->stride + shard->announced,
                (size_t)added * sizeof *sequence->blocks);
         shard->announced = shard->held;
     }
@@ -106,8 +108,8 @@ cpa_status cpa_scheduler_write(cpa_scheduler *s, cpa_error *err) {
         drafts += sequence->n_drafts;
         biases += sequence->introduced ? 0 : cpa_plan_listed_biases(&sequence->request.sampling);
         tokens += sequence->planned + sequence->n_drafts + (sequence->introduced ? 0 : sequence->computed);
-        for (int32_t r = 0; r < s->options.map.cp_size; r++) {
-            int64_t added = sequence->shards[r].held - sequence->shards[r].announced;
+        for (int32_t p = 0; p < s->n_pools; p++) {
+            int64_t added = sequence->shards[p].held - sequence->shards[p].announced;
             appends += added > 0;
             blocks += added;
         }
@@ -124,34 +126,27 @@ cpa_status cpa_scheduler_write(cpa_scheduler *s, cpa_error *err) {
     return CPA_OK;
 }
 
-/* Gives back a rank's blocks of a sequence that lie behind the sinks and before position `oldest`. */
-static cpa_status null_unseen_on(cpa_scheduler *s, cpa_sequence *sequence, int32_t rank, int64_t oldest,
-                                 cpa_error *err) {
-    const cpa_token_set held = cpa_tokens_on(s->options.map, sequence->placement, rank);
-    const int64_t unseen = cpa_tokens_before(s->options.map, held, oldest) / s->options.block_size;
-    cpa_sequence_shard *shard = &sequence->shards[rank];
-    int64_t entry = cpa_sequence_needs(sequence, &s->options, rank, s->options.sinks) + shard->voided;
+/* Gives back the blocks of a pool that no query of the sequence sees any more; the next one is at `computed`. */
+static cpa_status null_unseen_in(cpa_scheduler *s, cpa_sequence *sequence, int32_t pool, cpa_error *err) {
+    const int32_t size = s->options.map.cp_size;
+    const int64_t unseen = cpa_sequence_unseen(sequence, &s->options, pool, sequence->computed);
+    cpa_sequence_shard *shard = &sequence->shards[pool];
+    int64_t entry = cpa_sequence_first_unseen(sequence, &s->options, pool) + shard->voided;
     for (; entry < unseen; entry++) {
         if (entry < shard->announced) {
             cpa_plan_nulled *v = cpa_step_plan_add_nulled(s->plan);
             if (!v) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
-            *v = (cpa_plan_nulled){sequence->index, rank, (int32_t)entry};
+            *v = (cpa_plan_nulled){sequence->index, pool / size, pool % size, (int32_t)entry};
         }
-        sequence->tenant->held[rank]--;
-        CPA_TRY(cpa_sequence_null_entry(sequence, rank, entry, s->pools[rank], err));
+        sequence->tenant->held[pool]--;
+        CPA_TRY(cpa_sequence_null_entry(sequence, pool, entry, s->pools[pool], err));
     }
     return CPA_OK;
 }
 
-/* The next query is at `computed` or later and sees keys after computed - window, and the sinks. */
-static cpa_status null_unseen_of(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
-    const int64_t oldest = sequence->computed - s->options.window + 1;
-    for (int32_t r = 0; oldest > 0 && r < s->options.map.cp_size; r++)
-        CPA_TRY(null_unseen_on(s, sequence, r, oldest, err));
-    return CPA_OK;
-}
-
 cpa_status cpa_scheduler_null_unseen(cpa_scheduler *s, cpa_error *err) {
-    for (int32_t i = 0; s->options.window > 0 && i < s->n_running; i++) CPA_TRY(null_unseen_of(s, s->running[i], err));
+    for (int32_t i = 0; i < s->n_running; i++)
+        for (int32_t p = 0; p < s->n_pools; p++)
+            if (cpa_pool_group(&s->options, p)->window > 0) CPA_TRY(null_unseen_in(s, s->running[i], p, err));
     return CPA_OK;
 }

@@ -24,7 +24,7 @@ static int64_t blocks_for(int64_t tokens, int32_t block_size) {
 
 cpa_sequence *cpa_sequence_create(const cpa_scheduler_options *options, const cpa_scheduler_request *request,
                                   const cpa_prefix_digest *first) {
-    size_t shards = (size_t)options->map.cp_size * sizeof(cpa_sequence_shard);
+    size_t shards = (size_t)cpa_pools(options) * sizeof(cpa_sequence_shard);
     cpa_sequence *sequence = calloc(1, sizeof *sequence + shards);
     if (!sequence) return NULL;
     uint64_t hash;
@@ -55,12 +55,22 @@ int64_t cpa_request_blocks(const cpa_scheduler_options *options, int64_t tokens)
     return blocks_for(cpa_shard_len(options->map, 0, tokens), options->block_size);
 }
 
+int64_t cpa_request_needs(const cpa_scheduler_options *options, int32_t group, cpa_placement_kind kind,
+                          int64_t tokens) {
+    if (group == 0)
+        return kind == CPA_ON_RANK ? blocks_for(tokens, options->block_size) : cpa_request_blocks(options, tokens);
+    return cpa_layer_group_most(&options->groups.list[group], options->map, options->block_size, kind,
+                                options->max_num_batched_tokens, tokens);
+}
+
 int cpa_request_may_be_local(const cpa_scheduler_options *options, const cpa_scheduler_request *request) {
     int64_t tokens = cpa_cached_tokens(request->prompt_tokens, request->output_tokens),
             blocks = blocks_for(tokens, options->block_size);
     int64_t most = options->local_context;
     if (most == 0) most = cpa_planner_local_tokens(&options->planner);
-    if (options->map.cp_size == 1 || tokens > most || blocks > options->num_blocks) return 0;
+    if (options->map.cp_size == 1 || tokens > most) return 0;
+    for (int32_t g = 0; g < options->groups.count; g++)
+        if (cpa_request_needs(options, g, CPA_ON_RANK, tokens) > options->groups.list[g].num_blocks) return 0;
     return options->tenant_block_quota == 0 || blocks <= options->tenant_block_quota;
 }
 
@@ -118,52 +128,73 @@ int64_t cpa_sequence_needs(const cpa_sequence *sequence, const cpa_scheduler_opt
     return blocks_for(cpa_tokens_before(options->map, held, tokens), options->block_size);
 }
 
-int64_t cpa_sequence_lacks(const cpa_sequence *sequence, const cpa_scheduler_options *options, int32_t rank,
+int64_t cpa_sequence_lacks(const cpa_sequence *sequence, const cpa_scheduler_options *options, int32_t pool,
                            int64_t tokens) {
-    return cpa_sequence_needs(sequence, options, rank, tokens) - sequence->shards[rank].held;
+    const int32_t rank = cpa_pool_rank(options, pool);
+    return cpa_sequence_needs(sequence, options, rank, tokens) - sequence->shards[pool].held;
 }
 
-int32_t *cpa_sequence_block(const cpa_sequence *sequence, const cpa_scheduler_options *options, int32_t rank,
+int64_t cpa_sequence_first_unseen(const cpa_sequence *sequence, const cpa_scheduler_options *options, int32_t pool) {
+    return cpa_sequence_needs(sequence, options, cpa_pool_rank(options, pool), cpa_pool_group(options, pool)->sinks);
+}
+
+/* A query at `position` or later sees keys after position - window, and the sinks. */
+int64_t cpa_sequence_unseen(const cpa_sequence *sequence, const cpa_scheduler_options *options, int32_t pool,
+                            int64_t position) {
+    const int64_t window = cpa_pool_group(options, pool)->window, oldest = position - window + 1;
+    const cpa_token_set held = cpa_tokens_on(options->map, sequence->placement, cpa_pool_rank(options, pool));
+    if (window == 0 || oldest <= 0) return 0;
+    return cpa_tokens_before(options->map, held, oldest) / options->block_size;
+}
+
+int32_t *cpa_sequence_block(const cpa_sequence *sequence, const cpa_scheduler_options *options, int32_t pool,
                             int64_t first, int64_t end) {
+    const int32_t rank = cpa_pool_rank(options, pool);
     const int64_t entry = cpa_sequence_needs(sequence, options, rank, first);
     if (cpa_sequence_needs(sequence, options, rank, end) == entry) return NULL;
-    return sequence->blocks + rank * sequence->stride + entry;
+    return sequence->blocks + pool * sequence->stride + entry;
 }
 
-int cpa_sequence_open(cpa_sequence *sequence, int32_t cp_size) {
-    sequence->blocks = malloc((size_t)cp_size * (size_t)sequence->stride * sizeof *sequence->blocks);
+int cpa_sequence_open(cpa_sequence *sequence, int32_t n_pools) {
+    sequence->blocks = malloc((size_t)n_pools * (size_t)sequence->stride * sizeof *sequence->blocks);
     return sequence->blocks != NULL;
 }
 
-void cpa_sequence_take(cpa_sequence *sequence, int32_t rank, cpa_block_pool *pool, int64_t n) {
-    cpa_sequence_shard *shard = &sequence->shards[rank];
-    if (cpa_block_pool_take(pool, n, sequence->blocks + rank * sequence->stride + shard->held)) shard->held += n;
+void cpa_sequence_take(cpa_sequence *sequence, int32_t index, cpa_block_pool *pool, int64_t n) {
+    cpa_sequence_shard *shard = &sequence->shards[index];
+    if (cpa_block_pool_take(pool, n, sequence->blocks + index * sequence->stride + shard->held)) shard->held += n;
 }
 
-cpa_status cpa_sequence_share(cpa_sequence *sequence, int32_t rank, cpa_block_pool *pool, int32_t block,
+cpa_status cpa_sequence_share(cpa_sequence *sequence, int32_t index, cpa_block_pool *pool, int32_t block,
                               cpa_error *err) {
-    cpa_sequence_shard *shard = &sequence->shards[rank];
+    cpa_sequence_shard *shard = &sequence->shards[index];
     CPA_TRY(cpa_block_pool_retain(pool, block, err));
-    sequence->blocks[rank * sequence->stride + shard->held++] = block;
+    sequence->blocks[index * sequence->stride + shard->held++] = block;
     return CPA_OK;
 }
 
-cpa_status cpa_sequence_null_entry(cpa_sequence *sequence, int32_t rank, int64_t entry, cpa_block_pool *pool,
+void cpa_sequence_skip_entry(cpa_sequence *sequence, int32_t index) {
+    cpa_sequence_shard *shard = &sequence->shards[index];
+    sequence->blocks[index * sequence->stride + shard->held++] = -1;
+    shard->voided++;
+}
+
+cpa_status cpa_sequence_null_entry(cpa_sequence *sequence, int32_t index, int64_t entry, cpa_block_pool *pool,
                                    cpa_error *err) {
-    int32_t *block = &sequence->blocks[rank * sequence->stride + entry];
+    int32_t *block = &sequence->blocks[index * sequence->stride + entry];
     CPA_TRY(cpa_block_pool_release(pool, *block, err));
-    sequence->shards[rank].voided++;
+    sequence->shards[index].voided++;
     *block = -1;
     return CPA_OK;
 }
 
-cpa_status cpa_sequence_close(cpa_sequence *sequence, cpa_block_pool **pools, int32_t cp_size, cpa_error *err) {
-    for (int32_t rank = 0; rank < cp_size; rank++) {
-        cpa_sequence_shard *shard = &sequence->shards[rank];
+cpa_status cpa_sequence_close(cpa_sequence *sequence, cpa_block_pool **pools, int32_t n_pools, cpa_error *err) {
+    for (int32_t p = 0; p < n_pools; p++) {
+        cpa_sequence_shard *shard = &sequence->shards[p];
         for (int64_t i = shard->held - 1; i >= 0; i--) {
-            int32_t block = sequence->blocks[rank * sequence->stride + i];
+            int32_t block = sequence->blocks[p * sequence->stride + i];
             if (block < 0) continue;
-            CPA_TRY(cpa_block_pool_release(pools[rank], block, err));
+            CPA_TRY(cpa_block_pool_release(pools[p], block, err));
         }
         shard->held = shard->voided = shard->announced = 0;
     }

@@ -1,4 +1,4 @@
-/* A request in the hands of the scheduler: how far it has come, and which blocks it holds on each rank. Pure logic. */
+/* A request in the hands of the scheduler: how far it has come, and which blocks it holds in each pool. Pure logic. */
 #ifndef CPA_SEQUENCE_H
 #define CPA_SEQUENCE_H
 
@@ -10,12 +10,14 @@
 #include "src/schedule/scheduler.h"
 #include "src/schedule/tenants.h"
 
+/* What it has in one pool: of a group of layers on a rank. */
 typedef struct cpa_sequence_shard {
-    int64_t held;      /* entries of the block table of this rank */
+    int64_t held;      /* entries of the block table */
     int64_t voided;    /* how many of them, from the first behind the sinks on, hold no block any more */
     int64_t announced; /* how many the ranks know from earlier plans */
-    int64_t swapped;   /* blocks in the host memory of this rank */
-    int64_t found;     /* while it waits: units of its prefix that were found on this rank alone, when it last looked */
+    int64_t swapped;   /* entries of the table in host memory */
+    int64_t found; /* of the first group, while it waits: units of its prefix that were found on this rank alone, when
+                          it last looked */
 } cpa_sequence_shard;
 
 struct cpa_sequence {
@@ -51,15 +53,15 @@ struct cpa_sequence {
         misplaced;   /* of the tokens before the last one, those that lie in the cache where a tree had them, and so are
                           not `computed` but computed again */
     uint64_t ready;  /* the first step in which it may be given tokens */
-    int32_t *blocks; /* [cp_size, stride] ids of the blocks held, -1 where voided; NULL when not running */
-    int64_t stride;  /* most blocks on one rank over its whole life */
-    int32_t *host;   /* [cp_size, stride] host blocks while it is swapped out, else NULL */
+    int32_t *blocks; /* [pools, stride] ids of the blocks held, -1 where voided; NULL when not running */
+    int64_t stride;  /* most entries of a table over its whole life */
+    int32_t *host;   /* [pools, stride] host blocks while it is swapped out, else NULL */
 
     /* Its prefix, unit by unit. While it waits: */
     cpa_prefix_digest root;
     cpa_prefix_digest *probe; /* [probe_capacity] digests of its first blocks, as far as they were needed */
     int64_t n_probe, probe_capacity;
-    int64_t found_sharded;             /* how many units could be found, sharded, when it last looked */
+    int64_t found_sharded;             /* as `found` of a shard, sharded */
     struct cpa_sequence *next_skipped; /* in the plan being made */
     int queried;                       /* its prefix is counted in the statistics */
     /* While it runs: */
@@ -73,7 +75,7 @@ struct cpa_sequence {
     int32_t next_tokens;        /* tokens of the unit that `next` ends in */
     UT_hash_handle hh;
     UT_hash_handle pending;      /* by `next_key`, among the running sequences */
-    cpa_sequence_shard shards[]; /* [cp_size] */
+    cpa_sequence_shard shards[]; /* [pools] */
 };
 
 /* A waiting sequence; NULL without memory. Its first rank follows from `first`, the digest of its first block (or of
@@ -83,8 +85,11 @@ cpa_sequence *cpa_sequence_create(const cpa_scheduler_options *options, const cp
                                   const cpa_prefix_digest *first);
 void cpa_sequence_destroy(cpa_sequence *sequence);
 
-/* Blocks that the fullest rank needs for `tokens` tokens of a sharded sequence. */
+/* Entries of a table on the fullest rank that `tokens` tokens of a sharded sequence need. */
 int64_t cpa_request_blocks(const cpa_scheduler_options *options, int64_t tokens);
+/* Blocks that a group of layers needs on the fullest rank to run a sequence of so many tokens. The first one needs
+ * them all at once, as prompts that begin alike find all of them. */
+int64_t cpa_request_needs(const cpa_scheduler_options *options, int32_t group, cpa_placement_kind kind, int64_t tokens);
 /* Whether the sequence may lie on one rank, as far as its length says. */
 int cpa_request_may_be_local(const cpa_scheduler_options *options, const cpa_scheduler_request *request);
 
@@ -109,28 +114,33 @@ int cpa_sequence_decodes(const cpa_sequence *sequence);
 /* Whether a goes before b. */
 int cpa_sequence_before(const cpa_sequence *a, const cpa_sequence *b);
 
-/* Entries of a rank's block table that `tokens` tokens need. */
+/* Entries of a block table of a rank that `tokens` tokens need. */
 int64_t cpa_sequence_needs(const cpa_sequence *sequence, const cpa_scheduler_options *options, int32_t rank,
                            int64_t tokens);
-/* Blocks that it lacks on a rank to hold its first `tokens` tokens. */
-int64_t cpa_sequence_lacks(const cpa_sequence *sequence, const cpa_scheduler_options *options, int32_t rank,
+/* Blocks that it lacks in a pool to hold its first `tokens` tokens. */
+int64_t cpa_sequence_lacks(const cpa_sequence *sequence, const cpa_scheduler_options *options, int32_t pool,
                            int64_t tokens);
-/* Where the id of a rank's block with tokens [first, end) of the sequence stands in `blocks`: `first` is where a unit
+/* The entries of a table that no query from a position on sees: the first, which is behind the sinks, and their end. */
+int64_t cpa_sequence_first_unseen(const cpa_sequence *sequence, const cpa_scheduler_options *options, int32_t pool);
+int64_t cpa_sequence_unseen(const cpa_sequence *sequence, const cpa_scheduler_options *options, int32_t pool,
+                            int64_t position);
+/* Where the id of a pool's block with tokens [first, end) of the sequence stands in `blocks`: `first` is where a unit
  * begins, and `end` no further than where it ends. NULL: the rank has none of them. */
-int32_t *cpa_sequence_block(const cpa_sequence *sequence, const cpa_scheduler_options *options, int32_t rank,
+int32_t *cpa_sequence_block(const cpa_sequence *sequence, const cpa_scheduler_options *options, int32_t pool,
                             int64_t first, int64_t end);
 
-/* Makes the table that blocks are added to; 0 without memory. */
-int cpa_sequence_open(cpa_sequence *sequence, int32_t cp_size);
-/* Takes n blocks of the rank's pool, which must have them. */
-void cpa_sequence_take(cpa_sequence *sequence, int32_t rank, cpa_block_pool *pool, int64_t n);
-/* Adds a block that someone else holds, or that is kept. */
-cpa_status cpa_sequence_share(cpa_sequence *sequence, int32_t rank, cpa_block_pool *pool, int32_t block,
+/* Makes the tables that blocks are added to; 0 without memory. */
+int cpa_sequence_open(cpa_sequence *sequence, int32_t n_pools);
+/* Takes n blocks of pool number `index`, which must have them. */
+void cpa_sequence_take(cpa_sequence *sequence, int32_t index, cpa_block_pool *pool, int64_t n);
+/* Adds a block that someone else holds, or that is kept; or an entry that no query sees. */
+cpa_status cpa_sequence_share(cpa_sequence *sequence, int32_t index, cpa_block_pool *pool, int32_t block,
                               cpa_error *err);
-/* Gives back the block of an entry of the rank's table, which no query sees any more. */
-cpa_status cpa_sequence_null_entry(cpa_sequence *sequence, int32_t rank, int64_t entry, cpa_block_pool *pool,
+void cpa_sequence_skip_entry(cpa_sequence *sequence, int32_t index);
+/* Gives back the block of an entry, which no query sees any more. */
+cpa_status cpa_sequence_null_entry(cpa_sequence *sequence, int32_t index, int64_t entry, cpa_block_pool *pool,
                                    cpa_error *err);
-/* Gives every block back to the pools of the ranks, the last ones first: a prefix is worth more than what follows. */
-cpa_status cpa_sequence_close(cpa_sequence *sequence, cpa_block_pool **pools, int32_t cp_size, cpa_error *err);
+/* Gives every block back to the pools, the last ones first: a prefix is worth more than what follows. */
+cpa_status cpa_sequence_close(cpa_sequence *sequence, cpa_block_pool **pools, int32_t n_pools, cpa_error *err);
 
 #endif

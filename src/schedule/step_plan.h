@@ -15,6 +15,7 @@
 #include <cpattn/status.h>
 
 #include "src/cache/block_move.h"
+#include "src/cache/layer_groups.h"
 #include "src/schedule/drawing.h"
 
 enum {
@@ -119,18 +120,20 @@ static inline int64_t cpa_plan_chunk_emissions(const cpa_plan_chunk *chunk) {
     return chunk->flags & CPA_CHUNK_EMITS ? 1 + chunk->drafts : 0;
 }
 
-/* Blocks added to the end of one rank's table of one sequence; -1 for an entry that no query reads. */
+/* Blocks added to the end of one rank's table of one sequence in a group of layers; -1 for an entry that no query
+ * reads. */
 typedef struct cpa_plan_append {
     int32_t seq;
+    int32_t group;
     int32_t rank;
     int32_t count;
     int64_t blocks; /* index into block_ids of the first */
 } cpa_plan_append;
 
-/* An entry of one rank's table of one sequence that no query reads any more: its block may be
- * someone else's from now on. */
+/* An entry of such a table that no query reads any more: its block may be someone else's from now on. */
 typedef struct cpa_plan_nulled {
     int32_t seq;
+    int32_t group;
     int32_t rank;
     int32_t entry;
 } cpa_plan_nulled;
@@ -180,9 +183,8 @@ int cpa_plan_draft_sees(const cpa_step_plan *plan, const cpa_plan_chunk *chunk, 
 typedef struct cpa_plan_limits {
     int32_t cp_size;
     int32_t max_seqs;
-    int64_t num_blocks;  /* of one rank */
-    int64_t host_blocks; /* of one rank */
-    int64_t max_tokens;  /* of the chunks of one step */
+    cpa_layer_groups groups; /* whose pools have the blocks */
+    int64_t max_tokens;      /* of the chunks of one step */
 } cpa_plan_limits;
 
 void cpa_step_plan_init(cpa_step_plan *plan);

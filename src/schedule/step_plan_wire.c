@@ -4,9 +4,9 @@
  *     chunk    request u64, seq i32, placement u32, its rank i32, start i64, count i64, first_output i64,
  *              algorithm u32, flags u32, tokens i64, given i64, drafts i64, parents i64, sampling i64
  *     release  seq i32
- *     move     request u64, rank i32, from i32, to i32: swap_outs, swap_ins, copies
- *     append   seq i32, rank i32, count i32, blocks i64
- *     void     seq i32, rank i32, entry i32
+ *     move     request u64, group i32, rank i32, from i32, to i32: swap_outs, swap_ins, copies
+ *     append   seq i32, group i32, rank i32, count i32, blocks i64
+ *     void     seq i32, group i32, rank i32, entry i32
  *     discard  request u64, position i64
  *     cut      seq i32, tokens i64
  *     sampling the fields of src/schedule/drawing.h, 4 bytes each, seed u64, logprobs u32, top_logprobs i32,
@@ -26,7 +26,7 @@
 
 enum {
     WIRE_MAGIC = 0x50415043, /* "CPAP" */
-    WIRE_VERSION = 9,
+    WIRE_VERSION = 10,
     CHUNK_FLAGS = CPA_CHUNK_FIRST | CPA_CHUNK_EMITS | CPA_CHUNK_FINISHES | CPA_CHUNK_DECODE | CPA_CHUNK_DRAWN
 };
 
@@ -47,12 +47,13 @@ static const wire_field CHUNK[] = {
     FIELD(cpa_plan_chunk, tokens),         FIELD(cpa_plan_chunk, given),     FIELD(cpa_plan_chunk, drafts),
     FIELD(cpa_plan_chunk, parents),        FIELD(cpa_plan_chunk, sampling),
 };
-static const wire_field MOVE[] = {FIELD(cpa_block_move, request), FIELD(cpa_block_move, rank),
-                                  FIELD(cpa_block_move, from), FIELD(cpa_block_move, to)};
-static const wire_field APPEND[] = {FIELD(cpa_plan_append, seq), FIELD(cpa_plan_append, rank),
-                                    FIELD(cpa_plan_append, count), FIELD(cpa_plan_append, blocks)};
-static const wire_field NULLED[] = {FIELD(cpa_plan_nulled, seq), FIELD(cpa_plan_nulled, rank),
-                                    FIELD(cpa_plan_nulled, entry)};
+static const wire_field MOVE[] = {FIELD(cpa_block_move, request), FIELD(cpa_block_move, group),
+                                  FIELD(cpa_block_move, rank), FIELD(cpa_block_move, from), FIELD(cpa_block_move, to)};
+static const wire_field APPEND[] = {FIELD(cpa_plan_append, seq), FIELD(cpa_plan_append, group),
+                                    FIELD(cpa_plan_append, rank), FIELD(cpa_plan_append, count),
+                                    FIELD(cpa_plan_append, blocks)};
+static const wire_field NULLED[] = {FIELD(cpa_plan_nulled, seq), FIELD(cpa_plan_nulled, group),
+                                    FIELD(cpa_plan_nulled, rank), FIELD(cpa_plan_nulled, entry)};
 static const wire_field DISCARD[] = {FIELD(cpa_plan_discard, request), FIELD(cpa_plan_discard, position)};
 static const wire_field CUT[] = {FIELD(cpa_plan_cut, seq), FIELD(cpa_plan_cut, tokens)};
 #define DRAWING(type, field, least, most, none) FIELD(cpa_plan_sampling, field),
@@ -198,7 +199,7 @@ typedef struct wire_header {
     uint64_t step;
     uint32_t flags;
     int64_t counts[ARRAYS];
-    const uint8_t *parents; /* the bytes of that array, the last one */
+    const uint8_t *blocks, *parents; /* the bytes of these arrays, the third and the first from the end */
 } wire_header;
 
 /* One array that claims n entries: no more than the bytes left can hold, and no more than `most`. */
@@ -231,11 +232,13 @@ static cpa_status get_header(const uint8_t **at, int64_t bytes, const cpa_plan_l
     int64_t left = bytes - HEADER_BYTES, most[ARRAYS];
     for (int array = 0; array < ARRAYS; array++) most[array] = INT64_MAX;
     most[CHUNKS] = most[RELEASES] = most[DISCARDS] = most[CUTS] = most[SAMPLINGS] = limits->max_seqs;
-    most[APPENDS] = most[COPIES] = (int64_t)limits->max_seqs * limits->cp_size;
+    most[APPENDS] = most[COPIES] = (int64_t)limits->max_seqs * limits->cp_size * limits->groups.count;
     for (int array = 0; array < ARRAYS; array++)
         CPA_TRY(check_count(array, header->counts[array], most[array], &left, err));
     if (left != 0) return cpa_fail(err, CPA_INVALID, "step plan: %" PRId64 " bytes too many", left);
     header->parents = *at + bytes - HEADER_BYTES - header->counts[PARENTS] * entry_bytes(PARENTS);
+    header->blocks =
+        header->parents - header->counts[TOKENS] * entry_bytes(TOKENS) - header->counts[BLOCKS] * entry_bytes(BLOCKS);
     return CPA_OK;
 }
 
@@ -323,15 +326,39 @@ static cpa_status check_chunk(const cpa_plan_chunk *chunk, int64_t index, const 
     return check_drafts(chunk, index, header, err);
 }
 
-/* n moves from blocks [0, froms) to blocks [0, tos). */
+/* Whose pool an entry is of. */
+static cpa_status check_pool(const char *what, int64_t index, int32_t group, int32_t rank,
+                             const cpa_plan_limits *limits, cpa_error *err) {
+    CPA_TRY(check_index(what, index, "group", group, limits->groups.count, err));
+    return check_index(what, index, "rank", rank, limits->cp_size, err);
+}
+
+/* Moves from and to the host's or the device's blocks. */
 static cpa_status check_moves(const char *what, const uint8_t **at, const wire_header *header, wire_array_index array,
-                              int64_t froms, int64_t tos, const cpa_plan_limits *limits, cpa_error *err) {
+                              const cpa_plan_limits *limits, cpa_error *err) {
     for (int64_t i = 0; i < header->counts[array]; i++) {
         cpa_block_move move;
         get_entry(at, array, &move);
-        CPA_TRY(check_index(what, i, "rank", move.rank, limits->cp_size, err));
+        CPA_TRY(check_pool(what, i, move.group, move.rank, limits, err));
+        const cpa_layer_group *group = &limits->groups.list[move.group];
+        const int64_t froms = array == SWAP_INS ? group->host_blocks : group->num_blocks;
+        const int64_t tos = array == SWAP_OUTS ? group->host_blocks : group->num_blocks;
         CPA_TRY(check_index(what, i, "source", move.from, froms, err));
         CPA_TRY(check_index(what, i, "destination", move.to, tos, err));
+    }
+    return CPA_OK;
+}
+
+static cpa_status check_append(const cpa_plan_append *append, int64_t index, const wire_header *header,
+                               const cpa_plan_limits *limits, cpa_error *err) {
+    CPA_TRY(check_index("append", index, "sequence", append->seq, limits->max_seqs, err));
+    CPA_TRY(check_pool("append", index, append->group, append->rank, limits, err));
+    CPA_TRY(check_range("append", index, append->blocks, append->count, header->counts[BLOCKS], err));
+    const uint8_t *at = header->blocks + append->blocks * entry_bytes(BLOCKS);
+    for (int64_t i = append->blocks; i < append->blocks + append->count; i++) {
+        const int32_t block = get_word(&at);
+        const int64_t end = limits->groups.list[append->group].num_blocks;
+        if (block != -1) CPA_TRY(check_index("block", i, "id", block, end, err));
     }
     return CPA_OK;
 }
@@ -361,23 +388,20 @@ static cpa_status check_entries(const uint8_t *at, const wire_header *header, co
     }
     for (int64_t i = 0; i < header->counts[RELEASES]; i++)
         CPA_TRY(check_index("release", i, "sequence", get_word(&at), limits->max_seqs, err));
-    int64_t device = limits->num_blocks, host = limits->host_blocks;
-    CPA_TRY(check_moves("swap-out", &at, header, SWAP_OUTS, device, host, limits, err));
-    CPA_TRY(check_moves("swap-in", &at, header, SWAP_INS, host, device, limits, err));
-    CPA_TRY(check_moves("copy", &at, header, COPIES, device, device, limits, err));
+    CPA_TRY(check_moves("swap-out", &at, header, SWAP_OUTS, limits, err));
+    CPA_TRY(check_moves("swap-in", &at, header, SWAP_INS, limits, err));
+    CPA_TRY(check_moves("copy", &at, header, COPIES, limits, err));
     for (int64_t i = 0; i < header->counts[APPENDS]; i++) {
         cpa_plan_append append;
         get_entry(&at, APPENDS, &append);
-        CPA_TRY(check_index("append", i, "sequence", append.seq, limits->max_seqs, err));
-        CPA_TRY(check_index("append", i, "rank", append.rank, limits->cp_size, err));
-        CPA_TRY(check_range("append", i, append.blocks, append.count, header->counts[BLOCKS], err));
+        CPA_TRY(check_append(&append, i, header, limits, err));
     }
     for (int64_t i = 0; i < header->counts[NULLED_ENTRIES]; i++) {
         cpa_plan_nulled entry;
         get_entry(&at, NULLED_ENTRIES, &entry);
         CPA_TRY(check_index("void", i, "sequence", entry.seq, limits->max_seqs, err));
-        CPA_TRY(check_index("void", i, "rank", entry.rank, limits->cp_size, err));
-        CPA_TRY(check_index("void", i, "entry", entry.entry, limits->num_blocks, err));
+        CPA_TRY(check_pool("void", i, entry.group, entry.rank, limits, err));
+        CPA_TRY(check_index("void", i, "entry", entry.entry, limits->groups.list[0].num_blocks, err));
     }
     for (int64_t i = 0; i < header->counts[DISCARDS]; i++) {
         cpa_plan_discard discard;
@@ -399,7 +423,7 @@ static cpa_status check_entries(const uint8_t *at, const wire_header *header, co
     at += header->counts[BIASES] * entry_bytes(BIASES); /* any value */
     for (int64_t i = 0; i < header->counts[BLOCKS]; i++) {
         int32_t block = get_word(&at);
-        if (block != -1) CPA_TRY(check_index("block", i, "id", block, limits->num_blocks, err));
+        if (block != -1) CPA_TRY(check_index("block", i, "id", block, limits->groups.list[0].num_blocks, err));
     }
     return CPA_OK;
 }

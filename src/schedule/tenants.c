@@ -54,7 +54,7 @@ static void remember(cpa_tenants *tenants, const cpa_tenant *tenant) {
     if (!absent->hh.tbl) free(absent);
 }
 
-static cpa_tenant *add(cpa_tenants *tenants, const char *name, size_t length, int32_t cp_size) {
+static cpa_tenant *add(cpa_tenants *tenants, const char *name, size_t length, int32_t n_pools) {
     /* Room for every number, so that leaving never lacks it. */
     if (!cpa_array_reserve(&tenants->free_numbers, &tenants->capacity, tenants->numbers + 1, sizeof(int32_t)))
         return NULL;
@@ -62,7 +62,7 @@ static cpa_tenant *add(cpa_tenants *tenants, const char *name, size_t length, in
     if (!tenant) return NULL;
     tenant->all = tenants;
     memcpy(tenant->name, name, length);
-    tenant->held = calloc((size_t)cp_size, sizeof *tenant->held);
+    tenant->held = calloc((size_t)n_pools, sizeof *tenant->held);
     if (tenant->held) HASH_ADD_KEYPTR(hh, tenants->by_name, tenant->name, length, tenant);
     if (!tenant->hh.tbl) {
         free_tenant(tenant);
@@ -75,11 +75,11 @@ static cpa_tenant *add(cpa_tenants *tenants, const char *name, size_t length, in
     return tenant;
 }
 
-cpa_tenant *cpa_tenant_join(cpa_tenants *tenants, const char *name, int32_t cp_size) {
+cpa_tenant *cpa_tenant_join(cpa_tenants *tenants, const char *name, int32_t n_pools) {
     const size_t length = strlen(name);
     cpa_tenant *tenant;
     HASH_FIND(hh, tenants->by_name, name, length, tenant);
-    if (!tenant) tenant = add(tenants, name, length, cp_size);
+    if (!tenant) tenant = add(tenants, name, length, n_pools);
     if (tenant) tenant->sequences++;
     return tenant;
 }

@@ -26,7 +26,7 @@ typedef struct cpa_tenant {
     int64_t service;
     double seen;                    /* when it was active last, as fair_step.c has noted; -INFINITY: never */
     int is_above_share;             /* as noted last by fair_share.c */
-    int64_t *held;                  /* [cp_size] entries of the block tables of its running sequences */
+    int64_t *held;                  /* [pools] blocks in the tables of its running sequences */
     struct cpa_waiting_line *lines; /* of waiting_lines.c: one for each priority of its sequences */
     /* Of fair_step.c, for the plan being made: what it may still add, in seconds; tokens that it has added; its sequences
      * that can decode, how many of them may, from which one on, and how many were asked for. */
@@ -58,7 +58,7 @@ struct cpa_tenants {
 
 void cpa_tenants_destroy(cpa_tenants *tenants);
 /* One more sequence of the tenant with that name, who may be new; NULL without memory. `tenants` stays where it is. */
-cpa_tenant *cpa_tenant_join(cpa_tenants *tenants, const char *name, int32_t cp_size);
+cpa_tenant *cpa_tenant_join(cpa_tenants *tenants, const char *name, int32_t n_pools);
 /* One less; the last one takes the tenant along. */
 void cpa_tenant_leave(cpa_tenant *tenant);
 

@@ -5,11 +5,11 @@
 
 #include "src/schedule/scheduler_internal.h"
 
-/* The block can be found by that key from now on, if what the step at hand computes is finite. */
-cpa_status cpa_unconfirmed_note(cpa_scheduler *s, const cpa_prefix_digest *key, uint64_t request, int32_t rank,
+/* The block of a pool can be found by that key from now on, if what the step at hand computes is finite. */
+cpa_status cpa_unconfirmed_note(cpa_scheduler *s, const cpa_prefix_digest *key, uint64_t request, int32_t pool,
                                 int32_t block, cpa_error *err);
-/* Whether what has that key is to be waited for. */
-int cpa_unconfirmed_has(const cpa_scheduler *s, const cpa_prefix_digest *key);
+/* Whether what has that key in a group is to be waited for. */
+int cpa_unconfirmed_has(const cpa_scheduler *s, int32_t group, const cpa_prefix_digest *key);
 /* A plan begins: the steps up to two before it are known. */
 void cpa_unconfirmed_settle(cpa_scheduler *s);
 void cpa_unconfirmed_destroy(cpa_scheduler *s);

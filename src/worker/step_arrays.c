@@ -17,7 +17,7 @@ int64_t cpa_step_arrays_lay_out(const cpa_step_sizes *sizes, void *base, cpa_ste
     const int64_t tokens = sizes->rows + sizes->history;
     const part parts[] = {
         {offsetof(cpa_step_arrays, positions), sizes->rows * 8},
-        {offsetof(cpa_step_arrays, slots), sizes->rows * 8},
+        {offsetof(cpa_step_arrays, slots), sizes->groups * sizes->rows * 8},
         {offsetof(cpa_step_arrays, salts), sizes->emissions * 8},
         {offsetof(cpa_step_arrays, sums), sizes->emissions * 8},
         {offsetof(cpa_step_arrays, seeds), sizes->emissions * 8},

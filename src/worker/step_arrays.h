@@ -10,14 +10,15 @@
 
 typedef struct cpa_step_sizes {
     int64_t rows, emissions, history, restarts;
+    int64_t groups; /* of layers, each with slots of its own for the rows */
     int64_t yields; /* of the emissions the first that are for output tokens; the others are of prompts */
     int64_t masked_rows, mask_words; /* 0: no chunk has a tree of drafts */
     int64_t biases;                  /* of logits; 0: no emission has any */
 } cpa_step_sizes;
 
 typedef struct cpa_step_arrays {
-    /* [rows] */
-    int64_t *positions, *slots;
+    int64_t *positions; /* [rows] */
+    int64_t *slots;     /* [groups, rows] */
     /* [emissions] */
     uint64_t *salts; /* what a row adds to the digest begins with */
     uint64_t *sums;  /* what each row adds to the digest; 0 before the step */

@@ -10,6 +10,7 @@
 #include "src/context/context.h"
 #include "src/context/context_plan.h"
 #include "src/context/tensor_slices.h"
+#include "src/worker/layer_caches.h"
 #include "src/worker/token_masks.h"
 #include "src/worker/worker_apply.h"
 #include "src/worker/worker_biases.h"
@@ -19,17 +20,6 @@
 #include "src/worker/worker_score.h"
 #include "src/worker/worker_tokens.h"
 #include "src/worker/worker_trees.h"
-
-static cpa_status create_cache(cpa_worker *worker, cpa_error *err) {
-    const cpa_worker_options *o = &worker->options;
-    const cpa_kv_cache_options cache = {.shapes = &o->model.attention,
-                                        .n_shapes = 1,
-                                        .layers = o->model.layers,
-                                        .block_size = o->block_size,
-                                        .num_blocks = o->num_blocks,
-                                        .host_blocks = o->host_blocks};
-    return cpa_kv_cache_create(&cache, worker->stream, &worker->cache, err);
-}
 
 typedef enum buffer_place { ON_HOST = 0, ON_DEVICE, PAGE_LOCKED } buffer_place;
 
@@ -41,7 +31,7 @@ typedef struct buffer {
 } buffer;
 
 enum {
-    OWN_BUFFERS = 14,
+    OWN_BUFFERS = 15,
     ROW_BUFFERS = 3, /* of a set */
     WORKER_BUFFERS = OWN_BUFFERS + 2 * ROW_BUFFERS
 };
@@ -51,8 +41,11 @@ static int64_t step_bytes(const cpa_worker *worker) {
     const cpa_worker_options *o = &worker->options;
     /* Drafts are in the history of their step, and in that of the next where they were right. */
     const int64_t history = cpa_max64(o->map.cp_size * o->max_tokens, cpa_graphs_rows(2 * o->max_tokens));
-    cpa_step_sizes most = {
-        .rows = o->max_tokens, .emissions = o->max_tokens, .history = history, .restarts = o->max_seqs};
+    cpa_step_sizes most = {.rows = o->max_tokens,
+                           .groups = o->groups.count,
+                           .emissions = o->max_tokens,
+                           .history = history,
+                           .restarts = o->max_seqs};
     if (worker->device->caps.has_graphs) most.biases = cpa_worker_most_biases(worker);
     if (worker->device->caps.has_graphs) cpa_worker_pad_masks(worker, o->map.cp_size * o->max_tokens, &most);
     cpa_step_arrays arrays;
@@ -88,6 +81,7 @@ static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
         {(void **)&worker->discarded, o->max_seqs * (int64_t)sizeof *worker->discarded, PAGE_LOCKED},
         {(void **)&worker->nonfinite.marks, o->model.layers * rows, PAGE_LOCKED},
         {(void **)&worker->seqs, o->max_seqs * (int64_t)sizeof(cpa_worker_seq), ON_HOST},
+        {(void **)&worker->places, o->model.layers * (int64_t)sizeof *worker->places, ON_HOST},
     };
     _Static_assert(sizeof own == OWN_BUFFERS * sizeof *own, "as many as are listed");
     memcpy(list, own, sizeof own);
@@ -174,7 +168,7 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
         if (status == CPA_OK) status = device->table->stream_create(device, &worker->stream, err);
         if (status == CPA_OK) status = cpa_worker_score_create(worker, err);
         if (status == CPA_OK) status = cpa_token_masks_open(worker, err);
-        if (status == CPA_OK) status = create_cache(worker, err);
+        if (status == CPA_OK) status = cpa_layer_caches_create(worker, err);
         if (status == CPA_OK) status = clear_sums(worker, err);
     }
     /* The context is collective: ranks that came this far must not wait for one that did not. */
@@ -200,7 +194,7 @@ void cpa_worker_destroy(cpa_worker *worker) {
     for (int32_t i = 0; worker->seqs && i < worker->options.max_seqs; i++) {
         free(worker->seqs[i].tokens);
         free(worker->seqs[i].biases);
-        free(worker->seqs[i].blocks);
+        for (int32_t g = 0; g < CPA_MAX_LAYER_GROUPS; g++) free(worker->seqs[i].tables[g].blocks);
     }
     buffer list[WORKER_BUFFERS];
     list_buffers(worker, list);
@@ -214,9 +208,10 @@ void cpa_worker_destroy(cpa_worker *worker) {
     worker->device->table->free(worker->device, worker->wide_block);
     cpa_token_masks_close(worker);
     cpa_worker_score_destroy(worker);
-    cpa_kv_cache_destroy(worker->cache);
+    cpa_layer_caches_destroy(worker);
     free(worker->damaged);
     free(worker->nonfinite.last);
+    free(worker->tables);
     free(worker->chunks);
     free(worker);
 }
@@ -244,7 +239,8 @@ static cpa_status prepare_step(cpa_worker *worker, const cpa_step_plan *plan, co
     CPA_TRY(cpa_worker_list_rows(worker, plan, rows, err));
     cpa_context_set_rows(worker->context, worker->rows->replicated ? CPA_ROWS_REPLICATED : CPA_ROWS_OWNED);
     cpa_context_set_masked(worker->context, worker->rows->sizes.masked_rows > 0);
-    cpa_status status = cpa_context_plan_ahead(worker->context, worker->chunks, plan->n_chunks, rows);
+    cpa_status status = cpa_context_plan_ahead(worker->context, worker->chunks, plan->n_chunks, worker->tables,
+                                               worker->options.groups.count, rows);
     if (status != CPA_OK) return cpa_fail(err, status, "%s", cpa_context_error(worker->context));
     return upload_step(worker, err);
 }

@@ -16,6 +16,12 @@
 #include "src/worker/nonfinite.h"
 #include "src/worker/step_arrays.h"
 
+/* The blocks of a sequence on this rank in a group of layers. */
+typedef struct cpa_block_table {
+    int32_t *blocks;
+    int64_t count, capacity;
+} cpa_block_table;
+
 /* A running sequence as a rank knows it. */
 typedef struct cpa_worker_seq {
     int32_t active;
@@ -24,8 +30,7 @@ typedef struct cpa_worker_seq {
     int64_t len;      /* tokens in the cache, over all ranks */
     uint32_t *tokens; /* [cap_tokens], the first len, and one more that was drawn since, once its step is done */
     int64_t cap_tokens;
-    int32_t *blocks; /* this rank's block table */
-    int64_t n_blocks, cap_blocks;
+    cpa_block_table tables[CPA_MAX_LAYER_GROUPS];
     cpa_plan_sampling sampling; /* how its tokens are drawn */
     cpa_plan_bias *biases;      /* [cap_biases] that `sampling` adds to logits */
     int64_t cap_biases;
@@ -50,17 +55,21 @@ typedef struct cpa_worker_options {
     cpa_model_shape model;
     cpa_owner_map map;
     int32_t block_size;
-    int64_t num_blocks;
-    int64_t max_tokens; /* of one step */
+    cpa_layer_groups groups; /* of the model's layers, with the blocks of their pools */
+    int64_t max_tokens;      /* of one step */
     int32_t max_seqs;
     int32_t enforce_eager; /* decode steps are not captured in graphs */
     int64_t staging_bytes;
     cpa_cascade_attention cascade_attention;
-    int64_t host_blocks;                  /* blocks in host memory, for swapping */
     const cpa_transport_table *transport; /* what carries messages between devices of this kind */
 } cpa_worker_options;
 
 typedef struct cpa_worker cpa_worker;
+
+/* Where a layer's keys and values are: in the cache of its group, as one of the layers of that. */
+typedef struct cpa_layer_place {
+    int32_t group, layer;
+} cpa_layer_place;
 
 /* A token that a step yields, on whatever rank. */
 typedef struct cpa_worker_emission {
@@ -117,9 +126,10 @@ struct cpa_worker {
     int64_t graph_steps; /* steps launched as graphs */
     cpa_graphs *graphs;  /* NULL: every step runs eagerly */
     const cpa_model *network;
-    cpa_slices slices; /* what exchanges parts of sliced products: that of the context */
-    cpa_kv_cache *cache;
-    cpa_worker_seq *seqs; /* [max_seqs] */
+    cpa_slices slices;                          /* what exchanges parts of sliced products: that of the context */
+    cpa_kv_cache *caches[CPA_MAX_LAYER_GROUPS]; /* of each group of layers */
+    cpa_layer_place *places;                    /* [layers] */
+    cpa_worker_seq *seqs;                       /* [max_seqs] */
 
     /* Of the step's moves. */
     uint64_t *damaged; /* [swap_ins]: 1 where this rank's block came back damaged */
@@ -146,6 +156,8 @@ struct cpa_worker {
     void *q, *k, *v, *out;
     cpa_context_chunk *chunks;
     int64_t cap_chunks;
+    const int32_t **tables; /* [groups, chunks] the block tables of these */
+    int64_t cap_tables;
 
     cpa_token_masks token_masks;
 

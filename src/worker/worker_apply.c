@@ -10,25 +10,25 @@
 static cpa_status apply_append(cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_append *append,
                                cpa_error *err) {
     if (append->rank != worker->rank) return CPA_OK;
-    cpa_worker_seq *seq = &worker->seqs[append->seq];
-    if (!cpa_array_reserve(&seq->blocks, &seq->cap_blocks, seq->n_blocks + append->count, sizeof *seq->blocks))
-        return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for a table of %lld blocks",
-                        (long long)(seq->n_blocks + append->count));
-    int32_t *blocks = seq->blocks;
-    memcpy(blocks + seq->n_blocks, plan->block_ids + append->blocks, (size_t)append->count * sizeof *blocks);
+    cpa_block_table *table = &worker->seqs[append->seq].tables[append->group];
+    const int64_t count = table->count + append->count;
+    if (!cpa_array_reserve(&table->blocks, &table->capacity, count, sizeof *table->blocks))
+        return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for a table of %lld blocks", (long long)count);
+    int32_t *blocks = table->blocks + table->count;
+    memcpy(blocks, plan->block_ids + append->blocks, (size_t)append->count * sizeof *blocks);
     for (int32_t i = 0; i < append->count; i++)
-        if (blocks[seq->n_blocks + i] < 0) blocks[seq->n_blocks + i] = cpa_kv_cache_null_block(worker->cache);
-    seq->n_blocks += append->count;
+        if (blocks[i] < 0) blocks[i] = cpa_kv_cache_null_block(worker->caches[append->group]);
+    table->count = count;
     return CPA_OK;
 }
 
 static cpa_status apply_nulled(cpa_worker *worker, const cpa_plan_nulled *v, cpa_error *err) {
-    cpa_worker_seq *seq = &worker->seqs[v->seq];
+    const cpa_block_table *table = &worker->seqs[v->seq].tables[v->group];
     if (v->rank != worker->rank) return CPA_OK;
-    if (v->entry >= seq->n_blocks)
+    if (v->entry >= table->count)
         return cpa_fail(err, CPA_INTERNAL, "entry %d of sequence %d is void, its table has %lld", v->entry, v->seq,
-                        (long long)seq->n_blocks);
-    seq->blocks[v->entry] = cpa_kv_cache_null_block(worker->cache);
+                        (long long)table->count);
+    table->blocks[v->entry] = cpa_kv_cache_null_block(worker->caches[v->group]);
     return CPA_OK;
 }
 
@@ -69,26 +69,31 @@ static cpa_status apply_chunk(cpa_worker *worker, const cpa_step_plan *plan, con
     const cpa_owner_map map = worker->options.map;
     int64_t owned = cpa_tokens_before(map, cpa_tokens_on(map, seq->placement, worker->rank), seq->len);
     int64_t needs = (owned + worker->options.block_size - 1) / worker->options.block_size;
-    if (needs != seq->n_blocks) {
-        return cpa_fail(err, CPA_INTERNAL, "request %llu owns %lld tokens in %lld blocks here, expected %lld",
-                        (unsigned long long)chunk->request, (long long)owned, (long long)seq->n_blocks,
-                        (long long)needs);
-    }
+    for (int32_t g = 0; g < worker->options.groups.count; g++)
+        if (needs != seq->tables[g].count)
+            return cpa_fail(err, CPA_INTERNAL, "request %llu owns %lld tokens in %lld blocks here, expected %lld",
+                            (unsigned long long)chunk->request, (long long)owned, (long long)seq->tables[g].count,
+                            (long long)needs);
+    return CPA_OK;
+}
+
+/* Moves of all groups between two tiers. */
+static cpa_status move(cpa_worker *worker, cpa_kv_tier from, cpa_kv_tier to, const cpa_block_move *moves, int64_t n) {
+    for (int32_t g = 0; g < worker->options.groups.count; g++)
+        CPA_TRY(
+            cpa_kv_cache_move(worker->caches[g], from, to, worker->rank, moves, n, worker->damaged, worker->stream));
     return CPA_OK;
 }
 
 cpa_status cpa_worker_move(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err) {
-    CPA_TRY(cpa_kv_cache_move(worker->cache, CPA_TIER_DEVICE, CPA_TIER_HOST, worker->rank, plan->swap_outs,
-                              plan->n_swap_outs, NULL, worker->stream));
+    CPA_TRY(move(worker, CPA_TIER_DEVICE, CPA_TIER_HOST, plan->swap_outs, plan->n_swap_outs));
     if (plan->n_swap_ins > 0) {
         if (!cpa_array_reserve(&worker->damaged, &worker->cap_damaged, plan->n_swap_ins, sizeof *worker->damaged))
             return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for the swaps");
         memset(worker->damaged, 0, (size_t)plan->n_swap_ins * sizeof *worker->damaged);
     }
-    CPA_TRY(cpa_kv_cache_move(worker->cache, CPA_TIER_HOST, CPA_TIER_DEVICE, worker->rank, plan->swap_ins,
-                              plan->n_swap_ins, worker->damaged, worker->stream));
-    return cpa_kv_cache_move(worker->cache, CPA_TIER_DEVICE, CPA_TIER_DEVICE, worker->rank, plan->copies,
-                             plan->n_copies, NULL, worker->stream);
+    CPA_TRY(move(worker, CPA_TIER_HOST, CPA_TIER_DEVICE, plan->swap_ins, plan->n_swap_ins));
+    return move(worker, CPA_TIER_DEVICE, CPA_TIER_DEVICE, plan->copies, plan->n_copies);
 }
 
 cpa_status cpa_worker_apply(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err) {
@@ -96,20 +101,21 @@ cpa_status cpa_worker_apply(cpa_worker *worker, const cpa_step_plan *plan, cpa_e
     for (int64_t i = 0; i < plan->n_nulled; i++) CPA_TRY(apply_nulled(worker, &plan->nulled[i], err));
     for (int64_t i = 0; i < plan->n_releases; i++) {
         worker->seqs[plan->releases[i]].active = 0;
-        worker->seqs[plan->releases[i]].n_blocks = 0;
+        for (int32_t g = 0; g < worker->options.groups.count; g++) worker->seqs[plan->releases[i]].tables[g].count = 0;
     }
     for (int64_t i = 0; i < plan->n_appends; i++) CPA_TRY(apply_append(worker, plan, &plan->appends[i], err));
-    if (!cpa_array_reserve(&worker->chunks, &worker->cap_chunks, plan->n_chunks, sizeof *worker->chunks))
+    const int32_t groups = worker->options.groups.count;
+    if (!cpa_array_reserve(&worker->chunks, &worker->cap_chunks, plan->n_chunks, sizeof *worker->chunks) ||
+        !cpa_array_reserve(&worker->tables, &worker->cap_tables, groups * plan->n_chunks, sizeof(int32_t *)))
         return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for the chunks");
     cpa_context_chunk *chunks = worker->chunks;
     for (int64_t i = 0; i < plan->n_chunks; i++) {
         const cpa_plan_chunk *chunk = &plan->chunks[i];
         CPA_TRY(apply_chunk(worker, plan, chunk, err));
-        chunks[i] = (cpa_context_chunk){.start = chunk->start,
-                                        .count = chunk->count,
-                                        .placement = chunk->placement,
-                                        .algorithm = chunk->algorithm,
-                                        .block_table = worker->seqs[chunk->seq].blocks};
+        chunks[i] = (cpa_context_chunk){
+            .start = chunk->start, .count = chunk->count, .placement = chunk->placement, .algorithm = chunk->algorithm};
+        for (int32_t g = 0; g < groups; g++)
+            worker->tables[g * plan->n_chunks + i] = worker->seqs[chunk->seq].tables[g].blocks;
     }
     return CPA_OK;
 }

@@ -54,6 +54,7 @@ cpa_status cpa_worker_cut(cpa_worker *worker, const cpa_plan_cut *cut, cpa_error
                         (unsigned long long)seq->request, (long long)cut->tokens, (long long)seq->right);
     seq->len = cut->tokens;
     const int64_t owned = cpa_tokens_before(map, cpa_tokens_on(map, seq->placement, worker->rank), seq->len);
-    seq->n_blocks = (owned + worker->options.block_size - 1) / worker->options.block_size;
+    for (int32_t g = 0; g < worker->options.groups.count; g++)
+        seq->tables[g].count = (owned + worker->options.block_size - 1) / worker->options.block_size;
     return CPA_OK;
 }

@@ -3,6 +3,8 @@
 #include "base/check.h"
 #include "kernels/operators.h"
 #include "src/context/context.h"
+#include "src/context/context_plan.h"
+#include "src/worker/layer_caches.h"
 #include "src/worker/worker_tokens.h"
 #include "src/worker/worker_trees.h"
 
@@ -53,7 +55,7 @@ static cpa_status layer_in(cpa_worker *worker, int32_t layer, const cpa_model_st
                                      .dtype = worker->options.model.attention.dtype,
                                      .k = k,
                                      .v = v,
-                                     .slot_mapping = worker->arrays.slots,
+                                     .slot_mapping = step->rows.slots_device,
                                      .kv = *kv,
                                      .nonfinite = nonfinite};
     span = cpa_spans_begin(spans, CPA_SPAN_KV_WRITE, 0, stream);
@@ -107,9 +109,13 @@ static cpa_status layer_out(cpa_worker *worker, int32_t layer, const cpa_model_s
 
 static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32_t layer, const cpa_model_step *step,
                             const cpa_worker_observer *observer, cpa_error *err) {
-    const cpa_kv_view kv = cpa_kv_cache_view(worker->cache, layer);
+    const cpa_kv_view kv = cpa_worker_kv(worker, layer);
+    const int32_t group = worker->places[layer].group;
+    cpa_model_step own = *step;
+    own.rows.slots_device += group * worker->rows->sizes.rows;
     cpa_context_spans(worker->context)->layer = layer;
-    CPA_TRY(layer_in(worker, layer, step, &kv));
+    cpa_context_use_tables(worker->context, group);
+    CPA_TRY(layer_in(worker, layer, &own, &kv));
     cpa_custom_mask mask;
     cpa_context_args args = {.size = sizeof args,
                              .q = worker->q,
@@ -120,7 +126,7 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
                              .custom = cpa_worker_mask(worker, &mask) ? &mask : NULL};
     cpa_status status = cpa_context_attend(worker->context, &args, worker->stream);
     if (status != CPA_OK) return cpa_fail(err, status, "layer %d: %s", layer, cpa_context_error(worker->context));
-    CPA_TRY(layer_out(worker, layer, step));
+    CPA_TRY(layer_out(worker, layer, &own));
     return cpa_worker_layer_done(worker, plan, layer, observer, err);
 }
 

@@ -132,7 +132,7 @@ static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t
     cpa_worker_rows *rows = worker->rows;
     int64_t yields[CPA_MERGE_MAX_STATES] = {0};
     rows->replicated = cpa_worker_replicates(worker, plan);
-    rows->sizes = (cpa_step_sizes){0};
+    rows->sizes = (cpa_step_sizes){.groups = worker->options.groups.count};
     rows->n_emissions = rows->drafts = 0;
     rows->wants = 0;
     rows->takes = 0;
@@ -164,13 +164,16 @@ static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t
 
 /* ---- entries ---- */
 
-/* The slot of a token; -1: another rank has it. */
-static int64_t slot_of(const cpa_worker *worker, const cpa_worker_seq *seq, int64_t position) {
+/* The slots of a token, that of each group for a row; -1: another rank has it. */
+static void set_slots(const cpa_worker *worker, const cpa_worker_seq *seq, int64_t position, int64_t row) {
     const cpa_owner_map map = worker->options.map;
     const int32_t block_size = worker->options.block_size;
-    if (cpa_owner_rank(map, seq->placement, position) != worker->rank) return -1;
+    const cpa_step_sizes *sizes = &worker->rows->sizes;
+    const int is_own = cpa_owner_rank(map, seq->placement, position) == worker->rank;
     const int64_t i = cpa_tokens_before(map, cpa_tokens_on(map, seq->placement, worker->rank), position);
-    return seq->blocks[i / block_size] * (int64_t)block_size + i % block_size;
+    for (int64_t g = 0; g < sizes->groups; g++)
+        worker->rows->host.slots[g * sizes->rows + row] =
+            is_own ? seq->tables[g].blocks[i / block_size] * (int64_t)block_size + i % block_size : -1;
 }
 
 /* Adds the rows of a chunk that this rank has. */
@@ -187,7 +190,7 @@ static void add_rows(cpa_worker *worker, const cpa_step_plan *plan, const cpa_pl
         to->tokens[*row] = source < 0 ? seq->tokens[at] : 0;
         to->sources[*row] = (int32_t)source;
         to->positions[*row] = cpa_plan_position(plan, chunk, at);
-        to->slots[*row] = slot_of(worker, seq, at);
+        set_slots(worker, seq, at, *row);
     }
 }
 
@@ -238,7 +241,7 @@ static void fill_up(cpa_worker_rows *rows, int64_t row, int64_t entry) {
         to->tokens[row] = 0;
         to->sources[row] = -1;
         to->positions[row] = 0;
-        to->slots[row] = -1;
+        for (int64_t g = 0; g < rows->sizes.groups; g++) to->slots[g * rows->sizes.rows + row] = -1;
     }
     for (; entry < rows->sizes.history; entry++) {
         to->tokens[rows->sizes.rows + entry] = 0;

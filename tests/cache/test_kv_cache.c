@@ -128,7 +128,7 @@ static void rows_of_layers_of_several_shapes_survive_copies_and_swaps(void) {
 static void a_copy_takes_all_layers(void) {
     fixture f;
     setup(&f);
-    const cpa_block_move copies[] = {{9, 1, 0, 3}, {9, 0, 1, 4}};
+    const cpa_block_move copies[] = {{9, 0, 1, 0, 3}, {9, 0, 0, 1, 4}};
     CU_ASSERT_EQUAL(cpa_kv_cache_move(f.cache, CPA_TIER_DEVICE, CPA_TIER_DEVICE, 1, copies, 2, NULL, f.stream), CPA_OK);
     CU_ASSERT(blocks_equal(&f, 0, 3));
     CU_ASSERT(!blocks_equal(&f, 1, 4)); /* of another rank */
@@ -142,7 +142,7 @@ static void without_host_memory_nothing_moves_there(void) {
     cpa_kv_cache_options options = OPTIONS;
     options.host_blocks = 0;
     CU_ASSERT_EQUAL_FATAL(cpa_kv_cache_create(&options, f.stream, &cache, NULL), CPA_OK);
-    const cpa_block_move move = {9, 1, 0, 0};
+    const cpa_block_move move = {9, 0, 1, 0, 0};
     CU_ASSERT_EQUAL(cpa_kv_cache_move(cache, CPA_TIER_DEVICE, CPA_TIER_HOST, 1, &move, 1, NULL, f.stream),
                     CPA_INTERNAL);
     CU_ASSERT_PTR_NOT_NULL(strstr(f.stream->error.message, "no host memory"));
@@ -154,8 +154,8 @@ static void without_host_memory_nothing_moves_there(void) {
 static void a_block_comes_back_as_it_left_into_any_place(void) {
     fixture f;
     setup(&f);
-    cpa_block_move out[] = {{9, 1, 0, 3}, {9, 0, 1, 0}, {9, 1, 2, 1}},
-                   in[] = {{9, 1, 3, 4}, {9, 0, 0, 3}, {9, 1, 1, 5}};
+    cpa_block_move out[] = {{9, 0, 1, 0, 3}, {9, 0, 0, 1, 0}, {9, 0, 1, 2, 1}},
+                   in[] = {{9, 0, 1, 3, 4}, {9, 0, 0, 0, 3}, {9, 0, 1, 1, 5}};
     uint64_t damaged[3] = {0};
     CU_ASSERT_EQUAL(cpa_kv_cache_move(f.cache, CPA_TIER_DEVICE, CPA_TIER_HOST, 1, out, 3, NULL, f.stream), CPA_OK);
     CU_ASSERT_EQUAL(cpa_kv_cache_move(f.cache, CPA_TIER_HOST, CPA_TIER_DEVICE, 1, in, 3, damaged, f.stream), CPA_OK);
@@ -189,7 +189,7 @@ static void ten_thousand_flipped_bits_are_all_noticed(void) {
 static void what_never_left_does_not_come_back(void) {
     fixture f;
     setup(&f);
-    cpa_block_move in = {9, 1, 2, 4};
+    cpa_block_move in = {9, 0, 1, 2, 4};
     uint64_t damaged = 0;
     const char *there = block_at(&f, 0, 4);
     const char before = *there;

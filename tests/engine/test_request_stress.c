@@ -153,8 +153,9 @@ static void expect_all_is_back(const stress *s, const cpa_engine *engine) {
     const cpa_scheduler *scheduler = engine->scheduler;
     cpa_engine_stats stats;
     for (int32_t r = 0; r < s->ranks; r++) {
-        CU_ASSERT_EQUAL(cpa_block_pool_free_count(scheduler->pools[r]), scheduler->options.num_blocks);
-        CU_ASSERT_EQUAL(cpa_block_pool_free_count(scheduler->host_pools[r]), scheduler->options.host_blocks);
+        CU_ASSERT_EQUAL(cpa_block_pool_free_count(scheduler->pools[r]), scheduler->options.groups.list[0].num_blocks);
+        CU_ASSERT_EQUAL(cpa_block_pool_free_count(scheduler->host_pools[r]),
+                        scheduler->options.groups.list[0].host_blocks);
     }
     CU_ASSERT_EQUAL(HASH_COUNT(scheduler->tenants.by_name), 0);
     CU_ASSERT_EQUAL(engine->inbox->live, 0);

@@ -69,7 +69,7 @@ static cpa_status submit(cpa_engine *engine, uint64_t id, int64_t prompt, int64_
 static int all_blocks_are_back(const cpa_engine *engine) {
     const cpa_scheduler *s = engine->scheduler;
     for (int32_t r = 0; s && r < s->options.map.cp_size; r++)
-        if (cpa_block_pool_free_count(s->pools[r]) != s->options.num_blocks) return 0;
+        if (cpa_block_pool_free_count(s->pools[r]) != s->options.groups.list[0].num_blocks) return 0;
     return 1;
 }
 

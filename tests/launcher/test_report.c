@@ -175,6 +175,8 @@ static cpa_outcome make_outcome(cpa_settings *settings, cpa_model_file *model, c
                   .staging_bound = 64 << 20,
                   .kv_blocks = 100,
                   .kv_peak = 42,
+                  .kv_groups = 1,
+                  .kv_group = {{.layers = 4, .block_bytes = 4096, .blocks = 100, .peak = 42}},
                   .preemptions = 5,
                   .drafted_chunks = 10,
                   .draft_tokens = 40,

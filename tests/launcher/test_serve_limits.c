@@ -53,6 +53,34 @@ static void a_host_holds_many_short_requests_or_a_long_one(void) {
     CU_ASSERT_EQUAL(limits.max_model_len, 32 * 16 * 2);
 }
 
+/* 10 of 12 layers see 1,024 tokens: with them a cache holds nearly six times as many blocks of the others. */
+static void narrow_windows_leave_memory_to_the_layers_that_keep_most(void) {
+    enum { LAYERS = 12 };
+    cpa_mask masks[LAYERS];
+    for (int layer = 0; layer < LAYERS; layer++)
+        masks[layer] = (cpa_mask){.causal = 1, .window = layer % 6 == 5 ? 0 : 1024};
+    cpa_cache_limits limits = {
+        .model = {.layers = LAYERS, .attention = {.q_heads = 1, .kv_heads = 1, .k_dim = 8, .v_dim = 8}},
+        .block_size = 16,
+        .map = {1, 16},
+        .max_num_seqs = 4,
+        .window_seqs = 4,
+        .max_num_batched_tokens = 2048,
+        .memory_bytes = 100 * MIB};
+    const int64_t alike = cpa_cache_most_blocks(&limits);
+    CU_ASSERT_EQUAL(alike, 100 * MIB / cpa_cache_block_bytes(&limits));
+    limits.model.layer_masks = masks;
+    const int64_t most = cpa_cache_most_blocks(&limits);
+    CU_ASSERT(most > 5 * alike && most < 6 * alike);
+    CU_ASSERT(cpa_cache_bytes(&limits, most) <= 100 * MIB && cpa_cache_bytes(&limits, most + 1) > 100 * MIB);
+    limits.window_seqs = 1 << 20;
+    CU_ASSERT_EQUAL(cpa_cache_most_blocks(&limits), alike);
+    limits.memory_bytes = 0;
+    CU_ASSERT_EQUAL(cpa_cache_most_blocks(&limits), 0);
+    limits.memory_bytes = INT64_MAX;
+    CU_ASSERT_EQUAL(cpa_cache_most_blocks(&limits), INT32_MAX);
+}
+
 static void a_device_has_the_share_that_is_left_beside_staging(void) {
     cpa_serve_limits limits;
     cpa_error err;
@@ -100,15 +128,17 @@ static void prompts_that_wait_are_bounded_in_a_server_alone(void) {
     cpa_job job = job_of(CPA_DEVICE_HOST, 4096);
     cpa_error err;
     CU_ASSERT_EQUAL_FATAL(cpa_settings_load(2, server, &job.settings, &err), CPA_OK);
-    CU_ASSERT_EQUAL(cpa_job_engine_options(&job, 64, &workload).max_queued_tokens, 1 << 26);
+    CU_ASSERT_EQUAL(cpa_job_engine_options(&job, (cpa_cache_size){64, 1}, &workload).max_queued_tokens, 1 << 26);
     CU_ASSERT_EQUAL_FATAL(cpa_settings_load(4, server, &job.settings, &err), CPA_OK);
-    CU_ASSERT_EQUAL(cpa_job_engine_options(&job, 64, &workload).max_queued_tokens, 0);
+    CU_ASSERT_EQUAL(cpa_job_engine_options(&job, (cpa_cache_size){64, 1}, &workload).max_queued_tokens, 0);
     CU_ASSERT_EQUAL_FATAL(cpa_settings_load(1, batch, &job.settings, &err), CPA_OK);
-    CU_ASSERT_EQUAL(cpa_job_engine_options(&job, 64, &workload).max_queued_tokens, 0);
+    CU_ASSERT_EQUAL(cpa_job_engine_options(&job, (cpa_cache_size){64, 1}, &workload).max_queued_tokens, 0);
 }
 
 static const cpa_test tests[] = {
     {"a host holds many short requests or a long one", a_host_holds_many_short_requests_or_a_long_one},
+    {"narrow windows leave memory to the layers that keep most",
+     narrow_windows_leave_memory_to_the_layers_that_keep_most},
     {"a device has the share that is left beside staging", a_device_has_the_share_that_is_left_beside_staging},
     {"what cannot be held is refused with the numbers", what_cannot_be_held_is_refused_with_the_numbers},
     {"prompts that wait are bounded in a server alone", prompts_that_wait_are_bounded_in_a_server_alone},

@@ -52,6 +52,30 @@ layer_windows: 40 0' >>mixed.yaml
     [ "$(value output_digest mixed.json)" != "$(value output_digest plain.json)" ] || fail "the windows have no effect"
 }
 
+# Layers of different windows have blocks of their own: 5 of 6 with a window leave 1/6 of the cache, and a model of both
+# kinds gives the blocks of one kind back.
+layer_groups() {
+    small_model
+    local peak whole peaks
+    sed 's/^layers:.*/layers: 6/' model.yaml >six.yaml
+    echo 'layer_windows: 1024 1024 1024 1024 1024 0' >>six.yaml
+    run 1 --dry-run --model six.yaml --requests 1 --input-len 131000 --output-len 64 --result-json six.json
+    expect_code 0 "a dry run of 128K tokens"
+    peak=$(value peak_bytes six.json)
+    whole=$(($(value peak six.json | tail -1) * $(value block_bytes six.json | tail -1)))
+    [ $((100 * peak)) -lt $((20 * whole)) ] || fail "the cache has $peak of $whole bytes at its peak"
+    cp -r "$MODELS/tiny-qwen3" alternating
+    sed -i 's/"use_sliding_window": false/"use_sliding_window": true/; s/"sliding_window": null/"sliding_window": 32/
+        0,/"full_attention"/s//"sliding_attention"/' alternating/config.json
+    run 2 generate --model-dir alternating --prompt-ids "$(seq -s, 5 100),$(seq -s, 5 100),$(seq -s, 5 100)" \
+        --max-tokens 8 --temperature 0 --max-num-batched-tokens 32 --check-logits 8 --result-json alternating.json
+    expect_code 0 "a model of two kinds of layers"
+    grep -q 'compared with a plain forward, 0 violations' out || fail "the logits are not compared"
+    mapfile -t peaks < <(value peak alternating.json) # of the group without a window, of the other, of the first
+    [ "${#peaks[@]}" = 3 ] && [ "${peaks[0]}" = "${peaks[2]}" ] && [ $((2 * peaks[1])) -lt "${peaks[0]}" ] ||
+        fail "the groups have ${peaks[*]} blocks at their peaks"
+}
+
 preemption() {
     small_model
     for i in 1 2 3 4 5 6 7 8 9 10 11 12; do trace_line 0 $((14 + i)) 120 "$i"; done >decode_heavy.jsonl

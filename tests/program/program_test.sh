@@ -78,7 +78,7 @@ need_devices() {
     exit $skipped
 }
 
-# value KEY FILE: a number or string of a result file (its keys are unique).
+# value KEY FILE: a number or string of a result file (its keys are unique, but for those of groups of layers).
 value() { sed -n "s/^ *\"$1\": \"\{0,1\}\([^\",]*\)\"\{0,1\},\{0,1\}$/\1/p" "$2"; }
 
 # How many rows of a run were compared with float64.

@@ -27,7 +27,7 @@ static void setup(fixture *f, int64_t num_blocks, int64_t tokens) {
     const cpa_scheduler_options options = {
         .map = {1, BLOCK},
         .block_size = BLOCK,
-        .num_blocks = num_blocks,
+        .groups = {1, {{.num_blocks = num_blocks}}},
         .max_num_batched_tokens = tokens,
         .max_num_seqs = 4,
         .planner = cpa_test_planner(1),

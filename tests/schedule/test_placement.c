@@ -11,7 +11,7 @@ static void setup(fixture *f) {
     const cpa_scheduler_options options = {
         .map = {RANKS, BLOCK},
         .block_size = BLOCK,
-        .num_blocks = 64,
+        .groups = {1, {{.num_blocks = 64}}},
         .max_num_batched_tokens = 512,
         .max_num_seqs = 16,
         .planner = {.cp_size = RANKS,
@@ -145,7 +145,7 @@ static void samples_of_a_local_prompt_share_it(void) {
 static void what_no_rank_can_hold_is_sharded(void) {
     fixture f;
     setup(&f);
-    f.options.num_blocks = 5;
+    f.options.groups.list[0].num_blocks = 5;
     begin(&f);
     add(&f, asked(0, 20, 1), 0);
     add(&f, asked(1, 20, 2), 0);
@@ -170,7 +170,7 @@ static void what_no_rank_can_hold_is_sharded(void) {
 static void a_preempted_sequence_may_come_back_elsewhere_and_loses_nothing(void) {
     fixture f;
     setup(&f);
-    f.options.num_blocks = 8;
+    f.options.groups.list[0].num_blocks = 8;
     begin(&f);
     for (uint64_t id = 0; id < 3 * RANKS; id++) add(&f, asked(id, 12, 20), 0);
     int64_t steps = 0, local = 0;
@@ -190,7 +190,7 @@ static void a_preempted_sequence_may_come_back_elsewhere_and_loses_nothing(void)
 static void setup_auto(fixture *f) {
     setup(f);
     f->options.local_context = 0;
-    f->options.num_blocks = 1024;
+    f->options.groups.list[0].num_blocks = 1024;
     f->options.max_num_batched_tokens = 4096;
 }
 

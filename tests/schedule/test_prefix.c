@@ -243,7 +243,7 @@ static void a_swapped_sequence_goes_on_where_it_was(void) {
     fixture f;
     setup(&f, 1, 4, 64);
     f.options.preemption = CPA_PREEMPT_SWAP;
-    f.options.host_blocks = 4;
+    f.options.groups.list[0].host_blocks = 4;
     f.options.prefix_caching = 0;
     begin(&f);
     add(&f, asked(0, 7, 4), 0);
@@ -272,7 +272,7 @@ static void what_comes_back_damaged_is_computed_again(void) {
     fixture f;
     setup(&f, 1, 4, 64);
     f.options.preemption = CPA_PREEMPT_SWAP;
-    f.options.host_blocks = 4;
+    f.options.groups.list[0].host_blocks = 4;
     f.options.prefix_caching = 0;
     begin(&f);
     add(&f, asked(0, 7, 4), 0);
@@ -295,9 +295,9 @@ static void the_cost_model_decides_between_swapping_and_computing(void) {
         fixture f;
         setup(&f, 1, 4, 64);
         f.options.preemption = CPA_PREEMPT_AUTO;
-        f.options.host_blocks = 4;
-        f.options.layers = 4;
-        f.options.block_bytes = 1 << 20;
+        f.options.groups.list[0].host_blocks = 4;
+        f.options.groups.list[0].layers = 4;
+        f.options.groups.list[0].block_bytes = 1 << 20;
         f.options.host_bandwidth = fast ? 1e15 : 1e3;
         begin(&f);
         add(&f, asked(0, 7, 4), 0);
@@ -432,14 +432,14 @@ static void a_long_prefill_leaves_room_for_others(void) {
 static void blocks_before_the_window_are_given_back_during_the_run(void) {
     fixture f;
     setup(&f, 1, 16, 4);
-    f.options.window = 8;
-    f.options.sinks = 1;
+    f.options.groups.list[0].window = 8;
+    f.options.groups.list[0].sinks = 1;
     begin(&f);
     add(&f, asked(0, 60, 4), 0);
     int64_t nulled = 0;
     while (step(&f, 0) > 0) {
         nulled += f.plan.n_nulled;
-        int64_t used = f.options.num_blocks - cpa_block_pool_free_count(f.scheduler->pools[0]);
+        int64_t used = f.options.groups.list[0].num_blocks - cpa_block_pool_free_count(f.scheduler->pools[0]);
         CPA_ASSERT_ORDER(used, <=, 1 + 4);
         for (int64_t i = 0; i < f.plan.n_nulled; i++) CPA_ASSERT_ORDER(f.plan.nulled[i].entry, >, 0);
     }

@@ -184,8 +184,8 @@ static void a_window_frees_the_blocks_of_each_rank_by_its_own_tokens(void) {
     fixture f;
     int64_t voided[MOST_RANKS] = {0};
     setup(&f, 3, 2, 16, 5);
-    f.options.window = WINDOW;
-    f.options.sinks = SINKS;
+    f.options.groups.list[0].window = WINDOW;
+    f.options.groups.list[0].sinks = SINKS;
     begin(&f);
     add(&f, asked(0, 100, 7), 0);
     while (step(&f, 0) > 0) {
@@ -214,7 +214,7 @@ static void a_sequence_is_swapped_on_all_ranks(void) {
     fixture f;
     setup(&f, 2, 1, 4, 64);
     f.options.preemption = CPA_PREEMPT_SWAP;
-    f.options.host_blocks = 4;
+    f.options.groups.list[0].host_blocks = 4;
     f.options.prefix_caching = 0;
     begin(&f);
     add(&f, asked(0, 15, 6), 0);

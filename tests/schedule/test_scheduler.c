@@ -14,7 +14,7 @@ static cpa_scheduler_options options_for(int32_t ranks, int32_t block_size, int6
     return (cpa_scheduler_options){
         .map = {ranks, block_size},
         .block_size = block_size,
-        .num_blocks = num_blocks,
+        .groups = {1, {{.num_blocks = num_blocks}}},
         .max_num_batched_tokens = tokens,
         .max_num_seqs = seqs,
         .planner = cpa_test_planner(ranks),
@@ -293,7 +293,7 @@ static void bad_options_are_refused(void) {
     bad[1].map.interleave = 24;
     bad[2].map.interleave = 0;
     bad[3].block_size = 0;
-    bad[4].num_blocks = 0;
+    bad[4].groups.list[0].num_blocks = 0;
     bad[5].max_num_batched_tokens = 0;
     bad[6].max_num_seqs = 0;
     bad[7].token_at = NULL;
@@ -332,7 +332,7 @@ static void chunks_are_counted_by_algorithm_and_reason(void) {
     cpa_scheduler_get_stats(m.scheduler, &stats);
     CU_ASSERT_EQUAL(stats.chunks[CPA_PASS_Q][CPA_REASON_DECODE], 4);
     CU_ASSERT_EQUAL(stats.chunks[CPA_PASS_KV][CPA_REASON_OVERLAP] + stats.chunks[CPA_PASS_KV][CPA_REASON_BYTES], 1);
-    CU_ASSERT_EQUAL(stats.peak_blocks, 5);
+    CU_ASSERT_EQUAL(stats.peak_blocks[0], 5);
     scheduler_model_end(&m);
 }
 
@@ -351,7 +351,7 @@ static int64_t run_random_schedule(void) {
     /* Shorter than a block, as long, or longer. */
     options.map.interleave = between(0, 2) ? block_size * (int32_t)between(1, 3) : 1 << between(0, 4);
     if (!cpa_interleave_fits(options.map.interleave, block_size)) options.map.interleave = block_size;
-    options.num_blocks += options.map.interleave / block_size + 1;
+    options.groups.list[0].num_blocks += options.map.interleave / block_size + 1;
     options.planner.forced = (cpa_algorithm)between(CPA_AUTO, CPA_PASS_Q);
     options.adaptive_chunks = (int32_t)between(0, 1);
     scheduler_model_start(&m, &options);
@@ -379,7 +379,7 @@ static void random_schedules_lose_nothing_and_emit_each_token_once(void) {
 static void plans_survive_the_wire(void) {
     scheduler_model m;
     start(&m, 3, 4, 12, 20, 6);
-    cpa_plan_limits limits = {.cp_size = 3, .max_seqs = 6, .num_blocks = 12, .max_tokens = 20};
+    cpa_plan_limits limits = {.cp_size = 3, .max_seqs = 6, .groups = {1, {{.num_blocks = 12}}}, .max_tokens = 20};
     cpa_step_plan decoded;
     uint8_t *message = NULL;
     int64_t capacity = 0, bytes = 0;

@@ -6,7 +6,10 @@
 #include "tests/fixtures/unit.h"
 
 static const cpa_plan_limits limits = {
-    .cp_size = 3, .max_seqs = 8, .num_blocks = 100, .host_blocks = 40, .max_tokens = 64};
+    .cp_size = 3,
+    .max_seqs = 8,
+    .groups = {2, {{.num_blocks = 100, .host_blocks = 40}, {.num_blocks = 30, .host_blocks = 7}}},
+    .max_tokens = 64};
 
 /* Offsets in a message: the header's counts, then the first chunk. */
 enum {
@@ -15,7 +18,7 @@ enum {
     COUNTS_AT = 20,
     HEADER = 132,
     CHUNK = 92,
-    MOVE = 20,
+    MOVE = 24,
     DISCARD = 16,
     CUT = 12,
     SAMPLING = 96,
@@ -60,25 +63,33 @@ static void add_random_chunk(cpa_step_plan *plan, int64_t count) {
 
 static void add_random_append(cpa_step_plan *plan) {
     int64_t count = 1 + below(5);
-    *cpa_step_plan_add_append(plan) = (cpa_plan_append){(int32_t)below(limits.max_seqs), (int32_t)below(limits.cp_size),
-                                                        (int32_t)count, plan->n_block_ids};
+    const int32_t group = (int32_t)below(limits.groups.count);
+    *cpa_step_plan_add_append(plan) = (cpa_plan_append){
+        (int32_t)below(limits.max_seqs), group, (int32_t)below(limits.cp_size), (int32_t)count, plan->n_block_ids};
     int32_t *blocks = cpa_step_plan_add_blocks(plan, count);
-    for (int64_t i = 0; i < count; i++) blocks[i] = (int32_t)below(limits.num_blocks + 1) - 1;
+    for (int64_t i = 0; i < count; i++) blocks[i] = (int32_t)below(limits.groups.list[group].num_blocks + 1) - 1;
 }
 
-static cpa_block_move random_move(int64_t froms, int64_t tos) {
-    return (cpa_block_move){(uint64_t)rand() << 40, (int32_t)below(limits.cp_size), (int32_t)below(froms),
-                            (int32_t)below(tos)};
+typedef enum tier { HOST, DEVICE } tier;
+
+static int64_t blocks_in(tier where, int32_t group) {
+    return where == HOST ? limits.groups.list[group].host_blocks : limits.groups.list[group].num_blocks;
+}
+
+static cpa_block_move random_move(tier from, tier to) {
+    const int32_t group = (int32_t)below(limits.groups.count);
+    return (cpa_block_move){(uint64_t)rand() << 40, group, (int32_t)below(limits.cp_size),
+                            (int32_t)below(blocks_in(from, group)), (int32_t)below(blocks_in(to, group))};
 }
 
 static void add_random_moves(cpa_step_plan *plan, int64_t entries) {
-    int64_t device = limits.num_blocks, host = limits.host_blocks;
-    for (int64_t i = below(entries + 1); i > 0; i--) *cpa_step_plan_add_swap_out(plan) = random_move(device, host);
-    for (int64_t i = below(entries + 1); i > 0; i--) *cpa_step_plan_add_swap_in(plan) = random_move(host, device);
-    for (int64_t i = below(entries + 1); i > 0; i--) *cpa_step_plan_add_copy(plan) = random_move(device, device);
+    for (int64_t i = below(entries + 1); i > 0; i--) *cpa_step_plan_add_swap_out(plan) = random_move(DEVICE, HOST);
+    for (int64_t i = below(entries + 1); i > 0; i--) *cpa_step_plan_add_swap_in(plan) = random_move(HOST, DEVICE);
+    for (int64_t i = below(entries + 1); i > 0; i--) *cpa_step_plan_add_copy(plan) = random_move(DEVICE, DEVICE);
     for (int64_t i = below(entries + 1); i > 0; i--)
         *cpa_step_plan_add_nulled(plan) =
-            (cpa_plan_nulled){(int32_t)below(limits.max_seqs), (int32_t)below(limits.cp_size), (int32_t)below(100)};
+            (cpa_plan_nulled){(int32_t)below(limits.max_seqs), (int32_t)below(limits.groups.count),
+                              (int32_t)below(limits.cp_size), (int32_t)below(100)};
 }
 
 static float fraction(void) {
@@ -155,15 +166,16 @@ static int drawing_equal(const cpa_step_plan *a, const cpa_step_plan *b) {
 static int moves_equal(const cpa_block_move *a, int64_t n_a, const cpa_block_move *b, int64_t n_b) {
     int equal = n_a == n_b;
     for (int64_t i = 0; equal && i < n_a; i++)
-        equal = a[i].request == b[i].request && a[i].rank == b[i].rank && a[i].from == b[i].from && a[i].to == b[i].to;
+        equal = a[i].request == b[i].request && a[i].group == b[i].group && a[i].rank == b[i].rank &&
+                a[i].from == b[i].from && a[i].to == b[i].to;
     return equal;
 }
 
 static int voids_equal(const cpa_step_plan *a, const cpa_step_plan *b) {
     int equal = a->n_nulled == b->n_nulled;
     for (int64_t i = 0; equal && i < a->n_nulled; i++)
-        equal = a->nulled[i].seq == b->nulled[i].seq && a->nulled[i].rank == b->nulled[i].rank &&
-                a->nulled[i].entry == b->nulled[i].entry;
+        equal = a->nulled[i].seq == b->nulled[i].seq && a->nulled[i].group == b->nulled[i].group &&
+                a->nulled[i].rank == b->nulled[i].rank && a->nulled[i].entry == b->nulled[i].entry;
     return equal;
 }
 
@@ -181,7 +193,9 @@ static int plans_equal(const cpa_step_plan *a, const cpa_step_plan *b) {
         if (a->releases[i] != b->releases[i]) return 0;
     for (int64_t i = 0; i < a->n_appends; i++) {
         const cpa_plan_append *x = &a->appends[i], *y = &b->appends[i];
-        if (x->seq != y->seq || x->rank != y->rank || x->count != y->count || x->blocks != y->blocks) return 0;
+        if (x->seq != y->seq || x->group != y->group || x->rank != y->rank || x->count != y->count ||
+            x->blocks != y->blocks)
+            return 0;
     }
     for (int64_t i = 0; i < a->n_block_ids; i++)
         if (a->block_ids[i] != b->block_ids[i]) return 0;
@@ -190,11 +204,13 @@ static int plans_equal(const cpa_step_plan *a, const cpa_step_plan *b) {
     return 1;
 }
 
-static int moves_within(const cpa_block_move *moves, int64_t n, int64_t froms, int64_t tos) {
+static int moves_within(const cpa_block_move *moves, int64_t n, tier from, tier to) {
     int good = 1;
-    for (int64_t i = 0; i < n; i++)
-        good &= moves[i].rank >= 0 && moves[i].rank < limits.cp_size && moves[i].from >= 0 && moves[i].from < froms &&
-                moves[i].to >= 0 && moves[i].to < tos;
+    for (int64_t i = 0; i < n && good; i++)
+        good = moves[i].group >= 0 && moves[i].group < limits.groups.count && moves[i].rank >= 0 &&
+               moves[i].rank < limits.cp_size && moves[i].from >= 0 &&
+               moves[i].from < blocks_in(from, moves[i].group) && moves[i].to >= 0 &&
+               moves[i].to < blocks_in(to, moves[i].group);
     return good;
 }
 
@@ -222,9 +238,9 @@ static int within_limits(const cpa_step_plan *plan) {
     }
     for (int64_t i = 0; i < plan->n_releases; i++)
         good &= plan->releases[i] >= 0 && plan->releases[i] < limits.max_seqs;
-    good &= moves_within(plan->swap_outs, plan->n_swap_outs, limits.num_blocks, limits.host_blocks);
-    good &= moves_within(plan->swap_ins, plan->n_swap_ins, limits.host_blocks, limits.num_blocks);
-    good &= moves_within(plan->copies, plan->n_copies, limits.num_blocks, limits.num_blocks);
+    good &= moves_within(plan->swap_outs, plan->n_swap_outs, DEVICE, HOST);
+    good &= moves_within(plan->swap_ins, plan->n_swap_ins, HOST, DEVICE);
+    good &= moves_within(plan->copies, plan->n_copies, DEVICE, DEVICE);
     for (int64_t i = 0; i < plan->n_nulled; i++)
         good &= plan->nulled[i].seq >= 0 && plan->nulled[i].seq < limits.max_seqs && plan->nulled[i].rank >= 0 &&
                 plan->nulled[i].rank < limits.cp_size && plan->nulled[i].entry >= 0;
@@ -239,10 +255,13 @@ static int within_limits(const cpa_step_plan *plan) {
     for (int64_t i = 0; i < plan->n_appends; i++) {
         const cpa_plan_append *a = &plan->appends[i];
         good &= a->seq >= 0 && a->seq < limits.max_seqs && a->rank >= 0 && a->rank < limits.cp_size;
+        good &= a->group >= 0 && a->group < limits.groups.count;
+        for (int64_t b = 0; good && b < a->count; b++)
+            good &= plan->block_ids[a->blocks + b] < limits.groups.list[a->group].num_blocks;
         good &= a->count > 0 && a->blocks >= 0 && a->blocks + a->count <= plan->n_block_ids;
     }
     for (int64_t i = 0; i < plan->n_block_ids; i++)
-        good &= plan->block_ids[i] >= -1 && plan->block_ids[i] < limits.num_blocks;
+        good &= plan->block_ids[i] >= -1 && plan->block_ids[i] < limits.groups.list[0].num_blocks;
     return good && rows <= limits.max_tokens;
 }
 
@@ -286,11 +305,11 @@ static void setup(fixture *f) {
                                                           .parents = -1,
                                                           .sampling = 0};
     *cpa_step_plan_add_release(&f->plan) = 3;
-    *cpa_step_plan_add_swap_out(&f->plan) = (cpa_block_move){9, 1, 99, 39};
-    *cpa_step_plan_add_swap_in(&f->plan) = (cpa_block_move){8, 2, 39, 99};
-    *cpa_step_plan_add_copy(&f->plan) = (cpa_block_move){9, 0, 98, 99};
-    *cpa_step_plan_add_append(&f->plan) = (cpa_plan_append){7, 2, 2, 0};
-    *cpa_step_plan_add_nulled(&f->plan) = (cpa_plan_nulled){7, 2, 1};
+    *cpa_step_plan_add_swap_out(&f->plan) = (cpa_block_move){9, 0, 1, 99, 39};
+    *cpa_step_plan_add_swap_in(&f->plan) = (cpa_block_move){8, 0, 2, 39, 99};
+    *cpa_step_plan_add_copy(&f->plan) = (cpa_block_move){9, 0, 0, 98, 99};
+    *cpa_step_plan_add_append(&f->plan) = (cpa_plan_append){7, 0, 2, 2, 0};
+    *cpa_step_plan_add_nulled(&f->plan) = (cpa_plan_nulled){7, 0, 2, 1};
     *cpa_step_plan_add_discard(&f->plan) = (cpa_plan_discard){9, 20};
     *cpa_step_plan_add_cut(&f->plan) = (cpa_plan_cut){7, 18};
     *cpa_step_plan_add_sampling(&f->plan) =
@@ -324,12 +343,12 @@ static void random_plans_survive_the_round_trip(void) {
 }
 
 static void the_bytes_are_little_endian_and_start_with_magic_and_version(void) {
-    static const uint8_t head[] = {'C', 'P', 'A', 'P', 9, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0};
+    static const uint8_t head[] = {'C', 'P', 'A', 'P', 10, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0};
     fixture f;
     setup(&f);
     CU_ASSERT_EQUAL(memcmp(f.message, head, sizeof head), 0);
     CU_ASSERT_EQUAL(f.bytes,
-                    HEADER + CHUNK + 4 + 3 * MOVE + 20 + 12 + DISCARD + CUT + SAMPLING + 3 * BIAS + 2 * 4 + 4 * 4);
+                    HEADER + CHUNK + 4 + 3 * MOVE + 24 + 16 + DISCARD + CUT + SAMPLING + 3 * BIAS + 2 * 4 + 4 * 4);
     CU_ASSERT_EQUAL(f.message[f.bytes - 8], 0xfe);
     CU_ASSERT_EQUAL(f.message[f.bytes - 5], 0xff);
     teardown(&f);
@@ -391,8 +410,8 @@ enum {
     SWAP_IN_AT = SWAP_OUT_AT + MOVE,
     COPY_AT = SWAP_IN_AT + MOVE,
     APPEND_AT = COPY_AT + MOVE,
-    VOID_AT = APPEND_AT + 20,
-    DISCARD_AT = VOID_AT + 12,
+    VOID_AT = APPEND_AT + 24,
+    DISCARD_AT = VOID_AT + 16,
     CUT_AT = DISCARD_AT + DISCARD,
     SAMPLING_AT = CUT_AT + CUT,
     BLOCK_AT = SAMPLING_AT + SAMPLING + 3 * BIAS
@@ -400,7 +419,7 @@ enum {
 
 static const bad_field bad_fields[] = {
     {0, 1, 'X', "begins with"},
-    {VERSION_AT, 4, 1, "version 1; expected 9"},
+    {VERSION_AT, 4, 1, "version 1; expected 10"},
     {FLAGS_AT, 4, 2, "unknown flags 0x2"},
     {COUNTS_AT, 8, -1, "-1 chunks"},
     {COUNTS_AT, 8, INT64_MAX, "chunks do not fit"},
@@ -408,7 +427,7 @@ static const bad_field bad_fields[] = {
     {COUNTS_AT + 8, 8, 1 << 20, "releases do not fit"},
     {COUNTS_AT + 16, 8, 1000, "swap-outs do not fit"},
     {COUNTS_AT + 24, 8, -1, "-1 swap-ins do not fit"},
-    {COUNTS_AT + 32, 8, 25, "25 copies"},
+    {COUNTS_AT + 32, 8, 49, "49 copies"},
     {COUNTS_AT + 40, 8, INT64_MIN, "appends do not fit"},
     {COUNTS_AT + 48, 8, 1000, "nulled do not fit"},
     {COUNTS_AT + 56, 8, 1000, "discards do not fit"},
@@ -459,22 +478,27 @@ static const bad_field bad_fields[] = {
     {RELEASE_AT, 4, 8, "release 0 has sequence 8"},
     {RELEASE_AT, 4, -1, "release 0 has sequence -1"},
     {CHUNK_AT + 48, 4, CPA_CHUNK_FIRST, "chunk 0 takes 20 entries from 0 on; there are 4"},
-    {SWAP_OUT_AT + 8, 4, 3, "swap-out 0 has rank 3; expected 0 to 2"},
-    {SWAP_OUT_AT + 12, 4, 100, "swap-out 0 has source 100; expected 0 to 99"},
-    {SWAP_OUT_AT + 16, 4, 40, "swap-out 0 has destination 40; expected 0 to 39"},
-    {SWAP_IN_AT + 12, 4, 40, "swap-in 0 has source 40; expected 0 to 39"},
-    {SWAP_IN_AT + 16, 4, -1, "swap-in 0 has destination -1; expected 0 to 99"},
-    {COPY_AT + 12, 4, 100, "copy 0 has source 100; expected 0 to 99"},
-    {COPY_AT + 16, 4, 100, "copy 0 has destination 100; expected 0 to 99"},
+    {SWAP_OUT_AT + 8, 4, 2, "swap-out 0 has group 2; expected 0 to 1"},
+    {SWAP_OUT_AT + 8, 4, 1, "swap-out 0 has source 99; expected 0 to 29"},
+    {SWAP_OUT_AT + 12, 4, 3, "swap-out 0 has rank 3; expected 0 to 2"},
+    {SWAP_OUT_AT + 16, 4, 100, "swap-out 0 has source 100; expected 0 to 99"},
+    {SWAP_OUT_AT + 20, 4, 40, "swap-out 0 has destination 40; expected 0 to 39"},
+    {SWAP_IN_AT + 16, 4, 40, "swap-in 0 has source 40; expected 0 to 39"},
+    {SWAP_IN_AT + 20, 4, -1, "swap-in 0 has destination -1; expected 0 to 99"},
+    {COPY_AT + 16, 4, 100, "copy 0 has source 100; expected 0 to 99"},
+    {COPY_AT + 20, 4, 100, "copy 0 has destination 100; expected 0 to 99"},
     {VOID_AT, 4, 8, "void 0 has sequence 8"},
-    {VOID_AT + 4, 4, -1, "void 0 has rank -1"},
-    {VOID_AT + 8, 4, 100, "void 0 has entry 100"},
+    {VOID_AT + 4, 4, 2, "void 0 has group 2"},
+    {VOID_AT + 8, 4, -1, "void 0 has rank -1"},
+    {VOID_AT + 12, 4, 100, "void 0 has entry 100"},
     {APPEND_AT, 4, 8, "append 0 has sequence 8"},
-    {APPEND_AT + 4, 4, 3, "append 0 has rank 3; expected 0 to 2"},
-    {APPEND_AT + 8, 4, 0, "append 0 takes 0 entries"},
-    {APPEND_AT + 8, 4, 3, "append 0 takes 3 entries from 0 on; there are 2"},
-    {APPEND_AT + 12, 8, 1, "append 0 takes 2 entries from 1 on"},
-    {APPEND_AT + 12, 8, INT64_MIN, "append 0 takes"},
+    {APPEND_AT + 4, 4, -1, "append 0 has group -1; expected 0 to 1"},
+    {APPEND_AT + 4, 4, 1, "block 0 has id 99; expected 0 to 29"},
+    {APPEND_AT + 8, 4, 3, "append 0 has rank 3; expected 0 to 2"},
+    {APPEND_AT + 12, 4, 0, "append 0 takes 0 entries"},
+    {APPEND_AT + 12, 4, 3, "append 0 takes 3 entries from 0 on; there are 2"},
+    {APPEND_AT + 16, 8, 1, "append 0 takes 2 entries from 1 on"},
+    {APPEND_AT + 16, 8, INT64_MIN, "append 0 takes"},
     {BLOCK_AT, 4, 100, "block 0 has id 100; expected 0 to 99"},
     {BLOCK_AT + 4, 4, -2, "block 1 has id -2"},
 };

@@ -37,7 +37,7 @@ static void check_empty(fixture *f) {
     step(f, 100);
     CU_ASSERT_EQUAL(f->plan.n_chunks, 0);
     CU_ASSERT(isinf(f->next));
-    CU_ASSERT_EQUAL(cpa_block_pool_free_count(f->scheduler->pools[0]), f->options.num_blocks);
+    CU_ASSERT_EQUAL(cpa_block_pool_free_count(f->scheduler->pools[0]), f->options.groups.list[0].num_blocks);
     CU_ASSERT_EQUAL(f->scheduler->n_free_indices, f->options.max_num_seqs);
     CU_ASSERT_EQUAL(HASH_COUNT(f->scheduler->by_id), 0);
 }
@@ -228,7 +228,7 @@ static void a_request_in_host_memory_can_end(void) {
     fixture f;
     setup(&f, 4);
     f.options.preemption = CPA_PREEMPT_SWAP;
-    f.options.host_blocks = 4;
+    f.options.groups.list[0].host_blocks = 4;
     begin(&f);
     add(&f, asked(0, 8, 8), 0);
     add_drawing(&f, 1, 7, 4);

@@ -1,0 +1,59 @@
+#include "src/context/table_plans.h"
+
+#include "base/check.h"
+#include "base/hash.h"
+#include "kernels/graph.h"
+
+static cpa_status reserve(cpa_table_plans *plans, cpa_context_ops *ops, int32_t sets) {
+    for (int32_t set = 0; set < sets; set++)
+        if (!plans->list[set])
+            CPA_TRY(ops->device->operators->plan_create(ops->device, &plans->list[set], &ops->error));
+    plans->sets = sets;
+    return CPA_OK;
+}
+
+cpa_status cpa_table_plans_create(cpa_table_plans *plans, cpa_context_ops *ops) {
+    return reserve(plans, ops, 1);
+}
+
+void cpa_table_plans_destroy(cpa_table_plans *plans, const cpa_context_ops *ops) {
+    for (int32_t set = 0; set < CPA_MOST_TABLE_SETS; set++)
+        if (plans->list[set]) ops->device->operators->plan_destroy(plans->list[set]);
+}
+
+cpa_status cpa_table_plans_set(cpa_table_plans *plans, cpa_context_ops *ops, const cpa_planned_step *step,
+                               int64_t n_items, cpa_attend_fusion fusion) {
+    CPA_TRY(reserve(plans, ops, step->table_sets));
+    for (int32_t set = 0; set < plans->sets; set++) {
+        const int64_t attended = ops->keys_attended, read = ops->keys_read;
+        CPA_TRY(cpa_context_set_plan(ops, plans->list[set], n_items, cpa_planned_tables(step, set),
+                                     step->n_table_entries, fusion));
+        if (set == 0) continue;
+        ops->keys_attended = attended;
+        ops->keys_read = read;
+    }
+    return CPA_OK;
+}
+
+cpa_status cpa_table_plans_clear(cpa_table_plans *plans, cpa_context_ops *ops, const cpa_planned_step *step) {
+    CPA_TRY(reserve(plans, ops, step->table_sets));
+    for (int32_t set = 0; set < plans->sets; set++)
+        CPA_TRY(cpa_context_set_plan(ops, plans->list[set], 0, NULL, 0, (cpa_attend_fusion){0}));
+    return CPA_OK;
+}
+
+cpa_status cpa_table_plans_upload(const cpa_table_plans *plans, cpa_context_ops *ops, cpa_stream *stream) {
+    for (int32_t set = 0; set < plans->sets; set++)
+        CPA_TRY(cpa_context_check(ops, ops->device->operators->plan_upload(plans->list[set], stream), stream));
+    return CPA_OK;
+}
+
+uint64_t cpa_table_plans_shape(const cpa_table_plans *plans, const cpa_context_ops *ops) {
+    if (plans->sets == 1) return ops->device->graphs->plan_shape(plans->list[0]);
+    uint64_t hash = CPA_HASH_START;
+    for (int32_t set = 0; set < plans->sets; set++) {
+        const uint64_t shape = ops->device->graphs->plan_shape(plans->list[set]);
+        hash = cpa_hash_bytes(hash, &shape, sizeof shape);
+    }
+    return hash;
+}

@@ -1,0 +1,35 @@
+#include "src/worker/layer_caches.h"
+
+#include "base/check.h"
+#include "src/context/planned_step.h"
+
+cpa_status cpa_layer_caches_create(cpa_worker *worker, cpa_error *err) {
+    const cpa_worker_options *o = &worker->options;
+    int32_t layers[CPA_MAX_LAYER_GROUPS] = {0};
+    _Static_assert((int)CPA_MAX_LAYER_GROUPS <= (int)CPA_MOST_TABLE_SETS, "each group has its tables");
+    for (int32_t layer = 0; layer < o->model.layers; layer++) {
+        const cpa_mask mask = cpa_model_mask(&o->model, layer);
+        const int32_t group = cpa_layer_groups_find(&o->groups, &mask);
+        worker->places[layer] = (cpa_layer_place){group, layers[group]++};
+    }
+    for (int32_t g = 0; g < o->groups.count; g++) {
+        const cpa_kv_cache_options cache = {.shapes = &o->model.attention,
+                                            .n_shapes = 1,
+                                            .layers = layers[g],
+                                            .block_size = o->block_size,
+                                            .num_blocks = o->groups.list[g].num_blocks,
+                                            .host_blocks = o->groups.list[g].host_blocks,
+                                            .group = g};
+        CPA_TRY(cpa_kv_cache_create(&cache, worker->stream, &worker->caches[g], err));
+    }
+    return CPA_OK;
+}
+
+void cpa_layer_caches_destroy(cpa_worker *worker) {
+    for (int32_t g = 0; g < CPA_MAX_LAYER_GROUPS; g++) cpa_kv_cache_destroy(worker->caches[g]);
+}
+
+cpa_kv_view cpa_worker_kv(const cpa_worker *worker, int32_t layer) {
+    const cpa_layer_place place = worker->places[layer];
+    return cpa_kv_cache_view(worker->caches[place.group], place.layer);
+}
