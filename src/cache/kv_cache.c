@@ -21,7 +21,7 @@ struct cpa_kv_cache {
     cpa_device *device;
     int64_t num_blocks, host_blocks, block_bytes;
     cache_layer *layers;
-    int32_t n_layers;
+    int32_t n_layers, group;
     char *memory;        /* device: [layers][num_blocks + 1], so that what a layer reads lies together */
     char *host;          /* page-locked: [host_blocks][layers], so that a block is one run of bytes */
     uint64_t *checksums; /* [host_blocks]; 0 for what never left, which nothing else has in practice */
@@ -88,6 +88,7 @@ cpa_status cpa_kv_cache_create(const cpa_kv_cache_options *options, cpa_stream *
     if (!cache) return cpa_fail(err, CPA_NO_MEMORY, "KV cache: no memory");
     cache->device = stream->device;
     cache->num_blocks = options->num_blocks;
+    cache->group = options->group;
     cache->host_blocks = options->host_blocks;
     cpa_status status = lay_out(cache, options, err);
     if (status == CPA_OK) status = allocate(cache, err);
@@ -166,7 +167,7 @@ cpa_status cpa_kv_cache_move(cpa_kv_cache *cache, cpa_kv_tier from, cpa_kv_tier 
         return cpa_fail(&stream->error, CPA_INTERNAL, "KV cache: blocks move, and there is no host memory for them");
     CPA_TRY(reserve_pairs(cache, n, stream));
     for (int64_t i = 0; i < n; i++) {
-        if (moves[i].group != cache->options.group || moves[i].rank != rank) continue;
+        if (moves[i].group != cache->group || moves[i].rank != rank) continue;
         if (from == CPA_TIER_HOST && !is_sound(cache, &moves[i])) {
             damaged[i] = 1;
             continue;

@@ -92,7 +92,7 @@ static void rows_of_layers_of_several_shapes_survive_copies_and_swaps(void) {
     enum { LATENT = 2, TOKEN = BLOCK_SIZE - 1 };
     fixture f;
     setup(&f);
-    cpa_block_move copy = {9, 1, 1, 2}, out = {9, 1, 2, 3}, in = {9, 1, 3, 5};
+    cpa_block_move copy = {9, 0, 1, 1, 2}, out = {9, 0, 1, 2, 3}, in = {9, 0, 1, 3, 5};
     uint64_t damaged = 0;
     float k[3 * 24] = {0}, v[3 * 24] = {0};
     for (int i = 0; i < 3 * 24; i++) k[i] = (float)(i % 7 + 1), v[i] = (float)(i % 5 + 2);

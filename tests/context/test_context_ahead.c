@@ -94,7 +94,7 @@ static void layers_read_their_blocks_by_tables_of_their_own(void) {
         cpa_test_layer_upload(&caches[set], masks[set], chunks[set], CHUNKS, 1, stream, &layer);
         cpa_context_use_tables(context, set);
         CU_ASSERT_EQUAL(cpa_context_attend(context, &layer.args, stream), CPA_OK);
-        CU_ASSERT_EQUAL(cpa_context_sync(context, stream, NULL, NULL), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_context_sync(context, stream), CPA_OK);
         cpa_test_layer_download(&layer, stream);
         CU_ASSERT_EQUAL(cpa_test_count_wrong(&caches[set], masks[set], chunks[set], CHUNKS, &layer.result), 0);
         cpa_test_result_destroy(&layer.result);
