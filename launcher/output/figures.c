@@ -16,7 +16,8 @@ const cpa_figure cpa_figures[] = {
     {ALONE(tenants_active), METRIC("num_tenants", gauge, "Tenants whose requests run or wait.")},
     {ALONE(kv_used),
      METRIC("kv_cache_usage_perc", gauge,
-            "Share of the blocks of a rank that requests have, of the rank and the group of layers with the most; 1: all."),
+            "Share of the blocks of a rank that requests have, of the rank and the group of layers with the most; 1: "
+            "all."),
      .unit = CPA_METRIC_SHARE_OF_BLOCKS},
     {COUNT(kv_blocks, KV, "blocks")},
     {COUNT(kv_peak, KV, "peak")},
@@ -71,9 +72,10 @@ const cpa_figure cpa_figures[] = {
          "Attention time of the busiest rank over the mean, since the start; 1: even; steps launched as graphs do not "
          "count.")},
     {COUNT(plain_rows, CP, "plain_rows"),
-     METRIC("attend_plain_rows_total", counter,
-            "Rows that attention left to a kernel without tensor cores, once for each layer and range of keys, sum over "
-            "ranks.")},
+     METRIC(
+         "attend_plain_rows_total", counter,
+         "Rows that attention left to a kernel without tensor cores, once for each layer and range of keys, sum over "
+         "ranks.")},
     {COUNT(staging_bytes, CP, "staging_bytes")},
     {REAL(planner_flops, CP, "flops", 1)},
     {REAL(planner_bandwidth, CP, "bandwidth", 1)},

@@ -249,9 +249,8 @@ cpa_status cpa_context_upload_plan(cpa_context *c, cpa_stream *stream) {
 }
 
 uint64_t cpa_context_shape(const cpa_context *c) {
-    uint64_t own = cpa_step_is_replicated(&c->step) || cpa_step_joins_own(&c->step)
-                       ? 0
-                       : cpa_table_plans_shape(&c->own, &c->ops);
+    uint64_t own =
+        cpa_step_is_replicated(&c->step) || cpa_step_joins_own(&c->step) ? 0 : cpa_table_plans_shape(&c->own, &c->ops);
     const uint64_t exchanged =
         cpa_step_is_replicated(&c->step) ? cpa_scatter_heads_shape(&c->scatter) : cpa_pass_q_shape(&c->q);
     const uint64_t slices = cpa_step_is_replicated(&c->step) ? (uintptr_t)c->slices_memory.memory : 0;
