@@ -185,12 +185,12 @@ static void what_is_told_is_launched(void) {
     for (int i = 0; i < 5; i++) cpa_device_free(device, memory[i]);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     static const cpa_test tests[] = {{"what is told is launched", what_is_told_is_launched}};
     const int missing = cpa_test_cuda_missing();
     if (missing) return missing == 1 ? CPA_TEST_SKIPPED : missing;
     cpa_test_device_open(1, &device, &stream);
-    const int failed = cpa_test_main("cuda_launches", tests, (int)(sizeof tests / sizeof *tests));
+    const int failed = cpa_test_main(argc, argv, "cuda_launches", tests, (int)(sizeof tests / sizeof *tests));
     cpa_test_device_close(device, stream);
     return failed;
 }
