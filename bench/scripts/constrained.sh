@@ -14,7 +14,7 @@ work=${WORK:-/tmp/llama-$shape}
 device=${DEVICE:-cuda}
 streams=${STREAMS:-256} bound=${BOUND:-64} input=${INPUT:-128} output=${OUTPUT:-256} repeats=${REPEATS:-3} port=${PORT:-18274}
 most=${MOST:-1.10}
-program=$build/launcher/cp_attn
+program=$build/main/cp_attn
 # shellcheck source=bench/scripts/steps.sh
 . "$here/steps.sh"
 
