@@ -381,10 +381,12 @@ static void *run(void *watch) {
 
 /* ---- what this rank says ---- */
 
+/* Of one who has given up the first reason is told: what fails after that follows from it. */
 static void queue_notice(cpa_watch *w, const notice *n) {
     const uint64_t one = 1;
     pthread_mutex_lock(&w->lock);
-    if (w->n_queued < (int)(sizeof w->queued / sizeof w->queued[0])) w->queued[w->n_queued++] = *n;
+    const int follows = w->gave_up && n->kind == REFUSED;
+    if (!follows && w->n_queued < (int)(sizeof w->queued / sizeof w->queued[0])) w->queued[w->n_queued++] = *n;
     w->gave_up |= n->refusal.channel < 0;
     pthread_mutex_unlock(&w->lock);
     (void)!write(w->wake, &one, sizeof one);
