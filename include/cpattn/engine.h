@@ -169,7 +169,6 @@ typedef void (*cpa_finish_fn)(void *ctx, const cpa_request_result *result);
  * requests finished so far. */
 typedef void (*cpa_progress_fn)(void *ctx, int64_t tokens, int64_t requests, double elapsed_s);
 
-/* Totals over all ranks since the engine was created, the same on every rank once a run has ended. */
 /* Groups of layers that have a cache together, those of one window and number of sinks; see cpa_engine_options. */
 enum { CPA_ENGINE_KV_GROUPS = 8 };
 typedef struct cpa_engine_kv_group {
@@ -179,6 +178,7 @@ typedef struct cpa_engine_kv_group {
     int64_t blocks, peak, used; /* as kv_blocks, kv_peak and kv_used */
 } cpa_engine_kv_group;
 
+/* Totals over all ranks since the engine was created, the same on every rank once a run has ended. */
 typedef struct cpa_engine_stats {
     int64_t steps;
     int64_t graph_steps; /* of those, launched as graphs */

@@ -45,10 +45,11 @@ cpa_kv_view cpa_kv_cache_view(const cpa_kv_cache *cache, int32_t layer);
 int32_t cpa_kv_cache_null_block(const cpa_kv_cache *cache);
 
 /* Moves, or copies, the blocks of the entries of a list that are of one rank and of the cache's group from tier to tier
- * or within the device, as bytes; layers of one length go together. No block is both read and written. Copies to and within the device are enqueued alone, and
- * read their source until the stream is idle; those to the host have arrived when this returns, since their checksums
- * are taken then. A block that comes back from the host with another checksum than it left with is not written to the
- * device: damaged[i], of n, is set to 1 for such a move and left alone for the others, and the error is logged. */
+ * or within the device, as bytes; layers of one length go together. No block is both read and written. Copies to and
+ * within the device are enqueued alone, and read their source until the stream is idle; those to the host have arrived
+ * when this returns, since their checksums are taken then. A block that comes back from the host with another checksum
+ * than it left with is not written to the device: damaged[i], of n, is set to 1 for such a move and left alone for the
+ * others, and the error is logged. */
 cpa_status cpa_kv_cache_move(cpa_kv_cache *cache, cpa_kv_tier from, cpa_kv_tier to, int32_t rank,
                              const cpa_block_move *moves, int64_t n, uint64_t *damaged, cpa_stream *stream);
 

@@ -2,6 +2,9 @@
 #include "base/check.h"
 #include "kernels/cuda/attend/attend_kernels.h"
 
+/* Packed rows of a warpgroup of the persistent kernel, which a box of queries brings. */
+enum { GROUP_ROWS = 64 };
+
 /* ---- what they take ---- */
 
 /* With rules it takes smaller pieces of some heads than plans have of tensors without pages. (A bias is read element by
@@ -16,7 +19,7 @@ static const char *hopper_refuses(const cpa_cuda_attend_spec *spec) {
 /* CTAs that stay gain where pieces begin and end. In between the two warpgroups of those for wider heads take 1 - 3%
  * longer than those of a CTA a piece (H200), which are better where pieces have many keys. */
 static const char *persistent_refuses(const cpa_cuda_attend_spec *spec) {
-    enum { LEAST_BLOCK = 16, GROUP_ROWS = 64, MOST_KEYS = 12 << 10 }; /* tokens of a box; rows that take turns */
+    enum { LEAST_BLOCK = 16, MOST_KEYS = 12 << 10 }; /* tokens of a box; keys of a piece */
     const int32_t odd = spec->call.oddities, group = spec->shape->q_heads / spec->shape->kv_heads;
     const int64_t keys = odd & CPA_CUDA_FULL ? spec->most_keys : spec->most_keys / 2;
     const char *why = hopper_refuses(spec);
@@ -94,7 +97,6 @@ static cpa_status launch_hopper(const cpa_cuda_attend_launch *launch, cpa_stream
 }
 
 static cpa_status launch_persistent(const cpa_cuda_attend_launch *launch, cpa_stream *stream) {
-    enum { ROWS = 64 }; /* of a box of queries */
     const cpa_cuda_attend_args *a = launch->args;
     const cpa_cuda_plan *plan = launch->plan;
     const int32_t box = cpa_cuda_hopper_box(a->k_dim, a->v_dim, launch->kv->block_size, 0),
@@ -106,8 +108,8 @@ static cpa_status launch_persistent(const cpa_cuda_attend_launch *launch, cpa_st
                              .dims = {(cuuint64_t)a->k_dim, (cuuint64_t)a->q_heads, (cuuint64_t)plan->base.rows, 1},
                              .strides = {head_bytes, row_bytes, row_bytes}};
     cpa_cuda_persistent_maps maps = {0};
-    CPA_TRY(encode_map(&q, 64, a->group, ROWS / a->group, &maps.q, stream));
-    if (tail) CPA_TRY(encode_map(&q, tail, a->group, ROWS / a->group, &maps.q_tail, stream));
+    CPA_TRY(encode_map(&q, 64, a->group, GROUP_ROWS / a->group, &maps.q, stream));
+    if (tail) CPA_TRY(encode_map(&q, tail, a->group, GROUP_ROWS / a->group, &maps.q_tail, stream));
     CPA_TRY(encode_pools(launch->kv, box, tail, &maps.pools, stream));
     uint32_t *tickets = (uint32_t *)(plan->memory->image + plan->tickets_at);
     return cpa_cuda_attend_persistent(a, &maps, launch->count, tickets, stream);
