@@ -100,19 +100,6 @@ static cpa_status copy_table(cpa_context *c, int64_t index, int32_t set, const i
     return CPA_OK;
 }
 
-/* What kind of step these chunks make. */
-static cpa_step_kind kind_of(const cpa_context *c, const cpa_context_chunk *chunks, int64_t n) {
-    int exchanges = 0, decodes = 1;
-    if (n == 0 || c->ops.map.cp_size == 1) return CPA_STEP_ALONE;
-    if (c->rows == CPA_ROWS_REPLICATED) return CPA_STEP_REPLICATED;
-    for (int64_t i = 0; i < n; i++) {
-        const int is_sharded = chunks[i].placement.kind != CPA_ON_RANK;
-        exchanges |= is_sharded;
-        decodes &= chunks[i].count == 1 && !(is_sharded && chunks[i].algorithm == CPA_PASS_KV);
-    }
-    return !exchanges ? CPA_STEP_ALONE : decodes ? CPA_STEP_DECODE : CPA_STEP_MIXED;
-}
-
 /* Those of all chunks in all sets, where each chunk has its place. */
 static cpa_status copy_tables(cpa_context *c, const cpa_context_chunk *chunks, int64_t n, given_tables given) {
     cpa_planned_step *step = &c->step;
@@ -128,6 +115,19 @@ static cpa_status copy_tables(cpa_context *c, const cpa_context_chunk *chunks, i
         }
     }
     return CPA_OK;
+}
+
+/* What kind of step these chunks make. */
+static cpa_step_kind kind_of(const cpa_context *c, const cpa_context_chunk *chunks, int64_t n) {
+    int exchanges = 0, decodes = 1;
+    if (n == 0 || c->ops.map.cp_size == 1) return CPA_STEP_ALONE;
+    if (c->rows == CPA_ROWS_REPLICATED) return CPA_STEP_REPLICATED;
+    for (int64_t i = 0; i < n; i++) {
+        const int is_sharded = chunks[i].placement.kind != CPA_ON_RANK;
+        exchanges |= is_sharded;
+        decodes &= chunks[i].count == 1 && !(is_sharded && chunks[i].algorithm == CPA_PASS_KV);
+    }
+    return !exchanges ? CPA_STEP_ALONE : decodes ? CPA_STEP_DECODE : CPA_STEP_MIXED;
 }
 
 static cpa_status copy_chunks(cpa_context *c, const cpa_context_chunk *chunks, int64_t n, given_tables tables) {
