@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/min_max.h"
 #include "kernels/cuda/attend/attend_cascade.h"
 #include "kernels/cuda/attend/attend_plan.h"
 #include "tests/fixtures/context_fixture.h"
@@ -126,6 +127,21 @@ static void a_group_that_a_cta_does_not_hold_takes_a_team(void) {
     }
 }
 
+/* The same kernel runs whatever a step has, even nothing: on 132 multiprocessors, 128 heads over one. */
+static void teams_do_not_depend_on_the_batch(void) {
+    cpa_attend_item items[64];
+    for (int64_t i = 0; i < 64; i++) items[i] = (cpa_attend_item){.q_count = 1 + i % 4, .k_count = 16384};
+    for (int64_t n = 0; n <= 64; n += 16) {
+        const cpa_attend_batch batch = {
+            .shape = {.q_heads = 128, .kv_heads = 1, .k_dim = 128, .v_dim = 128, .kv_dtype = CPA_BF16},
+            .block_size = 64,
+            .items = items,
+            .n_items = n};
+        const cpa_cuda_decode_shares shares = cpa_cuda_share_decode(&batch, CPA_CUDA_MOST_DECODE_ROWS, 132, 1);
+        CU_ASSERT(shares.teams == 66 && shares.row_tiles == 2 && !shares.wide);
+    }
+}
+
 /* A batch of decode with the pieces that are dealt for it, and what they were seen to take. */
 enum { DEALT_ITEMS = 40, DEALT_PIECES = 1 << 14, DEALT_STATES = 1 << 18, MOST_TILES = 1 << 9 };
 typedef struct dealt_batch {
@@ -236,6 +252,7 @@ static void every_row_meets_each_key_of_its_item_once(void) {
         CU_ASSERT_FATAL(room < DEALT_PIECES);
         cpa_cuda_plan_write_decode(&b->plan);
         CU_ASSERT_FATAL(b->plan.partial_rows <= 2 * most_teams * rows && b->plan.partial_rows <= DEALT_STATES);
+        wrong += b->plan.n_decode_splits > cpa_min64(b->plan.n_decode, most_teams) * b->plan.team.ctas;
         for (int64_t team = 0; team < b->plan.shares.teams; team++) wrong += walk_team(b, team);
         wrong += count_unmet(b);
         for (size_t i = 0; i < sizeof(cpa_cuda_piece); i++) wrong += ((uint8_t *)&b->pieces[room])[i] != 0xff;
@@ -360,6 +377,7 @@ static const cpa_test tests[] = {
     {"pieces over shared keys cover them", pieces_over_shared_keys_cover_them},
     {"decode units that fit are cut evenly", decode_units_that_fit_are_cut_evenly},
     {"a group that a CTA does not hold takes a team", a_group_that_a_cta_does_not_hold_takes_a_team},
+    {"teams do not depend on the batch", teams_do_not_depend_on_the_batch},
     {"every row meets each key of its item once", every_row_meets_each_key_of_its_item_once},
     {"the search finds what single steps find", the_search_finds_what_single_steps_find},
     {"only tiles of prefill count", only_tiles_of_prefill_count},

@@ -183,10 +183,10 @@ static void results_in_fp8(void) {
 }
 
 /* As many sequences as share CTAs, and one whose keys many take; what is launched is the same for all of them. */
-static void launches_stay_the_same(void) {
+static void launches_stay_the_same_of(int32_t dim) {
     enum { MANY = 60 };
     static const int64_t steps[][2] = {{MANY, 300}, {MANY, 1}, {1, 300}, {7, 290}, {0, 0}, {MANY, 300}};
-    static const wide_case many = {128, 1, 64, 16, CPA_BF16, 0, 300};
+    const wide_case many = {128, 1, dim, 16, CPA_BF16, 0, 300};
     cpa_attend_case shape = shape_of(&many);
     cpa_attend_fixture f;
     uint64_t first = 0;
@@ -209,6 +209,11 @@ static void launches_stay_the_same(void) {
         CU_ASSERT_EQUAL(now, first);
     }
     cpa_attend_fixture_destroy(&f);
+}
+
+static void launches_stay_the_same(void) {
+    launches_stay_the_same_of(64);
+    launches_stay_the_same_of(128);
 }
 
 static const cpa_test tests[] = {
