@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/min_max.h"
+#include "kernels/cuda/attend/attend_assign.h"
 #include "kernels/cuda/attend/attend_cascade.h"
 #include "kernels/cuda/attend/attend_plan.h"
 #include "tests/fixtures/context_fixture.h"
@@ -240,7 +241,37 @@ static int64_t count_unmet(const dealt_batch *b) {
     return wrong;
 }
 
-static void every_row_meets_each_key_of_its_item_once(void) {
+/* The pieces of a batch as an update of a reserved plan deals them. */
+static void update_pieces(dealt_batch *b) {
+    static cpa_cuda_item items[DEALT_ITEMS];
+    static cpa_cuda_unit units[DEALT_PIECES];
+    static cpa_cuda_cut cuts[DEALT_PIECES];
+    const cpa_cuda_decode_shares shares = b->plan.shares;
+    const cpa_cuda_update_args a = {.group = b->plan.group,
+                                    .teams = (int32_t)shares.teams,
+                                    .team = b->plan.team,
+                                    .items = items,
+                                    .units = units,
+                                    .cuts = cuts,
+                                    .pieces = b->pieces};
+    cpa_cuda_assigner to = {.units = 0};
+    for (int64_t i = 0; i < b->batch.n_items; i++)
+        items[i] = (cpa_cuda_item){.item = b->items[i], .ready = i >= b->plan.first_ready};
+    for (int64_t i = 0; i < b->batch.n_items; i++) {
+        const int64_t at = (b->plan.first_ready + i) % b->batch.n_items;
+        const int64_t tiles = cpa_cuda_ceil_div(b->items[at].k_count, CPA_CUDA_DECODE_KEYS);
+        cpa_cuda_assign_item(&a, &shares, &to, cpa_cuda_decode_unit_of(&shares, tiles), (int32_t)at,
+                             (int32_t)b->items[at].q_count * a.group);
+    }
+    for (int32_t cut = 0; cut < to.cuts; cut++)
+        for (int32_t cta = 0; cta < a.team.ctas; cta++) cpa_cuda_write_cut(&a, cut, cta, to.cuts);
+    b->plan.shares.teams = to.cuts > 0 ? to.turn.team + 1 : 0;
+    b->plan.partial_rows = to.partial_rows;
+    b->plan.n_decode_splits = to.splits;
+}
+
+/* As the host deals them, or an update. */
+static void deal_and_walk(void (*deal)(dealt_batch *b)) {
     dealt_batch *b = calloc(1, sizeof *b);
     int64_t teams = 0;
     for (int trial = 0; trial < 200; trial++) {
@@ -250,7 +281,7 @@ static void every_row_meets_each_key_of_its_item_once(void) {
         const int64_t room = (b->plan.n_decode + b->plan.shares.teams) * b->plan.team.ctas;
         const int64_t most_teams = b->plan.shares.teams, rows = b->plan.team.rows;
         CU_ASSERT_FATAL(room < DEALT_PIECES);
-        cpa_cuda_plan_write_decode(&b->plan);
+        deal(b);
         CU_ASSERT_FATAL(b->plan.partial_rows <= 2 * most_teams * rows && b->plan.partial_rows <= DEALT_STATES);
         wrong += b->plan.n_decode_splits > cpa_min64(b->plan.n_decode, most_teams) * b->plan.team.ctas;
         for (int64_t team = 0; team < b->plan.shares.teams; team++) wrong += walk_team(b, team);
@@ -261,6 +292,15 @@ static void every_row_meets_each_key_of_its_item_once(void) {
     }
     CPA_ASSERT_ORDER(teams, >, 20);
     free(b);
+}
+
+static void write_pieces(dealt_batch *b) {
+    cpa_cuda_plan_write_decode(&b->plan);
+}
+
+static void every_row_meets_each_key_of_its_item_once(void) {
+    deal_and_walk(write_pieces);
+    deal_and_walk(update_pieces);
 }
 
 /* ---- cascade attention ---- */

@@ -2,8 +2,7 @@
  * set, from lengths and block tables that lie on the device. A CTA a sequence takes over its table and makes its item.
  * Then one CTA assigns the units: all of its threads count tiles and write pieces, but one alone says where to cut, as
  * each cut depends on the one before. That is why it only adds, and leaves a few integers a cut. */
-#include "kernels/cuda/attend/attend.h"
-#include "kernels/cuda/attend/attend_split.h"
+#include "kernels/cuda/attend/attend_assign.h"
 #include "kernels/cuda/device/warp.cuh"
 
 namespace {
@@ -171,84 +170,23 @@ struct item_list {
     }
 };
 
-/* What one thread knows while it cuts. */
-struct assigner {
-    cpa_cuda_decode_turn turn;
-    int32_t units, cuts, partial_rows, splits;
-
-    /* The unit of that number of an item, of so many rows. */
-    __device__ void assign(const cpa_cuda_update_args &a, const cpa_cuda_decode_shares &shares,
-                           cpa_cuda_decode_unit unit, int32_t item, int32_t of_item, int32_t rows) {
-        const int32_t first = cuts;
-        int32_t begin = 0;
-        do {
-            const int32_t take = (int32_t)cpa_cuda_assign_piece(&shares, &turn, &unit);
-            a.cuts[cuts++] = {units, begin, take, (int32_t)turn.team};
-            begin += take;
-        } while (unit.left > 0);
-        const int32_t n = cuts - first;
-        a.units[units++] = {item, of_item, first, n, partial_rows, splits};
-        if (n > 1) splits += a.team.ctas, partial_rows += n * rows;
-    }
-};
-
-/* Where a cut's pieces lie: the first of each team at its own place, the others after those. A place holds a piece for
- * each CTA of a team. */
-__device__ int32_t place_of(const cpa_cuda_update_args &a, int32_t cut) {
-    const int32_t team = a.cuts[cut].team;
-    const bool first = cut == 0 || a.cuts[cut - 1].team != team;
-    return (first ? team : a.teams + cut - team - 1) * a.team.ctas;
-}
-
-/* The piece of a CTA of the cut's team. */
-__device__ void write_piece(const cpa_cuda_update_args &a, int32_t index, int32_t cta, int32_t n_cuts) {
-    const cpa_cuda_cut cut = a.cuts[index];
-    const cpa_cuda_unit unit = a.units[cut.unit];
-    const cpa_cuda_item &from = a.items[unit.item];
-    const cpa_cuda_row_tile tile = cpa_cuda_row_tile_of(a.team, packed_rows(a, from), unit.of_item, cta);
-    const int32_t rows = tile.end - tile.begin, keys = (int32_t)from.item.k_count;
-    const int32_t first_partial = unit.first_partial + unit.cuts * cta * a.team.tile; /* those before it are full */
-    const bool shares_team = index + 1 < n_cuts && a.cuts[index + 1].team == cut.team;
-    cpa_cuda_piece piece = {};
-    piece.q_row = from.item.q_row;
-    piece.state_shift = from.state_shift;
-    piece.q_first = from.item.q_first;
-    piece.k_first = from.item.k_first;
-    piece.table = from.item.table;
-    piece.row_begin = tile.begin;
-    piece.row_end = tile.end;
-    piece.k_begin = cut.begin * CPA_CUDA_DECODE_KEYS;
-    piece.k_end = min((cut.begin + cut.tiles) * CPA_CUDA_DECODE_KEYS, keys);
-    piece.q_set = from.item.q_set;
-    piece.k_set = from.item.k_set;
-    piece.partial = unit.cuts > 1 ? first_partial + (index - unit.first_cut) * rows : -1;
-    piece.next = shares_team ? place_of(a, index + 1) + cta : -1;
-    piece.pieces = piece.states = unit.cuts;
-    piece.first_partial = first_partial;
-    piece.counter = unit.counter + cta;
-    piece.ready = from.ready;
-    piece.refused = from.refused;
-    a.pieces[place_of(a, index) + cta] = piece;
-}
-
 __global__ void __launch_bounds__(ASSIGN_THREADS) assign_pieces(const __grid_constant__ cpa_cuda_update_args a) {
     __shared__ item_list list;
     __shared__ int32_t n_cuts, busy_teams;
     const cpa_cuda_decode_shares shares = share(a);
-    assigner d = {};
+    cpa_cuda_assigner d = {};
     for (int ready = a.reservation.ready_rows > 0; ready >= 0; ready--) {
         for (int64_t first = 0; first < a.reservation.sequences; first += ASSIGN_THREADS) {
             const int n = list.fill(a, shares, first, ready);
             if (threadIdx.x != 0) continue;
             for (int i = 0; i < n; i++)
-                for (int32_t row = 0, unit = 0; row < list.rows[i]; row += a.team.rows, unit++)
-                    d.assign(a, shares, list.units[i], list.items[i], unit, min(a.team.rows, list.rows[i] - row));
+                cpa_cuda_assign_item(&a, &shares, &d, list.units[i], list.items[i], list.rows[i]);
         }
     }
     if (threadIdx.x == 0) n_cuts = d.cuts, busy_teams = d.cuts > 0 ? (int32_t)d.turn.team + 1 : 0;
     __syncthreads();
     const int32_t ctas = a.team.ctas, n_pieces = n_cuts * ctas;
-    for (int32_t i = threadIdx.x; i < n_pieces; i += ASSIGN_THREADS) write_piece(a, i / ctas, i % ctas, n_cuts);
+    for (int32_t i = threadIdx.x; i < n_pieces; i += ASSIGN_THREADS) cpa_cuda_write_cut(&a, i / ctas, i % ctas, n_cuts);
     for (int32_t cta = busy_teams * ctas + (int32_t)threadIdx.x; cta < a.teams * ctas; cta += ASSIGN_THREADS) {
         cpa_cuda_piece idle = {};
         idle.partial = idle.next = -1;
