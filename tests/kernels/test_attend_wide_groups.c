@@ -59,7 +59,7 @@ static void list_items(const cpa_attend_fixture *f, int64_t k_begin, int64_t k_e
 }
 
 static void open_case(cpa_attend_fixture *f, const cpa_attend_case *shape) {
-    cpa_attend_fixture_init(f, shape, 2);
+    cpa_attend_fixture_init(f, shape, 1);
     f->fusion.padded_items = PADDED;
     f->padding = 8;
     f->again = 1;
