@@ -12,6 +12,7 @@
 #include "bench/inputs.h"
 #include "bench/memory.h"
 #include "bench/rules.h"
+#include "kernels/attend_plan.h"
 #include "kernels/block_layout.h"
 #include "kernels/self_test.h"
 
@@ -109,6 +110,10 @@ static cpa_status make_plan(attend_state *s, int64_t step, cpa_error *err) {
     };
     cpa_status status = cpa_attend_plan_create(s->site->device, &s->plans[step], err);
     if (status == CPA_OK) status = cpa_attend_plan_set(s->plans[step], &batch, err);
+    if (status == CPA_OK && o->padded) {
+        const cpa_attend_fusion fusion = {.padded_items = s->plans[step]->rows_attended};
+        status = s->site->device->operators->plan_set(s->plans[step], &batch, fusion, err);
+    }
     free(items);
     return status;
 }

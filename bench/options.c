@@ -65,6 +65,7 @@ static const cpa_field table[] = {
      .help = "attend: the first N tokens of all sequences are the same, in the same blocks"},
     {CASE, "cascade-attention", "MODE", CHOICE_AT(cascade, cascades), .initial = "auto",
      .help = "attend: auto, where they are read once if that is faster; off; or always"},
+    {CASE, "padded", NULL, FLAG_AT(padded), .help = "attend: plans as in graphs, whose launches stay the same"},
     {CASE, "fp8-out", NULL, FLAG_AT(fp8_out), .help = "merge: the result in fp8_e4m3"},
     {CASE, "as-one", NULL, FLAG_AT(as_one), .help = "varlen: the same work in one sequence instead"},
     {CASE, "length-scale", "S", CPA_FIELD_REAL, offsetof(cpa_bench_options, length_scale), .initial = "1", .min = 1e-9,

@@ -20,6 +20,7 @@ typedef struct cpa_bench_options {
     int64_t ragged;                         /* sequence i has (i mod 8 + 1) / 8 of the context */
     int64_t shared;                         /* of attend: tokens that all sequences begin with */
     int64_t cascade;                        /* of attend: cpa_cascade_attention */
+    int64_t padded;                         /* of attend: plans as graphs have them */
     int64_t layout;                         /* cpa_kv_layout */
     int64_t fp8_out;                        /* of merge: the result in fp8 */
     int64_t as_one;                         /* of varlen: the same work in one sequence */

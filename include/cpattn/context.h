@@ -175,7 +175,7 @@ typedef struct cpa_context_limits {
 } cpa_context_limits;
 
 /* Collective, once a context; waits for the device. The limits are the same on every rank but for num_blocks. Steps of
- * cpa_context_plan go on as before, beside the reserved one. CPA_UNSUPPORTED on a CUDA device for more than 16 query
+ * cpa_context_plan go on as before, beside the reserved one. CPA_UNSUPPORTED on a CUDA device for more than 512 query
  * heads a KV head. */
 CPA_API cpa_status cpa_context_reserve(cpa_context *context, const cpa_context_limits *limits);
 

@@ -189,7 +189,7 @@ typedef struct cpa_attend_limits {
     size_t size;
     cpa_attention_shape shape; /* as in a batch */
     int32_t block_size;
-    int32_t rows;       /* of each sequence, at most; on a CUDA device rows * q_heads / kv_heads is at most 16 */
+    int32_t rows;       /* of each sequence, at most; on a CUDA device rows * q_heads / kv_heads is at most 512 */
     int64_t sequences;  /* most of an update, at least 1 */
     int64_t tokens;     /* most of a sequence, those of its rows included; at least 1, on a CUDA device at most 2^30 */
     int64_t num_blocks; /* the caches that are attended have at least so many blocks */
@@ -197,7 +197,8 @@ typedef struct cpa_attend_limits {
 
 /* Reserves a plan that has been neither set nor reserved; it cannot be set any more. Until the first update every
  * sequence has length 0. Memory on a device: 4 bytes for each block of `tokens` tokens, for each sequence, and less
- * than 1 KiB for each sequence and CTA. Waits for the device; not in a capture. */
+ * than 1 KiB for each CTA, and for each 16 rows of a sequence that share a KV head. Waits for the device; not in a
+ * capture. */
 CPA_API cpa_status cpa_attend_plan_reserve(cpa_attend_plan *plan, const cpa_attend_limits *limits, cpa_error *err);
 
 /* The arrays are read when the work of the stream comes to it; what a graph holds is their addresses, `sequences` and

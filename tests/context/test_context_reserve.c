@@ -245,6 +245,23 @@ static void lengths_change(void) {
     lengths_change_with(32);
 }
 
+/* Has a test run with more query heads a KV head than a CTA of decode has rows. */
+static void with_wide_groups(void (*test)(void)) {
+    const cpa_test_shape small = SHAPE;
+    SHAPE.q_heads = 72;
+    SHAPE.kv_heads = 1;
+    test();
+    SHAPE = small;
+}
+
+static void interleaved(void) {
+    lengths_change_with(32);
+}
+
+static void wide_groups(void) {
+    with_wide_groups(interleaved);
+}
+
 /* An entry that is no block makes the row NaN at its owner, whichever rank it is of. */
 static void a_bad_entry(void) {
     site s;
@@ -369,14 +386,20 @@ static void captured(void) {
     s.stream = own;
     end(&s);
 }
+
+static void wide_groups_captured(void) {
+    with_wide_groups(captured);
+}
 #endif
 
 static const cpa_test TESTS[] = {
     {"lengths and tables change from step to step", lengths_change},
+    {"wide groups", wide_groups},
     {"an entry that is no block", a_bad_entry},
     {"misuse", misuse},
 #ifdef CPA_HAVE_CUDA
     {"graphs of the caller's", captured},
+    {"wide groups in graphs of the caller's", wide_groups_captured},
 #endif
 };
 

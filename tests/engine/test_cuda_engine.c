@@ -210,15 +210,25 @@ static void checked_steps_run_between_replayed_ones(void) {
 }
 
 /* Of the last layer, which here is the only one. */
-static void rows_of_replayed_steps_are_checked(void) {
+static void check_replayed_rows(int32_t q_heads, int32_t kv_heads, int32_t dim) {
     cpa_engine_options options = engine_options(CPA_BF16);
     options.model.layers = 1;
+    options.model.attention.q_heads = q_heads;
+    options.model.attention.kv_heads = kv_heads;
+    options.model.attention.k_dim = options.model.attention.v_dim = dim;
     options.verify = 1;
     options.algorithm = CPA_PASS_Q;
     cpa_engine_stats stats = run(&options);
     CPA_ASSERT_ORDER(stats.graph_steps, >, stats.steps / 3);
     CU_ASSERT_EQUAL(stats.verify_rows, options.model.attention.q_heads * rows_of_run());
     CU_ASSERT_EQUAL(stats.verify_violations, 0);
+}
+
+/* A group that a CTA of decode holds, and those that it does not. */
+static void rows_of_replayed_steps_are_checked(void) {
+    check_replayed_rows(8, 2, 64);
+    check_replayed_rows(128, 1, 128);
+    check_replayed_rows(34, 2, 64);
 }
 
 /* Counts the spans of a run, and adds up those of attention and of replayed steps. */

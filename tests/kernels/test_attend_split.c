@@ -1,10 +1,12 @@
 /* Where the CUDA plan cuts: how decode units are dealt to CTAs, and the search for the cut of prefill tiles against one
  * step after the other; which keys sequences share there, and the pieces and rows over them. Needs no device. */
 #include <stdlib.h>
+#include <string.h>
 
-#include "kernels/cuda/attend/attend.h"
+#include "base/min_max.h"
+#include "kernels/cuda/attend/attend_assign.h"
 #include "kernels/cuda/attend/attend_cascade.h"
-#include "kernels/cuda/attend/attend_split.h"
+#include "kernels/cuda/attend/attend_plan.h"
 #include "tests/fixtures/context_fixture.h"
 #include "tests/fixtures/unit.h"
 
@@ -76,7 +78,7 @@ static cpa_cuda_decode_shares shares_on(int wide_fits, int32_t block_size, int64
                                     .block_size = block_size,
                                     .items = items,
                                     .n_items = units};
-    return cpa_cuda_share_decode(&batch, 132, wide_fits);
+    return cpa_cuda_share_decode(&batch, 16, 132, wide_fits);
 }
 
 static cpa_cuda_decode_shares shares_of(int64_t units, int64_t keys, cpa_dtype kv_dtype) {
@@ -85,19 +87,220 @@ static cpa_cuda_decode_shares shares_of(int64_t units, int64_t keys, cpa_dtype k
 
 static void decode_units_that_fit_are_cut_evenly(void) {
     const cpa_cuda_decode_shares one = shares_of(1, 16384, CPA_BF16), few = shares_of(16, 1024, CPA_BF16);
-    CU_ASSERT(one.apart && one.wide && one.ctas == 16 && one.longest == 256 / 16);
+    CU_ASSERT(one.apart && one.wide && one.teams == 16 && one.longest == 256 / 16);
     CU_ASSERT(few.apart && few.wide && few.longest == 16);                      /* a CTA each */
     const cpa_cuda_decode_shares narrow = shares_on(0, 64, 1, 16384, CPA_BF16); /* a device of 8.x */
-    CU_ASSERT(narrow.apart && !narrow.wide && narrow.ctas == 33 && narrow.longest == 8);
+    CU_ASSERT(narrow.apart && !narrow.wide && narrow.teams == 33 && narrow.longest == 8);
     const cpa_cuda_decode_shares uneven = shares_of(10, 2048, CPA_BF16);
-    CU_ASSERT(uneven.apart && !uneven.wide && uneven.ctas == 33 && uneven.longest == 11); /* 3 CTAs of 11, 11, 10 */
+    CU_ASSERT(uneven.apart && !uneven.wide && uneven.teams == 33 && uneven.longest == 11); /* 3 CTAs of 11, 11, 10 */
     const cpa_cuda_decode_shares many = shares_of(128, 1024, CPA_BF16);
-    CU_ASSERT(!many.apart && !many.wide && many.ctas == 33);
+    CU_ASSERT(!many.apart && !many.wide && many.teams == 33);
     CU_ASSERT_EQUAL(many.cap, (128 * (16 + CPA_CUDA_DECODE_OVERHEAD) + 32) / 33 + CPA_CUDA_DECODE_OVERHEAD);
     const cpa_cuda_decode_shares codes = shares_of(1, 1024, CPA_INT8); /* two heads a CTA */
-    CU_ASSERT(codes.apart && !codes.wide && codes.ctas == 66 && codes.longest == 1);
+    CU_ASSERT(codes.apart && !codes.wide && codes.teams == 66 && codes.longest == 1);
     CU_ASSERT_EQUAL(cpa_cuda_decode_pieces(0, codes.cap), 1);
     CU_ASSERT_EQUAL(cpa_cuda_decode_pieces(11, CPA_CUDA_DECODE_OVERHEAD + 5), 3);
+}
+
+/* ---- groups of more heads than a CTA takes rows ---- */
+
+static void a_group_that_a_cta_does_not_hold_takes_a_team(void) {
+    static const struct {
+        int32_t q_heads, kv_heads, dim, block_size;
+        cpa_dtype kv_dtype;
+        cpa_cuda_team team;
+        int32_t padded_rows;
+    } cases[] = {
+        {32, 8, 128, 64, CPA_BF16, {1, 32, 32}, 32},    {32, 8, 64, 64, CPA_BF16, {1, 16, 16}, 16},
+        {32, 1, 128, 64, CPA_BF16, {1, 32, 32}, 32},    {33, 1, 128, 64, CPA_BF16, {2, 32, 33}, 512},
+        {128, 1, 128, 16, CPA_BF16, {4, 32, 128}, 512}, {128, 1, 128, 8, CPA_BF16, {8, 16, 128}, 512},
+        {17, 1, 64, 16, CPA_BF16, {2, 16, 17}, 512},    {256, 2, 128, 64, CPA_FP8_E4M3, {8, 16, 128}, 512},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const cpa_attention_shape shape = {.q_heads = cases[i].q_heads,
+                                           .kv_heads = cases[i].kv_heads,
+                                           .k_dim = cases[i].dim,
+                                           .v_dim = cases[i].dim,
+                                           .kv_dtype = cases[i].kv_dtype};
+        const cpa_cuda_team team = cpa_cuda_team_of(&shape, cases[i].block_size);
+        CU_ASSERT_EQUAL(memcmp(&team, &cases[i].team, sizeof team), 0);
+        CU_ASSERT_EQUAL(cpa_cuda_most_padded_rows(&shape, cases[i].block_size), cases[i].padded_rows);
+    }
+}
+
+/* The same kernel runs whatever a step has, even nothing: on 132 multiprocessors, 128 heads over one. */
+static void teams_do_not_depend_on_the_batch(void) {
+    cpa_attend_item items[64];
+    for (int64_t i = 0; i < 64; i++) items[i] = (cpa_attend_item){.q_count = 1 + i % 4, .k_count = 16384};
+    for (int64_t n = 0; n <= 64; n += 16) {
+        const cpa_attend_batch batch = {
+            .shape = {.q_heads = 128, .kv_heads = 1, .k_dim = 128, .v_dim = 128, .kv_dtype = CPA_BF16},
+            .block_size = 64,
+            .items = items,
+            .n_items = n};
+        const cpa_cuda_decode_shares shares = cpa_cuda_share_decode(&batch, CPA_CUDA_MOST_DECODE_ROWS, 132, 1);
+        CU_ASSERT(shares.teams == 66 && shares.row_tiles == 2 && !shares.wide);
+    }
+}
+
+/* A batch of decode with the pieces that are dealt for it, and what they were seen to take. */
+enum { DEALT_ITEMS = 40, DEALT_PIECES = 1 << 14, DEALT_STATES = 1 << 18, MOST_TILES = 1 << 9 };
+typedef struct dealt_batch {
+    cpa_attend_item items[DEALT_ITEMS];
+    cpa_attend_batch batch;
+    cpa_cuda_plan_builder plan;
+    cpa_cuda_piece pieces[DEALT_PIECES];
+    uint8_t met[DEALT_ITEMS][CPA_CUDA_MOST_DECODE_ROWS][MOST_TILES]; /* each row each tile of keys */
+    uint8_t states[DEALT_STATES];                           /* of the work space, by how many pieces leave them */
+    uint16_t counted[DEALT_PIECES], expected[DEALT_PIECES]; /* pieces at each counter, and of its tile */
+} dealt_batch;
+
+static void deal_batch(dealt_batch *b) {
+    static const int32_t groups[] = {1, 4, 8, 16, 17, 32, 33, 64, 96, 128, 200}, dims[] = {64, 128, 256};
+    static const cpa_dtype dtypes[] = {CPA_BF16, CPA_FP8_E4M3};
+    const int32_t group = groups[cpa_test_random_below(11)], dim = dims[cpa_test_random_below(3)];
+    const int32_t kv_heads = 1 + (int32_t)cpa_test_random_below(3);
+    const int64_t most_rows = CPA_CUDA_MOST_DECODE_ROWS / group < 4 ? CPA_CUDA_MOST_DECODE_ROWS / group : 4;
+    const int64_t most_keys = cpa_test_random_below(2) ? 64 * MOST_TILES : 300;
+    b->batch = (cpa_attend_batch){.shape = {.q_heads = group * kv_heads,
+                                            .kv_heads = kv_heads,
+                                            .k_dim = dim,
+                                            .v_dim = dim,
+                                            .kv_dtype = dtypes[cpa_test_random_below(2)]},
+                                  .block_size = cpa_test_random_below(2) ? 8 : 64,
+                                  .items = b->items,
+                                  .n_items = cpa_test_random_below(DEALT_ITEMS + 1)};
+    for (int64_t i = 0; i < b->batch.n_items; i++)
+        b->items[i] = (cpa_attend_item){.q_row = i,
+                                        .q_count = cpa_test_random_below(most_rows + 1),
+                                        .k_count = cpa_test_random_below(most_keys + 1)};
+    b->plan = (cpa_cuda_plan_builder){.given = &b->batch,
+                                      .batch = &b->batch,
+                                      .first_ready = cpa_test_random_below(b->batch.n_items + 1),
+                                      .group = group,
+                                      .multiprocessors = cpa_test_random_below(2) ? 132 : 5,
+                                      .wide_fits = 1,
+                                      .decode_rows = CPA_CUDA_MOST_DECODE_ROWS,
+                                      .team = cpa_cuda_team_of(&b->batch.shape, b->batch.block_size),
+                                      .decode = b->pieces};
+    for (int64_t i = 0; i < b->batch.n_items; i++)
+        b->plan.n_decode += cpa_cuda_decode_units(b->plan.team, b->items[i].q_count * group);
+    memset(b->pieces, 0xff, sizeof b->pieces);
+    memset(b->met, 0, sizeof b->met);
+    memset(b->states, 0, sizeof b->states);
+    memset(b->counted, 0, sizeof b->counted);
+}
+
+/* Notes what a piece takes; how much of that is wrong in itself. */
+static int64_t note_piece(dealt_batch *b, const cpa_cuda_piece *piece) {
+    const cpa_attend_item *item = &b->items[piece->q_row];
+    const int32_t rows = piece->row_end - piece->row_begin;
+    int64_t wrong = rows < 1 || rows > b->plan.team.tile || piece->row_end > item->q_count * b->plan.group;
+    wrong += piece->k_begin % CPA_CUDA_DECODE_KEYS != 0 || piece->k_end > item->k_count;
+    wrong += piece->ready != (piece->q_row >= b->plan.first_ready);
+    if (wrong > 0) return wrong;
+    for (int32_t row = piece->row_begin; row < piece->row_end; row++)
+        for (int32_t key = piece->k_begin; key < piece->k_end; key += CPA_CUDA_DECODE_KEYS)
+            b->met[piece->q_row][row][key / CPA_CUDA_DECODE_KEYS]++;
+    if (piece->partial < 0) return piece->k_begin != 0 || piece->k_end != item->k_count;
+    wrong += (piece->partial - piece->first_partial) % rows != 0 || piece->states != piece->pieces;
+    wrong += piece->partial >= piece->first_partial + piece->pieces * rows || piece->counter < 0;
+    for (int32_t row = 0; row < rows; row++) wrong += b->states[piece->partial + row]++;
+    b->counted[piece->counter]++;
+    b->expected[piece->counter] = (uint16_t)piece->pieces;
+    return wrong;
+}
+
+/* CTAs of a team have the same keys of the same item, one after the other, and rows that go on from each other's. */
+static int64_t walk_team(dealt_batch *b, int64_t team) {
+    const int32_t ctas = b->plan.team.ctas;
+    int64_t wrong = 0;
+    for (int64_t at = team * ctas; at >= 0; at = b->pieces[at].next) {
+        const cpa_cuda_piece *first = &b->pieces[at];
+        wrong += at % ctas != 0 || first->row_begin % b->plan.team.rows != 0;
+        for (int32_t cta = 0; cta < ctas; cta++) {
+            const cpa_cuda_piece *piece = first + cta;
+            wrong += piece->q_row != first->q_row || piece->k_begin != first->k_begin || piece->k_end != first->k_end;
+            wrong += cta > 0 && piece->row_begin != piece[-1].row_end;
+            wrong += piece->next != (first->next < 0 ? -1 : first->next + cta);
+            wrong += note_piece(b, piece);
+        }
+        if (wrong > 0) break;
+    }
+    return wrong;
+}
+
+static int64_t count_unmet(const dealt_batch *b) {
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < b->batch.n_items; i++)
+        for (int64_t row = 0; row < b->items[i].q_count * b->plan.group; row++)
+            for (int64_t tile = 0; tile < cpa_cuda_ceil_div(b->items[i].k_count, CPA_CUDA_DECODE_KEYS); tile++)
+                wrong += b->met[i][row][tile] != 1;
+    for (int64_t row = 0; row < b->plan.partial_rows; row++) wrong += b->states[row] != 1;
+    for (int64_t i = 0; i < b->plan.n_decode_splits; i++) wrong += b->counted[i] != b->expected[i];
+    return wrong;
+}
+
+/* The pieces of a batch as an update of a reserved plan deals them. */
+static void update_pieces(dealt_batch *b) {
+    static cpa_cuda_item items[DEALT_ITEMS];
+    static cpa_cuda_unit units[DEALT_PIECES];
+    static cpa_cuda_cut cuts[DEALT_PIECES];
+    const cpa_cuda_decode_shares shares = b->plan.shares;
+    const cpa_cuda_update_args a = {.group = b->plan.group,
+                                    .teams = (int32_t)shares.teams,
+                                    .team = b->plan.team,
+                                    .items = items,
+                                    .units = units,
+                                    .cuts = cuts,
+                                    .pieces = b->pieces};
+    cpa_cuda_assigner to = {.units = 0};
+    for (int64_t i = 0; i < b->batch.n_items; i++)
+        items[i] = (cpa_cuda_item){.item = b->items[i], .ready = i >= b->plan.first_ready};
+    for (int64_t i = 0; i < b->batch.n_items; i++) {
+        const int64_t at = (b->plan.first_ready + i) % b->batch.n_items;
+        const int64_t tiles = cpa_cuda_ceil_div(b->items[at].k_count, CPA_CUDA_DECODE_KEYS);
+        cpa_cuda_assign_item(&a, &shares, &to, cpa_cuda_decode_unit_of(&shares, tiles), (int32_t)at,
+                             (int32_t)b->items[at].q_count * a.group);
+    }
+    for (int32_t cut = 0; cut < to.cuts; cut++)
+        for (int32_t cta = 0; cta < a.team.ctas; cta++) cpa_cuda_write_cut(&a, cut, cta, to.cuts);
+    b->plan.shares.teams = to.cuts > 0 ? to.turn.team + 1 : 0;
+    b->plan.partial_rows = to.partial_rows;
+    b->plan.n_decode_splits = to.splits;
+}
+
+/* As the host deals them, or an update. */
+static void deal_and_walk(void (*deal)(dealt_batch *b)) {
+    dealt_batch *b = calloc(1, sizeof *b);
+    int64_t teams = 0;
+    for (int trial = 0; trial < 200; trial++) {
+        int64_t wrong = 0;
+        deal_batch(b);
+        cpa_cuda_plan_choose_splits(&b->plan);
+        const int64_t room = (b->plan.n_decode + b->plan.shares.teams) * b->plan.team.ctas;
+        const int64_t most_teams = b->plan.shares.teams, rows = b->plan.team.rows;
+        CU_ASSERT_FATAL(room < DEALT_PIECES);
+        deal(b);
+        CU_ASSERT_FATAL(b->plan.partial_rows <= 2 * most_teams * rows && b->plan.partial_rows <= DEALT_STATES);
+        wrong += b->plan.n_decode_splits > cpa_min64(b->plan.n_decode, most_teams) * b->plan.team.ctas;
+        for (int64_t team = 0; team < b->plan.shares.teams; team++) wrong += walk_team(b, team);
+        wrong += count_unmet(b);
+        for (size_t i = 0; i < sizeof(cpa_cuda_piece); i++) wrong += ((uint8_t *)&b->pieces[room])[i] != 0xff;
+        CU_ASSERT_EQUAL(wrong, 0);
+        teams += b->plan.team.ctas > 1 && b->plan.n_decode_splits > 0;
+    }
+    CPA_ASSERT_ORDER(teams, >, 20);
+    free(b);
+}
+
+static void write_pieces(dealt_batch *b) {
+    cpa_cuda_plan_write_decode(&b->plan);
+}
+
+static void every_row_meets_each_key_of_its_item_once(void) {
+    deal_and_walk(write_pieces);
+    deal_and_walk(update_pieces);
 }
 
 /* ---- cascade attention ---- */
@@ -213,6 +416,9 @@ static const cpa_test tests[] = {
     {"keys are shared where that takes less time", keys_are_shared_where_that_takes_less_time},
     {"pieces over shared keys cover them", pieces_over_shared_keys_cover_them},
     {"decode units that fit are cut evenly", decode_units_that_fit_are_cut_evenly},
+    {"a group that a CTA does not hold takes a team", a_group_that_a_cta_does_not_hold_takes_a_team},
+    {"teams do not depend on the batch", teams_do_not_depend_on_the_batch},
+    {"every row meets each key of its item once", every_row_meets_each_key_of_its_item_once},
     {"the search finds what single steps find", the_search_finds_what_single_steps_find},
     {"only tiles of prefill count", only_tiles_of_prefill_count},
 };

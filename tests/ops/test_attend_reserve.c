@@ -82,6 +82,40 @@ static void pages_by_kv_indptr(void) {
     steps_of_any_lengths(&pages);
 }
 
+/* Groups of more heads than a CTA of decode has rows, and rows of several tokens that it does not hold together. */
+static void wide_groups(void) {
+    static const struct {
+        int32_t q_heads, kv_heads, dim, block_size, rows;
+        cpa_dtype kv_dtype;
+        cpa_mask mask;
+    } cases[] = {
+        {17, 1, 64, 16, 1, CPA_BF16, {.causal = 1}},
+        {64, 2, 64, 64, 4, CPA_FP8_E4M3, {.causal = 1}},
+        {33, 1, 128, 64, 2, CPA_BF16, {.causal = 1}},
+        {128, 2, 64, 16, 3, CPA_BF16, {.causal = 1, .window = 70}},
+        {96, 1, 128, 16, 1, CPA_FP8_E4M3, {.causal = 1}},
+        {128, 1, 128, 64, 1, CPA_BF16, {.causal = 1}},
+        {128, 1, 128, 16, 4, CPA_BF16, {.causal = 1}},
+        {40, 1, 256, 16, 2, CPA_BF16, {.causal = 1, .window = 90, .sinks = 4}},
+        {8, 1, 64, 16, 5, CPA_BF16, {.causal = 1}},
+        {16, 2, 128, 16, 6, CPA_BF16, {.causal = 1}},
+        {128, 1, 64, 16, 1, CPA_F32, {.causal = 1}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cpa_decode_case wide = SMALL;
+        wide.q_heads = cases[i].q_heads;
+        wide.kv_heads = cases[i].kv_heads;
+        wide.dim = cases[i].dim;
+        wide.block_size = cases[i].block_size;
+        wide.rows = cases[i].rows;
+        wide.kv_dtype = cases[i].kv_dtype;
+        wide.dtype = cases[i].kv_dtype == CPA_F32 ? CPA_F32 : CPA_BF16;
+        wide.mask = cases[i].mask;
+        wide.tokens = 350;
+        steps_of_any_lengths(&wide);
+    }
+}
+
 /* Rows as they come, of the reserved number at most: none of some sequences, gaps in front and behind; too many of one,
  * a descent and a beginning past the end, of which those around know nothing. */
 static void rows_by_qo_indptr(void) {
@@ -94,12 +128,13 @@ static void rows_by_qo_indptr(void) {
         {{0, 2, 6, 7, 9, 11}, {40, 50, 60, 70, 80}},   {{12, 15, 3, 3, 5, 4}, {40, 50, 60, 70, 80}},
         {{-1, 1, 2, 3, 15, 16}, {40, 50, 60, 70, 80}},
     };
-    for (int kind = 0; kind < 3; kind++) {
+    for (int kind = 0; kind < 4; kind++) {
         cpa_decode_case rows = SMALL;
         cpa_decode_fixture f;
         rows.rows = 3;
         rows.by_indices = kind == 1;
         if (kind == 2) rows.dtype = rows.kv_dtype = CPA_F32;
+        if (kind == 3) rows.q_heads = 80; /* 40 a KV head */
         cpa_decode_fixture_init(&f, &rows);
         f.ragged = 1;
         for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
@@ -112,26 +147,40 @@ static void rows_by_qo_indptr(void) {
     }
 }
 
-/* As many as share CTAs, and one that many take. */
-static void many_sequences_and_one_long_one(void) {
+static void run_many(int32_t q_heads, int32_t kv_heads, int64_t tokens) {
     cpa_decode_case many = SMALL;
     int64_t lengths[CPA_DECODE_MOST];
     cpa_decode_fixture f;
     many.sequences = CPA_DECODE_MOST;
-    many.q_heads = many.kv_heads = 8;
+    many.q_heads = q_heads;
+    many.kv_heads = kv_heads;
+    many.tokens = tokens;
     cpa_decode_fixture_init(&f, &many);
     for (int step = 0; step < 3; step++) {
-        for (int s = 0; s < CPA_DECODE_MOST; s++) lengths[s] = (s * 131 + step * 517) % 701;
+        for (int s = 0; s < CPA_DECODE_MOST; s++) lengths[s] = (s * 131 + step * 517) % (tokens + 1);
         CU_ASSERT_EQUAL(run_lengths(&f, lengths, CPA_DECODE_MOST), 0);
     }
     cpa_decode_fixture_destroy(&f);
-    many = SMALL;
-    many.sequences = 2;
-    many.tokens = 9000;
-    cpa_decode_fixture_init(&f, &many);
-    CU_ASSERT_EQUAL(run_lengths(&f, (int64_t[]){9000, 1}, 2), 0);
-    CU_ASSERT_EQUAL(run_lengths(&f, (int64_t[]){3, 8999}, 2), 0);
+}
+
+static void run_long(int32_t q_heads, int64_t tokens) {
+    cpa_decode_case few = SMALL;
+    cpa_decode_fixture f;
+    few.sequences = 2;
+    few.q_heads = q_heads;
+    few.tokens = tokens;
+    cpa_decode_fixture_init(&f, &few);
+    CU_ASSERT_EQUAL(run_lengths(&f, (int64_t[]){tokens, 1}, 2), 0);
+    CU_ASSERT_EQUAL(run_lengths(&f, (int64_t[]){3, tokens - 1}, 2), 0);
     cpa_decode_fixture_destroy(&f);
+}
+
+/* As many as share CTAs, or teams of them, and one that many take. */
+static void many_sequences_and_one_long_one(void) {
+    run_many(8, 8, SMALL.tokens);
+    run_many(64, 1, 200);
+    run_long(SMALL.q_heads, 9000);
+    run_long(80, 3000);
 }
 
 static void fewer_sequences_than_are_reserved(void) {
@@ -217,8 +266,8 @@ static void bad_limits(void) {
     REFUSE_LIMITS(&f, "size", size = 8);
     if (!cpa_test_promises_bits()) {
         cpa_attend_limits wide = f.limits;
-        wide.rows = 5;
-        refuse_limits(&f, wide, CPA_UNSUPPORTED, "5 rows of 4 query heads a KV head, at most 16 in all");
+        wide.rows = 129;
+        refuse_limits(&f, wide, CPA_UNSUPPORTED, "129 rows of 4 query heads a KV head, at most 512 in all");
     }
     cpa_decode_fixture_destroy(&f);
 }
@@ -283,6 +332,7 @@ static const cpa_test tests[] = {
     {"lengths and tables change from step to step", lengths_change},
     {"other dtypes, windows, lengths of 64 bits", dtypes_and_masks},
     {"several rows a sequence", several_rows_a_sequence},
+    {"wide groups", wide_groups},
     {"rows as they come, by qo_indptr", rows_by_qo_indptr},
     {"many sequences, and one that is long", many_sequences_and_one_long_one},
     {"fewer sequences than are reserved", fewer_sequences_than_are_reserved},

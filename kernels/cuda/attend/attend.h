@@ -7,6 +7,7 @@
 #ifndef CPA_CUDA_ATTEND_H
 #define CPA_CUDA_ATTEND_H
 
+#include "kernels/cuda/attend/attend_split.h"
 #include "kernels/cuda/device/cuda.h"
 
 #ifdef __cplusplus
@@ -14,13 +15,15 @@ extern "C" {
 #endif
 
 enum {
-    CPA_CUDA_DECODE_ROWS = 16,   /* of a warp of the decode kernel; items of at most so many go there, or of twice as
-                                    many, see cpa_cuda_decode_geometry */
-    CPA_CUDA_PREFILL_ROWS = 128, /* rows of a prefill tile; of the Hopper kernel's, see cpa_cuda_hopper_rows */
-    CPA_CUDA_PREFILL_KEYS = 128, /* prefill pieces begin at multiples of this many keys */
-    CPA_CUDA_DECODE_KEYS = 64,   /* decode pieces */
-    CPA_CUDA_DECODE_RUN = 16,    /* keys that the decode kernel loads at once */
-    CPA_CUDA_LEAST_BOX = 8       /* tokens of a block that the Hopper kernel copies at once, and not row by row */
+    CPA_CUDA_DECODE_ROWS = 16,       /* of a warp of the decode kernel; a CTA takes so many, or twice as many, see
+                                    cpa_cuda_decode_geometry */
+    CPA_CUDA_MOST_DECODE_ROWS = 512, /* of an item that decode kernels take because a plan has to, see
+                                        cpa_cuda_most_padded_rows; a plan is reserved for as many */
+    CPA_CUDA_PREFILL_ROWS = 128,     /* rows of a prefill tile; of the Hopper kernel's, see cpa_cuda_hopper_rows */
+    CPA_CUDA_PREFILL_KEYS = 128,     /* prefill pieces begin at multiples of this many keys */
+    CPA_CUDA_DECODE_KEYS = 64,       /* decode pieces */
+    CPA_CUDA_DECODE_RUN = 16,        /* keys that the decode kernel loads at once */
+    CPA_CUDA_LEAST_BOX = 8           /* tokens of a block that the Hopper kernel copies at once, and not row by row */
 };
 
 typedef struct cpa_cuda_piece {
@@ -76,12 +79,13 @@ typedef struct cpa_cuda_table_source {
 } cpa_cuda_table_source;
 
 /* Reserved plans, scratch of an update. A decode unit in the order in which units are assigned, with its cuts; and a
- * cut: tiles [begin, begin + tiles) of a unit, for a CTA. */
+ * cut: tiles [begin, begin + tiles) of a unit, for a team of CTAs. */
 typedef struct cpa_cuda_unit {
-    int32_t item, first_cut, cuts, first_partial, counter;
+    int32_t item, of_item; /* number among those of its item */
+    int32_t first_cut, cuts, first_partial, counter;
 } cpa_cuda_unit;
 typedef struct cpa_cuda_cut {
-    int32_t unit, begin, tiles, cta;
+    int32_t unit, begin, tiles, team;
 } cpa_cuda_cut;
 
 typedef struct cpa_cuda_costed_piece {
@@ -129,7 +133,7 @@ typedef struct cpa_cuda_plan {
     int64_t rows;                                 /* packed rows of all items, per KV head */
     int32_t decode_ctas;                          /* per KV head; 0: no item goes to the decode kernel */
     int32_t decode_wide;                          /* its CTAs have a multiprocessor each */
-    int32_t decode_row_tiles;                     /* 2 where an item has more than CPA_CUDA_DECODE_ROWS */
+    int32_t decode_row_tiles;                     /* 2 where a CTA has more than CPA_CUDA_DECODE_ROWS */
     int32_t n_prefill;                            /* pieces */
     int64_t most_keys;                            /* of an item with such pieces */
     int32_t by_head;  /* the first so many of them run for one KV head after the other, the rest for all at once */
@@ -146,8 +150,9 @@ typedef struct cpa_cuda_update_args {
     cpa_attend_update update;
     cpa_attend_reservation reservation; /* its places are on the device */
     int32_t group;
-    int32_t ctas, heads; /* of decode: CTAs for each KV head, or each `heads` of them, which a CTA takes */
-    int32_t *tables;     /* [sequences, table_stride] */
+    int32_t teams, heads; /* of decode: teams of CTAs for each KV head, or each `heads` of them, which a CTA takes */
+    cpa_cuda_team team;
+    int32_t *tables; /* [sequences, table_stride] */
     cpa_cuda_item *items;
     cpa_cuda_unit *units;
     cpa_cuda_cut *cuts;
@@ -288,8 +293,11 @@ cpa_status cpa_cuda_assign_pieces(const cpa_cuda_update_args *args, cpa_stream *
 
 /* Has the arguments name the keys and values of a view, whose strides are resolved. */
 void cpa_cuda_take_view(cpa_cuda_attend_args *args, const cpa_kv_view *kv);
-/* The most packed rows of an item that goes to the kernels of decode. */
+/* The most packed rows of an item that goes to the kernels of decode where prefill tiles are a choice: those of a CTA.
+ */
 int32_t cpa_cuda_most_decode_rows(const cpa_attention_shape *shape, int32_t block_size);
+/* The same of a plan whose launches stay the same, which prefill tiles do not. */
+int32_t cpa_cuda_most_padded_rows(const cpa_attention_shape *shape, int32_t block_size);
 
 /* The pools of keys and of values as (dim, token, head, block), without pages of one block, for boxes of 64 columns and
  * of those of the tail, if there is one. */

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/hash.h"
+#include "base/min_max.h"
 #include "kernels/cuda/attend/attend_kernels.h"
 #include "kernels/cuda/attend/attend_plan.h"
 
@@ -23,7 +24,7 @@ static cpa_status count_work(cpa_cuda_plan_builder *b, cpa_error *err) {
                             (long long)i, (long long)rows, (long long)item->k_count, INT32_MAX / 2);
         if (rows == 0) continue;
         if (cpa_cuda_is_decode(b, item)) {
-            b->n_decode++;
+            b->n_decode += cpa_cuda_decode_units(b->team, rows);
         } else {
             int64_t tiles = cpa_cuda_prefill_tiles(b->batch, item, b->tile_rows),
                     keys = cpa_cuda_ceil_div(item->k_count, CPA_CUDA_PREFILL_KEYS);
@@ -36,9 +37,10 @@ static cpa_status count_work(cpa_cuda_plan_builder *b, cpa_error *err) {
     return CPA_OK;
 }
 
-/* The most splits of decode units: a cut lies between two CTAs, or before the unit's own keys. */
+/* The most splits of decode units, for each CTA of a team: a cut lies between two teams, or before the unit's own
+ * keys. */
 static int64_t most_decode_splits(const cpa_cuda_plan_builder *b, int64_t units) {
-    return units < b->shares.ctas || b->cut.split_keys > 0 ? units : b->shares.ctas;
+    return units < b->shares.teams || b->cut.split_keys > 0 ? units : b->shares.teams;
 }
 
 /* The sections of block tables. */
@@ -61,9 +63,10 @@ static void place_sections(cpa_cuda_plan *plan, const cpa_cuda_plan_builder *b) 
     }
     plan->items_at = cpa_cuda_place_section(&end, items * (int64_t)sizeof(cpa_cuda_item));
     if (!plan->device_tables) place_tables(plan, b, entries, &end);
-    plan->decode_at = cpa_cuda_place_section(&end, (units + b->shares.ctas) * (int64_t)sizeof(cpa_cuda_piece));
+    plan->decode_at =
+        cpa_cuda_place_section(&end, (units + b->shares.teams) * b->team.ctas * (int64_t)sizeof(cpa_cuda_piece));
     plan->counters_at = cpa_cuda_place_section(
-        &end, most_decode_splits(b, units) * b->batch->shape.kv_heads * (int64_t)sizeof(uint32_t));
+        &end, most_decode_splits(b, units) * b->team.ctas * b->batch->shape.kv_heads * (int64_t)sizeof(uint32_t));
     plan->tickets_at = cpa_cuda_place_section(&end, (int64_t)sizeof(uint32_t));
     plan->prefill_at = cpa_cuda_place_section(&end, (b->n_pieces + b->tail_pieces) * (int64_t)sizeof(cpa_cuda_piece));
     plan->splits_at = cpa_cuda_place_section(&end, b->n_tiles * (int64_t)sizeof(cpa_cuda_split));
@@ -130,32 +133,41 @@ static cpa_status write_shared(const cpa_cuda_plan_builder *b, char *staging, co
 }
 
 /* Fills a padded plan up with CTAs and items that have nothing to do. A cut leaves a partial state on each side, so
- * there are fewer than two for each CTA; beside shared keys, each unit has one too. */
-static void fill_up(cpa_cuda_plan_builder *b, int64_t ctas, cpa_cuda_item *items, int64_t *rows) {
-    for (int64_t i = b->shares.ctas; i < ctas; i++) b->decode[i] = (cpa_cuda_piece){.partial = -1, .next = -1};
-    b->shares.ctas = ctas;
-    const int64_t alone = b->n_shared > 0 && b->padded_items > ctas ? b->padded_items : ctas;
-    const int64_t partial_rows = (ctas + alone) * b->unit_rows + b->n_shared * b->tile_rows;
+ * there are fewer than two for each team; beside shared keys, each unit has one too. */
+static void fill_up(cpa_cuda_plan_builder *b, int64_t teams, cpa_cuda_item *items, int64_t *rows) {
+    for (int64_t i = b->shares.teams * b->team.ctas; i < teams * b->team.ctas; i++)
+        b->decode[i] = (cpa_cuda_piece){.partial = -1, .next = -1};
+    b->shares.teams = teams;
+    const int64_t alone = b->n_shared > 0 && b->padded_items > teams ? b->padded_items : teams;
+    const int64_t partial_rows = (teams + alone) * b->unit_rows + b->n_shared * b->tile_rows;
     if (b->partial_rows < partial_rows) b->partial_rows = partial_rows;
     for (int64_t i = b->batch->n_items; i < b->padded_items; i++) items[i] = (cpa_cuda_item){.begin = *rows};
     *rows = b->padded_items * b->group;
 }
 
-/* Whether the launches of the plan are to stay the same: all its items are decode units, of most_rows rows together or
- * less. Few different ones may be the most rows of a unit, since what lies where depends on that. */
-static cpa_status choose_padded(cpa_cuda_plan_builder *b, int64_t most_rows, cpa_error *err) {
-    int64_t rows = 0, most = 1;
-    if (most_rows == 0 || b->group > cpa_cuda_most_decode_rows(&b->batch->shape, b->batch->block_size)) return CPA_OK;
+/* Which items go to decode; and whether the launches of the plan are to stay the same: where all items go there, of
+ * most_rows rows together or less. Few different ones may be the most rows of a unit, since what lies where depends on
+ * that. */
+static cpa_status choose_decode(cpa_cuda_plan_builder *b, int64_t most_rows, cpa_error *err) {
+    const cpa_attention_shape *shape = &b->batch->shape;
+    const int64_t most_padded = cpa_cuda_most_padded_rows(shape, b->batch->block_size);
+    int64_t rows = 0, most = 1, longest = 0;
+    b->team = cpa_cuda_team_of(shape, b->batch->block_size);
+    b->decode_rows = cpa_cuda_most_decode_rows(shape, b->batch->block_size);
+    if (most_rows == 0 || b->group > most_padded) return CPA_OK;
     for (int64_t i = 0; i < b->batch->n_items; i++) {
         const int64_t count = b->batch->items[i].q_count;
         rows += count;
-        while (most < count) most *= 2;
+        longest = cpa_max64(longest, count);
     }
     if (rows > most_rows)
         return cpa_fail(err, CPA_INTERNAL, "attend plan: %lld rows, expected at most the %lld of a padded step",
                         (long long)rows, (long long)most_rows);
-    b->unit_rows = most * b->group;
-    if (b->n_tiles == 0) b->padded_items = most_rows;
+    if (longest * b->group > most_padded) return CPA_OK;
+    while (most < longest) most *= 2;
+    b->decode_rows = most_padded;
+    b->unit_rows = cpa_min64(most * b->group, b->team.rows);
+    b->padded_items = most_rows;
     return CPA_OK;
 }
 
@@ -184,11 +196,11 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
         CPA_TRY(cpa_cuda_plan_pack_items(memory, given, &packed, &plan->most_entries, err));
     plan->device_tables = given->block_tables_on_device ? given->block_tables : NULL;
     plan->num_blocks = given->num_blocks;
+    CPA_TRY(choose_decode(&b, fusion.padded_items, err));
     CPA_TRY(count_work(&b, err));
-    CPA_TRY(choose_padded(&b, fusion.padded_items, err));
     CPA_TRY(share_keys(&b, plan, device, err));
     cpa_cuda_plan_choose_splits(&b);
-    const int64_t most_ctas = b.shares.ctas;
+    const int64_t most_teams = b.shares.teams;
     if (!cpa_cuda_plan_reserve_blocks(plan, batch, b.n_widened)) b.n_widened = 0;
     place_sections(plan, &b);
     CPA_TRY(cpa_cuda_plan_reserve_image(plan, plan->image_bytes, err));
@@ -213,7 +225,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
                                (int32_t *)(memory->staging + plan->widened_blocks_at), sources);
     cpa_cuda_plan_write_decode(&b);
     cpa_cuda_plan_write_prefill(&b);
-    if (b.padded_items) fill_up(&b, most_ctas, items, &plan->rows);
+    if (b.padded_items) fill_up(&b, most_teams, items, &plan->rows);
     CPA_TRY(write_shared(&b, memory->staging, plan, err));
     if (b.partial_rows > INT32_MAX)
         return cpa_fail(err, CPA_UNSUPPORTED, "attend plan: %lld rows of split keys, at most %d",
@@ -223,7 +235,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
     memory->current = 0;
     plan->map = batch->map;
     plan->tile_rows = b.tile_rows;
-    plan->decode_ctas = (int32_t)b.shares.ctas;
+    plan->decode_ctas = (int32_t)(b.shares.teams * b.team.ctas);
     plan->decode_wide = b.shares.wide;
     plan->decode_row_tiles = b.shares.row_tiles;
     plan->n_prefill = (int32_t)b.n_pieces;

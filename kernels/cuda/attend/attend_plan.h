@@ -19,6 +19,8 @@ typedef struct cpa_cuda_plan_builder {
     int32_t multiprocessors;
     int wide_fits;              /* CTAs of decode */
     int32_t tile_rows;          /* of prefill */
+    int64_t decode_rows;        /* packed, the most of an item of decode */
+    cpa_cuda_team team;         /* of CTAs of decode */
     int64_t padded_items;       /* the most decode units of a plan whose launches stay the same; 0: of this one */
     int64_t unit_rows;          /* and the most packed rows of one of them */
     int64_t n_decode;           /* units */
@@ -43,7 +45,7 @@ typedef struct cpa_cuda_plan_builder {
 } cpa_cuda_plan_builder;
 
 static inline int cpa_cuda_is_decode(const cpa_cuda_plan_builder *b, const cpa_attend_item *item) {
-    return cpa_cuda_packed_rows(b->batch, item) <= cpa_cuda_most_decode_rows(&b->batch->shape, b->batch->block_size);
+    return cpa_cuda_packed_rows(b->batch, item) <= b->decode_rows;
 }
 
 /* Whether prefill kernels may need blocks widened: where the cache is quantised, or its rows lie in runs. */

@@ -3,9 +3,10 @@
  * Decode: units whose pieces are no more than the CTAs that run at once are cut evenly, a piece a CTA. Otherwise the
  * keys of all units lie in a row, cut into as many equal stretches as there are CTAs; a unit that a cut crosses leaves
  * a partial state on each side. Units that are ready go to the first CTAs, which find room beside the kernel that the
- * others wait for. Prefill: one CTA a tile, the longest first, cut only where there are too few tiles to fill the
- * device, or where those that come last would leave most of it idle. All but the last run for one KV head after the
- * other: CTAs that run at once then read the same keys, which stay in the L2 cache. */
+ * others wait for. Where a group has more rows than a CTA takes, teams of CTAs do all this. Prefill: one CTA a tile,
+ * the longest first, cut only where there are too few tiles to fill the device, or where those that come last would
+ * leave most of it idle. All but the last run for one KV head after the other: CTAs that run at once then read the same
+ * keys, which stay in the L2 cache. */
 #include "kernels/cuda/attend/attend_plan.h"
 
 enum {
@@ -29,8 +30,7 @@ static int is_ready(const cpa_cuda_plan_builder *b, const cpa_attend_item *item)
 static void choose_prefill_split(cpa_cuda_plan_builder *b) {
     const int64_t heads = b->batch->shape.kv_heads, device = b->multiprocessors;
     int64_t least = INT64_MAX;
-    b->split_keys = INT32_MAX;
-    if (b->n_tiles == 0 || b->n_tiles * heads >= PREFILL_WAVES * device) return;
+    if (b->n_tiles * heads >= PREFILL_WAVES * device) return;
     for (int64_t waves = 1; waves <= PREFILL_WAVES; waves++) {
         int64_t tiles = cpa_cuda_ceil_div(b->tile_keys * heads, waves * device), slots = waves * device;
         if (tiles < LEAST_PREFILL_SPLIT / CPA_CUDA_PREFILL_KEYS) tiles = LEAST_PREFILL_SPLIT / CPA_CUDA_PREFILL_KEYS;
@@ -46,7 +46,9 @@ static void choose_prefill_split(cpa_cuda_plan_builder *b) {
 }
 
 void cpa_cuda_plan_choose_splits(cpa_cuda_plan_builder *b) {
-    b->shares = cpa_cuda_share_decode(b->batch, b->multiprocessors, b->wide_fits);
+    b->shares = cpa_cuda_share_decode(b->batch, b->decode_rows, b->multiprocessors, b->wide_fits);
+    b->split_keys = INT32_MAX;
+    if (b->n_tiles == 0) return;
     choose_prefill_split(b);
     b->n_pieces = cpa_cuda_prefill_pieces(b->batch, b->tile_rows, b->split_keys);
     if (b->split_keys == INT32_MAX)
@@ -83,29 +85,31 @@ static void add_split(cpa_cuda_plan_builder *b, const cpa_cuda_piece *tile, int6
     b->partial_rows += count * (tile->row_end - tile->row_begin);
 }
 
-/* Assigns decode pieces to CTAs: the first of each at its own index, the others after those, linked. */
+/* Assigns decode pieces to teams: the first of each at its own place, the others after those, linked. A place holds a
+ * piece for each CTA of a team. */
 typedef struct decode_assignment {
-    cpa_cuda_piece *last; /* of the current CTA; NULL: it has none yet */
+    cpa_cuda_piece *last; /* at the place of the current team's last pieces; NULL: it has none yet */
     cpa_cuda_decode_turn turn;
-    int64_t extra; /* index of the next piece that is not the first of a CTA */
+    int64_t extra; /* the next place of pieces that are not the first of a team */
 } decode_assignment;
 
-/* The next piece, of `take` tiles of the unit. */
-static cpa_cuda_piece *assign_piece(cpa_cuda_plan_builder *b, decode_assignment *to, cpa_cuda_decode_unit *unit,
-                                    int64_t *take) {
-    const int64_t cta = to->turn.cta;
+/* The place of the next pieces, of `take` tiles of the unit. */
+static cpa_cuda_piece *assign_pieces(cpa_cuda_plan_builder *b, decode_assignment *to, cpa_cuda_decode_unit *unit,
+                                     int64_t *take) {
+    const int64_t team = to->turn.team, ctas = b->team.ctas;
     *take = cpa_cuda_assign_piece(&b->shares, &to->turn, unit);
-    if (to->turn.cta != cta) to->last = NULL;
-    const int64_t at = to->last ? to->extra++ : to->turn.cta;
-    if (to->last) to->last->next = (int32_t)at;
+    if (to->turn.team != team) to->last = NULL;
+    const int64_t at = (to->last ? to->extra++ : to->turn.team) * ctas;
+    for (int64_t cta = 0; cta < ctas && to->last; cta++) to->last[cta].next = (int32_t)(at + cta);
     return to->last = &b->decode[at];
 }
 
-/* The pieces of a tile learn of each other: `first`, and those that CTAs after its own begin with. */
-static void join_decode(cpa_cuda_plan_builder *b, cpa_cuda_piece *first, int64_t cta, int64_t pieces, int64_t shared) {
+/* The pieces of a tile learn of each other: `first`, and those that teams after its own begin with, `next` on. */
+static void join_decode(cpa_cuda_plan_builder *b, cpa_cuda_piece *first, cpa_cuda_piece *next, int64_t pieces,
+                        int64_t shared) {
     const int32_t rows = first->row_end - first->row_begin;
     for (int64_t i = 0; i < pieces; i++) {
-        cpa_cuda_piece *piece = i == 0 ? first : &b->decode[cta + i];
+        cpa_cuda_piece *piece = i == 0 ? first : next + (i - 1) * b->team.ctas;
         piece->partial = (int32_t)(b->partial_rows + (shared + i) * rows);
         piece->pieces = (int32_t)pieces;
         piece->states = (int32_t)(shared + pieces);
@@ -124,30 +128,40 @@ static int64_t shared_states(const cpa_cuda_plan_builder *b, const cpa_attend_it
     return shared->states;
 }
 
+/* The pieces of an item's unit. */
+static void write_unit(cpa_cuda_plan_builder *b, decode_assignment *to, const cpa_attend_item *item, int32_t of_item) {
+    const int64_t tiles = cpa_cuda_ceil_div(item->k_count, CPA_CUDA_DECODE_KEYS);
+    const int32_t rows = (int32_t)cpa_cuda_packed_rows(b->batch, item), ctas = b->team.ctas;
+    cpa_cuda_decode_unit unit = cpa_cuda_decode_unit_of(&b->shares, tiles);
+    int64_t done = 0, pieces = 0, next_team = 0, take;
+    cpa_cuda_piece *first = NULL;
+    do {
+        cpa_cuda_piece *piece = assign_pieces(b, to, &unit, &take);
+        for (int32_t cta = 0; cta < ctas; cta++) {
+            const cpa_cuda_row_tile tile = cpa_cuda_row_tile_of(b->team, rows, of_item, cta);
+            piece[cta] = whole_tile(b, item, tile.begin, tile.end);
+            piece[cta].k_begin = (int32_t)(done * CPA_CUDA_DECODE_KEYS);
+            if (unit.left > 0) piece[cta].k_end = (int32_t)((done + take) * CPA_CUDA_DECODE_KEYS);
+        }
+        if (pieces == 0) first = piece, next_team = to->turn.team + 1;
+        done += take;
+        pieces++;
+    } while (done < tiles);
+    const int64_t shared = shared_states(b, item);
+    for (int32_t cta = 0; cta < ctas && (pieces > 1 || shared > 0); cta++)
+        join_decode(b, first + cta, &b->decode[next_team * ctas + cta], pieces, shared);
+}
+
 /* Those that are ready come first. */
 void cpa_cuda_plan_write_decode(cpa_cuda_plan_builder *b) {
-    decode_assignment assignment = {.extra = b->shares.ctas};
+    decode_assignment assignment = {.extra = b->shares.teams};
     for (int64_t i = 0; i < b->batch->n_items; i++) {
         const cpa_attend_item *item = &b->batch->items[(b->first_ready + i) % b->batch->n_items];
-        const int64_t rows = cpa_cuda_packed_rows(b->batch, item),
-                      tiles = cpa_cuda_ceil_div(item->k_count, CPA_CUDA_DECODE_KEYS);
-        cpa_cuda_decode_unit unit = cpa_cuda_decode_unit_of(&b->shares, tiles);
-        int64_t done = 0, pieces = 0, first_cta = 0, take;
-        cpa_cuda_piece *first = NULL;
-        if (rows == 0 || !cpa_cuda_is_decode(b, item)) continue;
-        do {
-            cpa_cuda_piece *piece = assign_piece(b, &assignment, &unit, &take);
-            *piece = whole_tile(b, item, 0, rows);
-            piece->k_begin = (int32_t)(done * CPA_CUDA_DECODE_KEYS);
-            if (unit.left > 0) piece->k_end = (int32_t)((done + take) * CPA_CUDA_DECODE_KEYS);
-            if (pieces == 0) first = piece, first_cta = assignment.turn.cta;
-            done += take;
-            pieces++;
-        } while (done < tiles);
-        const int64_t shared = shared_states(b, item);
-        if (pieces > 1 || shared > 0) join_decode(b, first, first_cta, pieces, shared);
+        if (!cpa_cuda_is_decode(b, item)) continue;
+        const int64_t units = cpa_cuda_decode_units(b->team, cpa_cuda_packed_rows(b->batch, item));
+        for (int64_t unit = 0; unit < units; unit++) write_unit(b, &assignment, item, (int32_t)unit);
     }
-    b->shares.ctas = b->n_decode > 0 ? assignment.turn.cta + 1 : 0;
+    b->shares.teams = b->n_decode > 0 ? assignment.turn.team + 1 : 0;
 }
 
 /* Keys of the piece that a causal query sees at most, or all: how long it will take. */

@@ -4,10 +4,11 @@
 #include <stdlib.h>
 
 #include "base/check.h"
+#include "base/min_max.h"
 #include "kernels/cuda/attend/attend_kernels.h"
 #include "kernels/cuda/attend/attend_split.h"
 
-/* CTAs of decode for as many sequences as there can be, each as long as it can be. */
+/* Teams of decode for as many sequences as there can be, each as long as it can be. */
 static cpa_status share_most(const cpa_cuda_plan *plan, const cpa_attend_reservation *r, int64_t keys,
                              cpa_cuda_decode_shares *shares, cpa_error *err) {
     const cpa_cuda_device *device = (const cpa_cuda_device *)plan->base.device;
@@ -17,32 +18,32 @@ static cpa_status share_most(const cpa_cuda_plan *plan, const cpa_attend_reserva
     for (int64_t s = 0; s < r->sequences; s++) items[s] = (cpa_attend_item){.q_count = r->rows, .k_count = keys};
     const cpa_attend_batch batch = {
         .shape = r->shape, .block_size = r->block_size, .items = items, .n_items = r->sequences};
-    *shares =
-        cpa_cuda_share_decode(&batch, device->multiprocessors, device->base.caps.shared_bytes >= CPA_CUDA_WIDE_BYTES);
+    *shares = cpa_cuda_share_decode(&batch, CPA_CUDA_MOST_DECODE_ROWS, device->multiprocessors,
+                                    device->base.caps.shared_bytes >= CPA_CUDA_WIDE_BYTES);
     free(items);
     return CPA_OK;
 }
 
-static void place_sections(cpa_cuda_plan *plan, const cpa_attend_reservation *r) {
-    const int64_t sequences = r->sequences, ctas = plan->decode_ctas;
-    const int64_t cuts = sequences + ctas, splits = sequences < ctas ? sequences : ctas;
+static void place_sections(cpa_cuda_plan *plan, const cpa_attend_reservation *r, int64_t units, int64_t teams,
+                           int64_t ctas) {
+    const int64_t sequences = r->sequences, cuts = units + teams, splits = units < teams ? units : teams;
     int64_t end = 0;
-    plan->counters_bytes = splits * r->shape.kv_heads * (int64_t)sizeof(uint32_t);
+    plan->counters_bytes = splits * ctas * r->shape.kv_heads * (int64_t)sizeof(uint32_t);
     plan->items_at = cpa_cuda_place_section(&end, sequences * (int64_t)sizeof(cpa_cuda_item));
     plan->tables_at = cpa_cuda_place_section(&end, sequences * r->table_stride * (int64_t)sizeof(int32_t));
-    plan->decode_at = cpa_cuda_place_section(&end, cuts * (int64_t)sizeof(cpa_cuda_piece));
+    plan->decode_at = cpa_cuda_place_section(&end, cuts * ctas * (int64_t)sizeof(cpa_cuda_piece));
     plan->counters_at = cpa_cuda_place_section(&end, plan->counters_bytes);
-    plan->units_at = cpa_cuda_place_section(&end, sequences * (int64_t)sizeof(cpa_cuda_unit));
+    plan->units_at = cpa_cuda_place_section(&end, units * (int64_t)sizeof(cpa_cuda_unit));
     plan->cuts_at = cpa_cuda_place_section(&end, cuts * (int64_t)sizeof(cpa_cuda_cut));
     plan->places_at = cpa_cuda_place_section(&end, r->map.cp_size * (int64_t)sizeof(cpa_attend_place));
     plan->image_bytes = end;
 }
 
 static cpa_status check_limits(const cpa_attend_reservation *r, int64_t packed_rows, int64_t keys, cpa_error *err) {
-    if (packed_rows > CPA_CUDA_DECODE_ROWS)
+    if (packed_rows > CPA_CUDA_MOST_DECODE_ROWS)
         return cpa_fail(err, CPA_UNSUPPORTED,
                         "attend plan: reserved for %d rows of %d query heads a KV head, at most %d in all", r->rows,
-                        r->shape.q_heads / r->shape.kv_heads, CPA_CUDA_DECODE_ROWS);
+                        r->shape.q_heads / r->shape.kv_heads, CPA_CUDA_MOST_DECODE_ROWS);
     if (keys > INT32_MAX / 2)
         return cpa_fail(err, CPA_UNSUPPORTED, "attend plan: reserved for %lld keys a sequence, at most %d",
                         (long long)keys, INT32_MAX / 2);
@@ -79,6 +80,7 @@ cpa_status cpa_cuda_plan_reserve(cpa_attend_plan *base, const cpa_attend_reserva
     const cpa_attend_reservation *r = reservation;
     const int64_t packed_rows = (int64_t)r->rows * (r->shape.q_heads / r->shape.kv_heads);
     const int64_t keys = cpa_shard_len(r->map, 0, r->tokens); /* no shard has more */
+    const cpa_cuda_team team = cpa_cuda_team_of(&r->shape, r->block_size);
     cpa_cuda_decode_shares shares;
     cpa_status status = CPA_OK;
     CPA_TRY(check_limits(r, packed_rows, keys, err));
@@ -87,11 +89,11 @@ cpa_status cpa_cuda_plan_reserve(cpa_attend_plan *base, const cpa_attend_reserva
     plan->map = r->map;
     plan->tile_rows = CPA_CUDA_PREFILL_ROWS;
     plan->rows = r->sequences * packed_rows;
-    plan->decode_ctas = (int32_t)shares.ctas;
+    plan->decode_ctas = (int32_t)(shares.teams * team.ctas);
     plan->decode_wide = shares.wide;
     plan->decode_row_tiles = shares.row_tiles;
-    plan->partial_rows = 2 * shares.ctas * packed_rows; /* a cut leaves a state on each side */
-    place_sections(plan, r);
+    plan->partial_rows = 2 * shares.teams * cpa_min64(packed_rows, team.rows); /* a cut leaves a state on each side */
+    place_sections(plan, r, r->sequences * cpa_cuda_decode_units(team, packed_rows), shares.teams, team.ctas);
     base->reservation = *r;
     base->fusion =
         (cpa_attend_fusion){.padded_items = r->sequences, .ready_row = r->ready_row, .ready_rows = r->ready_rows};
@@ -119,12 +121,14 @@ failed:
 cpa_status cpa_cuda_plan_update(cpa_attend_plan *base, const cpa_attend_update *update, cpa_stream *stream) {
     cpa_cuda_plan *plan = (cpa_cuda_plan *)base;
     const cpa_attend_reservation *r = &base->reservation;
+    const cpa_cuda_team team = cpa_cuda_team_of(&r->shape, r->block_size);
     char *image = plan->memory->image;
     cpa_cuda_update_args args = {
         .update = *update,
         .reservation = *r,
         .group = r->shape.q_heads / r->shape.kv_heads,
-        .ctas = plan->decode_ctas,
+        .teams = plan->decode_ctas / team.ctas,
+        .team = team,
         .heads = cpa_cuda_decode_geometry(&r->shape, r->block_size).heads,
         .tables = (int32_t *)(image + plan->tables_at),
         .items = (cpa_cuda_item *)(image + plan->items_at),

@@ -2,8 +2,7 @@
  * set, from lengths and block tables that lie on the device. A CTA a sequence takes over its table and makes its item.
  * Then one CTA assigns the units: all of its threads count tiles and write pieces, but one alone says where to cut, as
  * each cut depends on the one before. That is why it only adds, and leaves a few integers a cut. */
-#include "kernels/cuda/attend/attend.h"
-#include "kernels/cuda/attend/attend_split.h"
+#include "kernels/cuda/attend/attend_assign.h"
 #include "kernels/cuda/device/warp.cuh"
 
 namespace {
@@ -104,6 +103,15 @@ __device__ int64_t tiles_of(const cpa_cuda_item &item) {
     return (item.item.k_count + CPA_CUDA_DECODE_KEYS - 1) / CPA_CUDA_DECODE_KEYS;
 }
 
+__device__ int32_t packed_rows(const cpa_cuda_update_args &a, const cpa_cuda_item &item) {
+    return (int32_t)item.item.q_count * a.group;
+}
+
+/* None of an item without rows. */
+__device__ int32_t units_of(const cpa_cuda_update_args &a, const cpa_cuda_item &item) {
+    return (packed_rows(a, item) + a.team.rows - 1) / a.team.rows;
+}
+
 /* The sum over all threads, for all of them. */
 __device__ int64_t block_sum(int64_t x) {
     __shared__ unsigned long long total;
@@ -117,27 +125,27 @@ __device__ int64_t block_sum(int64_t x) {
     return result;
 }
 
-/* The shares of the sequences as they are: cpa_cuda_share_decode with CTAs that are fixed. */
+/* The shares of the sequences as they are: cpa_cuda_share_decode with teams that are fixed. */
 __device__ cpa_cuda_decode_shares share(const cpa_cuda_update_args &a) {
     cpa_cuda_decode_shares shares = {};
     int64_t load = 0, pieces = 0;
-    shares.ctas = a.ctas;
+    shares.teams = a.teams;
     for (int64_t s = threadIdx.x; s < a.reservation.sequences; s += ASSIGN_THREADS)
-        if (a.items[s].item.q_count > 0) load += tiles_of(a.items[s]) + CPA_CUDA_DECODE_OVERHEAD;
-    shares.cap = cpa_cuda_decode_cap(block_sum(load), a.ctas, a.heads);
+        load += units_of(a, a.items[s]) * (tiles_of(a.items[s]) + CPA_CUDA_DECODE_OVERHEAD);
+    shares.cap = cpa_cuda_decode_cap(block_sum(load), a.teams, a.heads);
     for (int64_t s = threadIdx.x; s < a.reservation.sequences; s += ASSIGN_THREADS)
-        if (a.items[s].item.q_count > 0) pieces += cpa_cuda_decode_pieces(tiles_of(a.items[s]), shares.cap);
-    shares.apart = block_sum(pieces) <= a.ctas;
+        pieces += units_of(a, a.items[s]) * cpa_cuda_decode_pieces(tiles_of(a.items[s]), shares.cap);
+    shares.apart = block_sum(pieces) <= a.teams;
     return shares;
 }
 
-/* The units that are assigned next, in order. */
-struct unit_list {
-    cpa_cuda_decode_unit units[ASSIGN_THREADS];
+/* The items whose units are assigned next, in order. */
+struct item_list {
+    cpa_cuda_decode_unit units[ASSIGN_THREADS];          /* each of the item's */
     int32_t items[ASSIGN_THREADS], rows[ASSIGN_THREADS]; /* packed rows */
     int32_t of_warp[ASSIGN_WARPS];
 
-    /* Takes the units among the next ASSIGN_THREADS sequences that are ready, or are not; how many. */
+    /* Takes the items among the next ASSIGN_THREADS sequences that are ready, or are not; how many. */
     __device__ int fill(const cpa_cuda_update_args &a, const cpa_cuda_decode_shares &shares, int64_t first, int ready) {
         const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
         const int64_t s = first + threadIdx.x;
@@ -155,83 +163,31 @@ struct unit_list {
         if (taken) {
             units[at] = cpa_cuda_decode_unit_of(&shares, tiles_of(a.items[s]));
             items[at] = (int32_t)s;
-            rows[at] = (int32_t)a.items[s].item.q_count * a.group;
+            rows[at] = packed_rows(a, a.items[s]);
         }
         __syncthreads();
         return n;
     }
 };
 
-/* What one thread knows while it cuts. */
-struct assigner {
-    cpa_cuda_decode_turn turn;
-    int32_t units, cuts, partial_rows, splits;
-
-    __device__ void assign(const cpa_cuda_update_args &a, const cpa_cuda_decode_shares &shares,
-                           cpa_cuda_decode_unit unit, int32_t item, int32_t rows) {
-        const int32_t first = cuts;
-        int32_t begin = 0;
-        do {
-            const int32_t take = (int32_t)cpa_cuda_assign_piece(&shares, &turn, &unit);
-            a.cuts[cuts++] = {units, begin, take, (int32_t)turn.cta};
-            begin += take;
-        } while (unit.left > 0);
-        const int32_t n = cuts - first;
-        a.units[units++] = {item, first, n, partial_rows, splits};
-        if (n > 1) splits++, partial_rows += n * rows;
-    }
-};
-
-/* Where a cut's piece lies: the first of each CTA at its own index, the others after those. */
-__device__ int32_t place_of(const cpa_cuda_update_args &a, int32_t cut) {
-    const int32_t cta = a.cuts[cut].cta;
-    const bool first = cut == 0 || a.cuts[cut - 1].cta != cta;
-    return first ? cta : a.ctas + cut - cta - 1;
-}
-
-__device__ void write_piece(const cpa_cuda_update_args &a, int32_t index, int32_t n_cuts) {
-    const cpa_cuda_cut cut = a.cuts[index];
-    const cpa_cuda_unit unit = a.units[cut.unit];
-    const cpa_cuda_item &from = a.items[unit.item];
-    const int32_t rows = (int32_t)from.item.q_count * a.group, keys = (int32_t)from.item.k_count;
-    const bool shares_cta = index + 1 < n_cuts && a.cuts[index + 1].cta == cut.cta;
-    cpa_cuda_piece piece = {};
-    piece.q_row = from.item.q_row;
-    piece.state_shift = from.state_shift;
-    piece.q_first = from.item.q_first;
-    piece.k_first = from.item.k_first;
-    piece.table = from.item.table;
-    piece.row_end = rows;
-    piece.k_begin = cut.begin * CPA_CUDA_DECODE_KEYS;
-    piece.k_end = min((cut.begin + cut.tiles) * CPA_CUDA_DECODE_KEYS, keys);
-    piece.q_set = from.item.q_set;
-    piece.k_set = from.item.k_set;
-    piece.partial = unit.cuts > 1 ? unit.first_partial + (index - unit.first_cut) * rows : -1;
-    piece.next = shares_cta ? place_of(a, index + 1) : -1;
-    piece.pieces = piece.states = unit.cuts;
-    piece.first_partial = unit.first_partial;
-    piece.counter = unit.counter;
-    piece.ready = from.ready;
-    piece.refused = from.refused;
-    a.pieces[place_of(a, index)] = piece;
-}
-
 __global__ void __launch_bounds__(ASSIGN_THREADS) assign_pieces(const __grid_constant__ cpa_cuda_update_args a) {
-    __shared__ unit_list list;
-    __shared__ int32_t n_cuts, busy_ctas;
+    __shared__ item_list list;
+    __shared__ int32_t n_cuts, busy_teams;
     const cpa_cuda_decode_shares shares = share(a);
-    assigner d = {};
+    cpa_cuda_assigner d = {};
     for (int ready = a.reservation.ready_rows > 0; ready >= 0; ready--) {
         for (int64_t first = 0; first < a.reservation.sequences; first += ASSIGN_THREADS) {
             const int n = list.fill(a, shares, first, ready);
             if (threadIdx.x != 0) continue;
-            for (int i = 0; i < n; i++) d.assign(a, shares, list.units[i], list.items[i], list.rows[i]);
+            for (int i = 0; i < n; i++)
+                cpa_cuda_assign_item(&a, &shares, &d, list.units[i], list.items[i], list.rows[i]);
         }
     }
-    if (threadIdx.x == 0) n_cuts = d.cuts, busy_ctas = d.cuts > 0 ? (int32_t)d.turn.cta + 1 : 0;
+    if (threadIdx.x == 0) n_cuts = d.cuts, busy_teams = d.cuts > 0 ? (int32_t)d.turn.team + 1 : 0;
     __syncthreads();
-    for (int32_t i = threadIdx.x; i < n_cuts; i += ASSIGN_THREADS) write_piece(a, i, n_cuts);
-    for (int32_t cta = busy_ctas + (int32_t)threadIdx.x; cta < a.ctas; cta += ASSIGN_THREADS) {
+    const int32_t ctas = a.team.ctas, n_pieces = n_cuts * ctas;
+    for (int32_t i = threadIdx.x; i < n_pieces; i += ASSIGN_THREADS) cpa_cuda_write_cut(&a, i / ctas, i % ctas, n_cuts);
+    for (int32_t cta = busy_teams * ctas + (int32_t)threadIdx.x; cta < a.teams * ctas; cta += ASSIGN_THREADS) {
         cpa_cuda_piece idle = {};
         idle.partial = idle.next = -1;
         a.pieces[cta] = idle;

@@ -1,5 +1,6 @@
 #include "kernels/cuda/attend/attend_split.h"
 
+#include "base/min_max.h"
 #include "kernels/cuda/attend/attend_kernels.h"
 
 /* Where rows of elements have the width of most heads and lie together, two warps walk through the same keys, each with
@@ -20,38 +21,55 @@ int32_t cpa_cuda_most_decode_rows(const cpa_attention_shape *shape, int32_t bloc
     return cpa_cuda_decode_geometry(shape, block_size).rows;
 }
 
+/* Items of more rows than a CTA takes go faster through prefill tiles, outside of graphs; but a group that has more
+ * would never come into one. */
+int32_t cpa_cuda_most_padded_rows(const cpa_attention_shape *shape, int32_t block_size) {
+    const int32_t most = cpa_cuda_most_decode_rows(shape, block_size);
+    return shape->q_heads / shape->kv_heads <= most ? most : CPA_CUDA_MOST_DECODE_ROWS;
+}
+
+cpa_cuda_team cpa_cuda_team_of(const cpa_attention_shape *shape, int32_t block_size) {
+    const int32_t tile = cpa_cuda_most_decode_rows(shape, block_size), group = shape->q_heads / shape->kv_heads;
+    if (group <= tile) return (cpa_cuda_team){.ctas = 1, .tile = tile, .rows = tile};
+    return (cpa_cuda_team){.ctas = (int32_t)cpa_cuda_ceil_div(group, tile), .tile = tile, .rows = group};
+}
+
 /* With so many CTAs, which take `heads` heads each. */
-static cpa_cuda_decode_shares share(const cpa_attend_batch *batch, int64_t ctas, int64_t heads) {
-    const int32_t most_rows = cpa_cuda_most_decode_rows(&batch->shape, batch->block_size);
-    cpa_cuda_decode_shares shares = {.ctas = ctas > 0 ? ctas : 1, .row_tiles = 1};
+static cpa_cuda_decode_shares share(const cpa_attend_batch *batch, int64_t decode_rows, int64_t ctas, int64_t heads) {
+    const cpa_cuda_team team = cpa_cuda_team_of(&batch->shape, batch->block_size);
+    cpa_cuda_decode_shares shares = {.teams = cpa_max64(ctas / team.ctas, 1),
+                                     .row_tiles = team.ctas > 1 ? team.tile / CPA_CUDA_DECODE_ROWS : 1};
     int64_t load = 0, pieces = 0;
     for (int pass = 0; pass < 2; pass++) { /* the load, from which the cap follows; then the pieces */
         for (int64_t i = 0; i < batch->n_items; i++) {
             const int64_t rows = cpa_cuda_packed_rows(batch, &batch->items[i]);
             const int64_t tiles = cpa_cuda_ceil_div(batch->items[i].k_count, CPA_CUDA_DECODE_KEYS);
-            if (rows == 0 || rows > most_rows) continue;
-            if (rows > CPA_CUDA_DECODE_ROWS) shares.row_tiles = 2;
+            const int64_t units = cpa_cuda_decode_units(team, rows);
+            if (rows == 0 || rows > decode_rows) continue;
+            if (cpa_min64(rows, team.tile) > CPA_CUDA_DECODE_ROWS) shares.row_tiles = 2;
             if (pass == 0) {
-                load += tiles + CPA_CUDA_DECODE_OVERHEAD;
+                load += units * (tiles + CPA_CUDA_DECODE_OVERHEAD);
                 continue;
             }
             const int64_t n = cpa_cuda_decode_pieces(tiles, shares.cap);
             if (cpa_cuda_ceil_div(tiles, n) > shares.longest) shares.longest = cpa_cuda_ceil_div(tiles, n);
-            pieces += n;
+            pieces += units * n;
         }
-        shares.cap = cpa_cuda_decode_cap(load, shares.ctas, heads);
+        shares.cap = cpa_cuda_decode_cap(load, shares.teams, heads);
     }
-    shares.apart = pieces <= shares.ctas;
+    shares.apart = pieces <= shares.teams;
     if (!shares.apart) shares.longest = shares.cap - CPA_CUDA_DECODE_OVERHEAD;
     return shares;
 }
 
 /* Wide CTAs, half as many, leave fewer states to join; they are taken where no multiprocessor has more keys then. */
-cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int32_t multiprocessors, int wide_fits) {
+cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int64_t decode_rows,
+                                             int32_t multiprocessors, int wide_fits) {
     const cpa_cuda_attend_geometry geometry = cpa_cuda_decode_geometry(&batch->shape, batch->block_size);
     const int64_t places = (int64_t)multiprocessors * geometry.heads;
-    const cpa_cuda_decode_shares shares = share(batch, geometry.ctas * places / batch->shape.kv_heads, geometry.heads);
-    cpa_cuda_decode_shares wide = share(batch, places / batch->shape.kv_heads, geometry.heads);
+    const cpa_cuda_decode_shares shares =
+        share(batch, decode_rows, geometry.ctas * places / batch->shape.kv_heads, geometry.heads);
+    cpa_cuda_decode_shares wide = share(batch, decode_rows, places / batch->shape.kv_heads, geometry.heads);
     wide.wide = 1;
     if (!wide_fits || !geometry.wide || shares.row_tiles > 1 || !wide.apart) return shares;
     return wide.longest <= geometry.ctas * shares.longest ? wide : shares;

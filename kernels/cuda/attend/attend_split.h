@@ -1,6 +1,6 @@
-/* How decode units are assigned to CTAs, and how many pieces prefill tiles come to when their keys are split: functions
- * of the batch and of the number of multiprocessors alone. What follows from the lengths of decode units is computed on
- * the device too, for plans that are reserved. */
+/* How rows become decode units, how these are assigned to CTAs, and how many pieces prefill tiles come to when their
+ * keys are split: functions of the batch and of the number of multiprocessors alone. What follows from the lengths of
+ * decode units is computed on the device too, for plans that are reserved. */
 #ifndef CPA_CUDA_ATTEND_SPLIT_H
 #define CPA_CUDA_ATTEND_SPLIT_H
 
@@ -9,7 +9,7 @@
 enum {
     CPA_CUDA_DECODE_OVERHEAD = 2,    /* cost of beginning and ending a decode piece, in CPA_CUDA_DECODE_KEYS */
     CPA_CUDA_LEAST_DECODE_TILES = 2, /* of a piece, of all heads of the CTA */
-    CPA_CUDA_MOST_DECODE_SLACK = 4,  /* a CTA may load so much more, or a 16th, rather than leave little to the next */
+    CPA_CUDA_MOST_DECODE_SLACK = 4,  /* a team may load so much more, or a 16th, rather than leave little to the next */
     CPA_CUDA_DECODE_SLACK_PART = 16
 };
 
@@ -28,31 +28,57 @@ static inline int32_t cpa_cuda_decode_heads(int32_t kv_heads, int32_t k_dim, int
     return kv_heads % 2 == 0 && k_dim * element_bytes <= 128 && v_dim * element_bytes <= 128 ? 2 : 1;
 }
 
-/* Decode units: the items of at most cpa_cuda_most_decode_rows packed rows. Their keys count in tiles of
- * CPA_CUDA_DECODE_KEYS. */
+/* The rows of an item become units: so many as a CTA takes; or, where a group has more, a token each, whose rows are
+ * dealt to a team of CTAs that stand side by side and walk through the same keys at once, so that the L2 cache serves
+ * all but one of them. */
+typedef struct cpa_cuda_team {
+    int32_t ctas; /* 1: a unit is what a CTA takes */
+    int32_t tile; /* packed rows of a CTA, the last of a team may have fewer */
+    int32_t rows; /* of a unit; an item's last one may have fewer where a team is a CTA */
+} cpa_cuda_team;
+cpa_cuda_team cpa_cuda_team_of(const cpa_attention_shape *shape, int32_t block_size);
+
+CPA_HOST_DEVICE static inline int64_t cpa_cuda_decode_units(cpa_cuda_team team, int64_t packed_rows) {
+    return cpa_cuda_ceil_div(packed_rows, team.rows);
+}
+/* The rows [begin, end) of an item that a CTA of the team takes of its unit. */
+typedef struct cpa_cuda_row_tile {
+    int32_t begin, end;
+} cpa_cuda_row_tile;
+CPA_HOST_DEVICE static inline cpa_cuda_row_tile cpa_cuda_row_tile_of(cpa_cuda_team team, int32_t packed_rows,
+                                                                     int32_t unit, int32_t cta) {
+    const int32_t end_of_unit = (unit + 1) * team.rows, most = end_of_unit < packed_rows ? end_of_unit : packed_rows;
+    cpa_cuda_row_tile tile = {unit * team.rows + cta * team.tile, most};
+    if (tile.begin + team.tile < most) tile.end = tile.begin + team.tile;
+    return tile;
+}
+
+/* Decode units and who takes them. Their keys count in tiles of CPA_CUDA_DECODE_KEYS. */
 typedef struct cpa_cuda_decode_shares {
-    int64_t ctas;      /* for each KV head, or each pair of them where a CTA takes two */
-    int64_t cap;       /* of what a CTA takes: tiles, and the overhead of each piece */
+    int64_t teams;     /* of CTAs, for each KV head, or each pair of them where a CTA takes two */
+    int64_t cap;       /* of what a team takes: tiles, and the overhead of each piece */
     int64_t longest;   /* piece */
-    int apart;         /* units share no CTA, and are cut into equal pieces */
+    int apart;         /* units share no team, and are cut into equal pieces */
     int wide;          /* CTAs have a multiprocessor each */
-    int32_t row_tiles; /* of the unit that has the most rows */
+    int32_t row_tiles; /* CPA_CUDA_DECODE_ROWS each, of the CTA that has the most rows */
 } cpa_cuda_decode_shares;
 
-/* wide_fits: the device has CPA_CUDA_WIDE_BYTES of shared memory for a CTA. */
-cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int32_t multiprocessors, int wide_fits);
-/* The cap of so many CTAs, of `heads` heads each, which load `load`: tiles and the overhead of each unit. */
-CPA_HOST_DEVICE static inline int64_t cpa_cuda_decode_cap(int64_t load, int64_t ctas, int64_t heads) {
+/* Of the items of at most `decode_rows` packed rows. wide_fits: the device has CPA_CUDA_WIDE_BYTES of shared memory for
+ * a CTA. */
+cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int64_t decode_rows,
+                                             int32_t multiprocessors, int wide_fits);
+/* The cap of so many teams, of `heads` heads each, which load `load`: tiles and the overhead of each unit. */
+CPA_HOST_DEVICE static inline int64_t cpa_cuda_decode_cap(int64_t load, int64_t teams, int64_t heads) {
     const int64_t least = CPA_CUDA_DECODE_OVERHEAD + CPA_CUDA_LEAST_DECODE_TILES / heads;
-    const int64_t even = cpa_cuda_ceil_div(load, ctas) + CPA_CUDA_DECODE_OVERHEAD;
+    const int64_t even = cpa_cuda_ceil_div(load, teams) + CPA_CUDA_DECODE_OVERHEAD;
     return even > least ? even : least;
 }
-/* Pieces of a unit of so many tiles that shares no CTA; at least one. */
+/* Pieces of a unit of so many tiles that shares no team; at least one. */
 CPA_HOST_DEVICE static inline int64_t cpa_cuda_decode_pieces(int64_t tiles, int64_t cap) {
     return tiles > 0 ? cpa_cuda_ceil_div(tiles, cap - CPA_CUDA_DECODE_OVERHEAD) : 1;
 }
 
-/* A unit that is assigned: the tiles that are left of it; and where units share no CTA, the pieces of even + 1 tiles,
+/* A unit that is assigned: the tiles that are left of it; and where units share no team, the pieces of even + 1 tiles,
  * whose number is left in `larger`, come before those of `even`. */
 typedef struct cpa_cuda_decode_unit {
     int64_t left, even, larger;
@@ -69,25 +95,25 @@ CPA_HOST_DEVICE static inline cpa_cuda_decode_unit cpa_cuda_decode_unit_of(const
     return unit;
 }
 
-/* The CTA that takes pieces now, and what it has. All zero at first. */
+/* The team that takes pieces now, and what it has. All zero at first. */
 typedef struct cpa_cuda_decode_turn {
-    int64_t cta, load;
+    int64_t team, load;
 } cpa_cuda_decode_turn;
 
-/* The tiles of the next piece of the unit, which goes to turn->cta: a CTA takes pieces until its load reaches the
+/* The tiles of the next piece of the unit, which goes to turn->team: a team takes pieces until its load reaches the
  * cap. */
 CPA_HOST_DEVICE static inline int64_t cpa_cuda_assign_piece(const cpa_cuda_decode_shares *shares,
                                                             cpa_cuda_decode_turn *turn, cpa_cuda_decode_unit *unit) {
     const int full = turn->load + CPA_CUDA_DECODE_OVERHEAD >= shares->cap || (shares->apart && turn->load > 0);
-    if (full && turn->cta + 1 < shares->ctas) {
-        turn->cta++;
+    if (full && turn->team + 1 < shares->teams) {
+        turn->team++;
         turn->load = 0;
     }
     int64_t take = unit->left;
     if (shares->apart) {
         take = unit->even + (unit->larger > 0);
         unit->larger -= unit->larger > 0;
-    } else if (turn->cta + 1 < shares->ctas) {
+    } else if (turn->team + 1 < shares->teams) {
         const int64_t part = shares->cap / CPA_CUDA_DECODE_SLACK_PART;
         const int64_t slack = part < CPA_CUDA_MOST_DECODE_SLACK ? part : CPA_CUDA_MOST_DECODE_SLACK;
         const int64_t room = shares->cap - turn->load - CPA_CUDA_DECODE_OVERHEAD;

@@ -249,7 +249,7 @@ static const cpa_device_table device_table = {
 };
 
 static const cpa_graph_table graph_table = {
-    .padded_rows = cpa_cuda_most_decode_rows,
+    .padded_rows = cpa_cuda_most_padded_rows,
     .begin = cpa_cuda_graph_begin,
     .end = cpa_cuda_graph_end,
     .launch = cpa_cuda_graph_launch,
