@@ -12,6 +12,7 @@
 #include <cpattn/device.h>
 #include <cpattn/owner_map.h>
 #include <cpattn/score.h>
+#include <cpattn/selection.h>
 #include <cpattn/types.h>
 
 #ifdef __cplusplus
@@ -284,10 +285,11 @@ typedef struct cpa_attend_args {
     int32_t resume;
     cpa_partial state;
     void *out; /* [rows, q_heads, v_dim] contiguous, in q_dtype or fp8; or NULL */
-    /* What else is done to scores, see cpattn/score.h; NULL: nothing. Rows are those of q. Sink logits count in `out`
-     * alone: a state stays one that can be resumed and merged. */
+    /* What else is done to scores, see cpattn/score.h, and which keys are attended, see cpattn/selection.h; NULL:
+     * nothing, and all. Rows are those of q. Sink logits count in `out` alone: a state stays one that can be resumed
+     * and merged. */
     const cpa_score_rules *rules;
-    const cpa_custom_mask *custom;
+    const cpa_key_selection *selection;
     const cpa_score_bias *bias;
     const float *out_scale; /* device [1]: `out` holds CPA_FP8_E4M3; or NULL */
 } cpa_attend_args;

@@ -35,7 +35,7 @@ typedef struct cpa_step_arrays {
     int32_t *history_seqs, *history_outputs;
     int32_t *history_parents; /* of a draft the entry of the one before it; -1: none is */
     int32_t *restarts;        /* [restarts] */
-    /* [masked_rows] of the step on all ranks, chunk after chunk: as cpa_custom_mask has them */
+    /* [masked_rows] of the step on all ranks, chunk after chunk: as cpa_key_bits has them */
     int64_t *mask_row_word, *mask_first;
     int32_t *mask_width;
     uint32_t *mask_bits; /* [mask_words] */

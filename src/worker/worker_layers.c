@@ -116,14 +116,15 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
     cpa_context_spans(worker->context)->layer = layer;
     cpa_context_use_tables(worker->context, group);
     CPA_TRY(layer_in(worker, layer, &own, &kv));
-    cpa_custom_mask mask;
+    cpa_key_bits tree;
+    const cpa_key_selection selection = {.bits = &tree};
     cpa_context_args args = {.size = sizeof args,
                              .q = worker->q,
                              .kv = kv,
                              .mask = cpa_model_mask(&worker->options.model, layer),
                              .out = out_of_layer(worker, layer),
                              .rules = worker->score ? &worker->score[layer] : NULL,
-                             .custom = cpa_worker_mask(worker, &mask) ? &mask : NULL};
+                             .selection = cpa_worker_mask(worker, &tree) ? &selection : NULL};
     cpa_status status = cpa_context_attend(worker->context, &args, worker->stream);
     if (status != CPA_OK) return cpa_fail(err, status, "layer %d: %s", layer, cpa_context_error(worker->context));
     CPA_TRY(layer_out(worker, layer, &own));

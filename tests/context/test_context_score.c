@@ -144,7 +144,7 @@ static void replicated_rows(void) {
                                  .mask = shape->mask,
                                  .out = cpa_test_upload(stream, out, out_bytes + 1),
                                  .rules = &on_device.rules,
-                                 .custom = &on_device.custom,
+                                 .selection = cpa_case_score_selection(&on_device),
                                  .bias = &on_device.bias};
         CU_ASSERT_EQUAL(cpa_context_attend(context, &args, stream), CPA_OK);
         CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);

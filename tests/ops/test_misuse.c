@@ -333,14 +333,14 @@ static void scores(void) {
     CU_ASSERT_EQUAL(cpa_attend(shared_plan.plan, &args, stream), CPA_INVALID);
     args.rules = NULL;
 
-    const cpa_custom_mask none = {.bits = some, .row_word = some, .width = some};
-    args.custom = &none;
+    const cpa_key_bits none = {.bits = some, .row_word = some, .width = some};
+    args.selection = &(cpa_key_selection){.bits = &none};
     CU_ASSERT_EQUAL(cpa_attend(shared_plan.plan, &args, stream), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(said(), "expected none to be NULL"));
-    const cpa_custom_mask newer = {.bits = some, .row_word = some, .first = some, .width = some, .reserved = {1}};
-    args.custom = &newer;
+    const cpa_key_bits newer = {.bits = some, .row_word = some, .first = some, .width = some, .reserved = {1}};
+    args.selection = &(cpa_key_selection){.bits = &newer};
     CU_ASSERT_EQUAL(cpa_attend(shared_plan.plan, &args, stream), CPA_INVALID);
-    args.custom = NULL;
+    args.selection = NULL;
 
     const struct {
         cpa_score_bias bias;

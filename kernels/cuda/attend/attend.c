@@ -104,7 +104,7 @@ static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cp
 /* What is asked of scores. */
 static void fill_score(const cpa_attend_args *args, cpa_cuda_attend_args *a) {
     cpa_cuda_score *score = &a->score;
-    if (args->custom) score->custom = *args->custom;
+    if (args->selection && args->selection->bits) score->custom = *args->selection->bits;
     if (args->bias && args->bias->width > 0) score->bias = *args->bias;
     if (args->rules) {
         score->softcap = args->rules->softcap;
@@ -262,7 +262,7 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     if (call.choice->plain || plan->n_prefill > 0) CPA_TRY(place_ready_queries(plan, a, ready_q, stream));
     if (call.choice->plain) return launch_plain(plan, &call, stream);
     if (plan->decode_ctas > 0) {
-        /* It would read tables, or the bits of a custom mask, before they are there. */
+        /* It would read tables, or the bits of a selection, before they are there. */
         if (!takes_tables && !a->score.custom.bits) allow_early(plan, a, stream);
         if (plan->n_shared > 0) CPA_TRY(launch_shared(plan, &call, stream));
         a->beside_shared = plan->n_shared > 0;

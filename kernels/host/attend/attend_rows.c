@@ -109,7 +109,7 @@ static void load_query(const cpa_attend_job *job, const cpa_host_unit *unit, cpa
 }
 
 static int has_score(const cpa_attend_job *job) {
-    return job->score.transforms || job->score.custom;
+    return job->score.transforms || job->score.has_bits;
 }
 
 static void load_scores(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work) {
@@ -142,7 +142,7 @@ void cpa_attend_load_rows(const cpa_attend_job *job, const cpa_host_unit *unit, 
 static int64_t end_of_visible(const cpa_attend_job *job, const cpa_attend_workspace *work, int32_t first_row,
                               int32_t last_row) {
     int64_t end = work->visible[last_row].end;
-    for (int32_t i = first_row; job->score.custom && i < last_row; i++) end = cpa_max64(end, work->visible[i].end);
+    for (int32_t i = first_row; job->score.has_bits && i < last_row; i++) end = cpa_max64(end, work->visible[i].end);
     return end;
 }
 
@@ -191,7 +191,7 @@ static void attend_tile(const cpa_attend_job *job, const cpa_attend_workspace *w
     tile.begin = (int32_t)(begin - key);
     tile.end = (int32_t)(end - key);
     tile.masked = tile.begin % panel || tile.end % panel || work->visible[row].end < end ||
-                  work->visible[row + rows - 1].first > begin || job->score.custom;
+                  work->visible[row + rows - 1].first > begin || job->score.has_bits;
     tile.visible = lanes;
     for (int32_t i = 0; tile.masked && i < rows; i++) {
         const cpa_attend_visible *visible = &work->visible[row + i];

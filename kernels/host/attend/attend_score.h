@@ -9,10 +9,10 @@
 /* Of one call. What is not asked for is zero. */
 typedef struct cpa_attend_score_job {
     int transforms; /* scores change: tiles give them in their natural scale */
-    int custom;     /* rows may have bits */
+    int has_bits;   /* some rows */
     int indices;    /* the indices of keys count */
     cpa_score_rules rules;
-    cpa_custom_mask mask;
+    cpa_key_bits bits;
     cpa_score_bias bias;
 } cpa_attend_score_job;
 

@@ -142,28 +142,33 @@ cpa_status cpa_case_score_upload(const cpa_case_score *score, cpa_stream *stream
     };
     CPA_TRY(copy_of(score->slopes, of_heads, stream, &out->rules.alibi_slopes, err));
     CPA_TRY(copy_of(score->sinks, of_heads, stream, &out->rules.sink_logits, err));
-    CPA_TRY(copy_of(score->bits, score->n_words * 4, stream, &out->custom.bits, err));
-    CPA_TRY(copy_of(score->row_word, rows * 8, stream, &out->custom.row_word, err));
-    CPA_TRY(copy_of(score->first, rows * 8, stream, &out->custom.first, err));
-    CPA_TRY(copy_of(score->width, rows * 4, stream, &out->custom.width, err));
-    CPA_TRY(copy_of(score->row_map, rows * 4, stream, &out->custom.row_map, err));
-    out->bias.row_map = out->custom.row_map;
+    CPA_TRY(copy_of(score->bits, score->n_words * 4, stream, &out->bits.bits, err));
+    CPA_TRY(copy_of(score->row_word, rows * 8, stream, &out->bits.row_word, err));
+    CPA_TRY(copy_of(score->first, rows * 8, stream, &out->bits.first, err));
+    CPA_TRY(copy_of(score->width, rows * 4, stream, &out->bits.width, err));
+    CPA_TRY(copy_of(score->row_map, rows * 4, stream, &out->bits.row_map, err));
+    out->bias.row_map = out->bits.row_map;
     return copy_of(score->bias, rows * out->bias.row_stride * cpa_dtype_bytes(score->bias_dtype), stream,
                    &out->bias.values, err);
 }
 
 void cpa_case_score_free(cpa_case_score_on_device *score, cpa_device *device) {
-    const void *const used[] = {score->rules.alibi_slopes, score->rules.sink_logits, score->custom.bits,
-                                score->custom.row_word,    score->custom.first,      score->custom.width,
-                                score->custom.row_map,     score->bias.values};
+    const void *const used[] = {score->rules.alibi_slopes, score->rules.sink_logits, score->bits.bits,
+                                score->bits.row_word,      score->bits.first,        score->bits.width,
+                                score->bits.row_map,       score->bias.values};
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
         if (used[i]) device->table->free(device, (void *)(uintptr_t)used[i]);
     *score = (cpa_case_score_on_device){.rules = {.softcap = 0}};
 }
 
-void cpa_case_score_set(const cpa_case_score_on_device *score, cpa_attend_args *args) {
+const cpa_key_selection *cpa_case_score_selection(cpa_case_score_on_device *score) {
+    score->selection = (cpa_key_selection){.bits = score->bits.bits ? &score->bits : NULL};
+    return score->selection.bits ? &score->selection : NULL;
+}
+
+void cpa_case_score_set(cpa_case_score_on_device *score, cpa_attend_args *args) {
     args->rules = &score->rules;
-    args->custom = score->custom.bits ? &score->custom : NULL;
+    args->selection = cpa_case_score_selection(score);
     args->bias = score->bias.values ? &score->bias : NULL;
 }
 

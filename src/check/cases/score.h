@@ -28,7 +28,8 @@ typedef struct cpa_case_score {
 /* The same on a device. */
 typedef struct cpa_case_score_on_device {
     cpa_score_rules rules;
-    cpa_custom_mask custom;
+    cpa_key_selection selection; /* filled by cpa_case_score_selection */
+    cpa_key_bits bits;
     cpa_score_bias bias;
 } cpa_case_score_on_device;
 
@@ -52,8 +53,10 @@ void cpa_case_score_fill_bits(cpa_case_score *score, int (*sees)(const void *ctx
 cpa_status cpa_case_score_upload(const cpa_case_score *score, cpa_stream *stream, cpa_case_score_on_device *out,
                                  cpa_error *err);
 void cpa_case_score_free(cpa_case_score_on_device *score, cpa_device *device);
+/* The selection that the score has, in it; NULL: none. */
+const cpa_key_selection *cpa_case_score_selection(cpa_case_score_on_device *score);
 /* An attend with what the score has; both must outlive it. */
-void cpa_case_score_set(const cpa_case_score_on_device *score, cpa_attend_args *args);
+void cpa_case_score_set(cpa_case_score_on_device *score, cpa_attend_args *args);
 
 /* Of a row of q whose query has index `query`; score may be NULL. */
 cpa_reference_rules cpa_case_score_rules(const cpa_case_score *score, int32_t head, int64_t query);
