@@ -29,6 +29,8 @@ typedef struct cpa_context_score {
     int has_selection, has_bias;
     cpa_key_selection selection[CPA_SCORE_SIDES]; /* whose parts are: */
     cpa_key_bits bits[CPA_SCORE_SIDES];
+    cpa_key_indices indices[CPA_SCORE_SIDES];
+    cpa_key_blocks blocks[CPA_SCORE_SIDES];
     cpa_score_bias bias[CPA_SCORE_SIDES];
 } cpa_context_score;
 

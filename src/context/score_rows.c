@@ -32,6 +32,16 @@ static void map_selection(cpa_context_score *score, int side, const cpa_key_sele
         score->bits[side].row_map = row_map;
         selection->bits = &score->bits[side];
     }
+    if (of->indices) {
+        score->indices[side] = *of->indices;
+        score->indices[side].row_map = row_map;
+        selection->indices = &score->indices[side];
+    }
+    if (of->blocks) {
+        score->blocks[side] = *of->blocks;
+        score->blocks[side].row_map = row_map;
+        selection->blocks = &score->blocks[side];
+    }
 }
 
 cpa_status cpa_score_rows_begin(cpa_score_rows *rows, cpa_context_ops *ops, const cpa_pass_q *q,

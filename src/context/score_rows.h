@@ -18,7 +18,9 @@ static inline void cpa_score_rows_forget(cpa_score_rows *rows) {
 void cpa_score_rows_free(cpa_score_rows *rows, cpa_context_ops *ops);
 /* Whether rows of some part of the selection are mapped; NULL is none. */
 static inline int cpa_selection_maps_rows(const cpa_key_selection *selection) {
-    return selection && selection->bits && selection->bits->row_map;
+    return selection &&
+           ((selection->bits && selection->bits->row_map) || (selection->indices && selection->indices->row_map) ||
+            (selection->blocks && selection->blocks->row_map));
 }
 /* Plans the maps of the step ahead of its layers, which all have a selection. */
 cpa_status cpa_score_rows_plan(cpa_score_rows *rows, cpa_context_ops *ops, const cpa_pass_q *q);

@@ -13,6 +13,8 @@ _Static_assert(sizeof(cpa_token_ranks) == 168, "cpa_token_ranks");
 _Static_assert(sizeof(cpa_score_rules) == 56, "cpa_score_rules");
 _Static_assert(sizeof(cpa_score_bias) == 88, "cpa_score_bias");
 _Static_assert(sizeof(cpa_key_bits) == 72, "cpa_key_bits");
+_Static_assert(sizeof(cpa_key_indices) == 80, "cpa_key_indices");
+_Static_assert(sizeof(cpa_key_blocks) == 72, "cpa_key_blocks");
 _Static_assert(sizeof(cpa_key_selection) == 64, "cpa_key_selection");
 _Static_assert(sizeof(cpa_partial) == 64, "cpa_partial");
 _Static_assert(sizeof(cpa_kv_range) == 64, "cpa_kv_range");

@@ -4,15 +4,15 @@
 
 #include "base/min_max.h"
 
-cpa_attend_score_job cpa_attend_score_of(const cpa_attend_args *args) {
-    cpa_attend_score_job job = {0};
+cpa_attend_score_job cpa_attend_score_of(const cpa_attend_args *args, int32_t group) {
+    cpa_attend_score_job job = {.selects = cpa_attend_selects_of(args->selection), .group = group};
     if (args->rules) job.rules = *args->rules;
     if (args->selection && args->selection->bits) job.bits = *args->selection->bits;
     if (args->bias && args->bias->width > 0) job.bias = *args->bias;
     job.transforms =
         job.rules.softcap > 0 || job.rules.temperature_len > 0 || job.rules.alibi_slopes || job.bias.values;
     job.has_bits = job.bits.bits != NULL;
-    job.indices = job.has_bits || job.rules.alibi_slopes || job.bias.values;
+    job.indices = job.has_bits || job.selects.any || job.rules.alibi_slopes || job.bias.values;
     return job;
 }
 
@@ -31,6 +31,7 @@ cpa_attend_row_score cpa_attend_row_score_of(const cpa_attend_score_job *job, in
         score.bias = (const char *)job->bias.values +
                      (of * job->bias.row_stride + head * job->bias.head_stride) * cpa_dtype_bytes(job->bias.dtype);
     }
+    if (job->selects.any) score.keys = cpa_attend_row_keys_of(&job->selects, row, head, head / job->group);
     if (job->has_bits) {
         const int64_t of = job->bits.row_map ? job->bits.row_map[row] : row;
         if (job->bits.row_word[of] >= 0) {
