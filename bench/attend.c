@@ -144,7 +144,7 @@ static void count_work(const attend_state *s, cpa_bench_row *row) {
 }
 
 /* What a call attends with. */
-static cpa_attend_args args_of(const attend_state *s, int64_t call) {
+static cpa_attend_args args_of(attend_state *s, int64_t call) {
     const int64_t copy = call % s->copies;
     cpa_kv_view kv = s->kv;
     kv.num_blocks /= s->copies;
@@ -155,7 +155,7 @@ static cpa_attend_args args_of(const attend_state *s, int64_t call) {
         .q = s->q,
         .q_dtype = (cpa_dtype)s->site->options.dtype,
         .kv = kv,
-        .mask = {.causal = !s->site->options.full && !s->score.device.custom.bits},
+        .mask = {.causal = !s->site->options.full && !s->score.device.bits.bits},
         .state = {.lse = s->lse, .lse_row_stride = s->site->options.q_heads},
         .out = s->out,
     };

@@ -24,7 +24,7 @@ typedef struct cpa_attend_fusion {
     /* 1: rows see all keys of their item, not those up to their own position: how long each takes, which is how the
      * work is dealt. The result does not depend on it. */
     int full;
-    /* 1: attends come with a custom mask. A device whose kernels know none over shared keys then shares none. */
+    /* 1: attends come with a selection. A device whose kernels know none over shared keys then shares none. */
     int masked;
 } cpa_attend_fusion;
 

@@ -144,7 +144,8 @@ static cpa_status attend(const cpa_row_read *r, const host_row *h, cpa_device *d
                                    .temperature_len = (float)row->temperature_len,
                                    .alibi_slopes = slope != 0 ? &slope : NULL,
                                    .sink_logits = row->has_sink ? &sink : NULL};
-    const cpa_custom_mask custom = {.bits = h->bits, .row_word = &no_word, .first = &first, .width = &width};
+    const cpa_key_bits seen = {.bits = h->bits, .row_word = &no_word, .first = &first, .width = &width};
+    const cpa_key_selection selection = {.bits = &seen};
     const cpa_attend_item item = {.q_count = 1, .q_first = row->token, .k_count = row->keys};
     const cpa_attend_batch batch = {.size = sizeof batch,
                                     .map = {1, BLOCK},
@@ -168,7 +169,7 @@ static cpa_status attend(const cpa_row_read *r, const host_row *h, cpa_device *d
                                   .state = {.lse = lse},
                                   .out = narrow,
                                   .rules = &rules,
-                                  .custom = &custom};
+                                  .selection = &selection};
     cpa_attend_plan *plan = NULL;
     cpa_status status = cpa_attend_plan_create(device, &plan, err);
     if (status == CPA_OK) status = cpa_attend_plan_set(plan, &batch, err);

@@ -87,12 +87,13 @@ typedef struct cpa_context_args {
     float scale; /* 0 = 1 / sqrt(k_dim) */
     void *out;   /* [rows, q_heads, v_dim], dtype or fp8; with replicated rows only the own heads */
     float *lse;  /* [rows, q_heads], or NULL; likewise */
-    /* What else is done to scores, see cpattn/score.h; NULL: nothing. The same on every rank. Rows of `custom` and
-     * `bias` are all those of the step, chunk after chunk, whoever owns them, and their row_map is NULL: every rank has
-     * what it needs for the rows that come to it, so nothing of it travels. Sink logits are applied once, on the rank
-     * that has the result of the row. A reserved step takes rules, and on several ranks neither `custom` nor `bias`. */
+    /* What else is done to scores, see cpattn/score.h, and which keys are attended, see cpattn/selection.h; NULL:
+     * nothing, and all. The same on every rank. Rows of `selection` and `bias` are all those of the step, chunk after
+     * chunk, whoever owns them, and their row_map is NULL: every rank has what it needs for the rows that come to it, so
+     * nothing of it travels. Sink logits are applied once, on the rank that has the result of the row. A reserved step
+     * takes rules, and on several ranks neither `selection` nor `bias`. */
     const cpa_score_rules *rules;
-    const cpa_custom_mask *custom;
+    const cpa_key_selection *selection;
     const cpa_score_bias *bias;
     const float *out_scale; /* device [1]: `out` holds CPA_FP8_E4M3, as that of cpa_attend; NULL with replicated rows */
 } cpa_context_args;
@@ -140,8 +141,8 @@ CPA_API cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chun
 
 /* Attends one layer of the planned step. Collective: every rank calls it for the same layers in the same order, with
  * the same mask, scale and score rules, and for all layers of a step with one stream. Where these differed, the first
- * layer of the next plan is CPA_INVALID on all ranks, and says so. On the host what rules, custom masks and biases
- * point to is compared too, of a bias of more than 4096 values and of a custom mask of more than 4096 words as many,
+ * layer of the next plan is CPA_INVALID on all ranks, and says so. On the host what rules, selections and biases
+ * point to is compared too, of a bias of more than 4096 values and of a selection of more than 4096 words as many,
  * evenly spaced; on devices, where it would have to be waited for, only which of them there are, and the keys and the
  * dtype of a bias. Masks that differ may also make ranks wait for each other: on the host that is CPA_COMM after
  * timeout_s of the communicator, and says so, on devices it ends as any wait does. On a stream in capture only a

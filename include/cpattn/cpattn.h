@@ -14,6 +14,7 @@
 #include <cpattn/ops.h>
 #include <cpattn/owner_map.h>
 #include <cpattn/score.h>
+#include <cpattn/selection.h>
 #include <cpattn/status.h>
 #include <cpattn/types.h>
 #include <cpattn/varlen.h>

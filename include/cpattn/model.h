@@ -4,7 +4,8 @@
  * The engine calls a cpa_model on every rank, step after step, from the thread that runs the engine:
  *
  *     begin_step    embeds the tokens of the step's rows
- *     layer_in      queries, keys and values of a layer       \  the engine writes the cache and attends
+ *     layer_in      queries, keys and values of a layer       \  the engine writes the cache
+ *     select        which keys each row attends, if not all    |  and attends
  *     layer_out     the attention results of that layer       /  in between
  *     end_step      draws a token for each row that yields one
  *
@@ -232,6 +233,16 @@ typedef struct cpa_layer_args {
     uint8_t *nonfinite; /* [rows]: 1 where a model that writes the cache finds a NaN or an infinity in a key or value */
 } cpa_layer_args;
 
+/* What select is told. Rows are those of the selection: of the whole step, on all ranks, chunk after chunk; behind them
+ * there may be more that fill a step up, of index 0. */
+typedef struct cpa_select_args {
+    size_t size;
+    const void *q;  /* the queries of the model's own rows, as layer_in left them */
+    cpa_kv_view kv; /* the cache of the layer, with the keys of the step */
+    int64_t rows;
+    const int64_t *indices; /* device [rows]: of each in its sequence, as keys have them */
+} cpa_select_args;
+
 /* A token that was drawn. */
 typedef struct cpa_drawn {
     uint32_t id;
@@ -285,7 +296,8 @@ typedef struct cpa_model {
     int32_t vocabulary;      /* how many tokens end_step draws from, by cpa_model_step.limits; 0: it does not, and no
                                 request has a constraint, logit_biases or min_tokens */
     int32_t gives_ranks;     /* end_step fills cpa_model_step.ranks; 0: no request asks for them */
-    int32_t reserved[5];     /* zero */
+    int32_t select_width;    /* the most entries of the lists that select gives */
+    int32_t reserved[4];     /* zero */
     /* Rank 0, from the thread that plans steps, where the options of the engine ask for a model's drafts: guesses the
      * tokens that a request goes on with, and returns how many (0: none). A step then has them as further tokens of the
      * sequence, and draws the token of each of these positions as it would without; a draft is accepted if it is what
@@ -298,6 +310,13 @@ typedef struct cpa_model {
     int64_t (*draft)(void *ctx, const cpa_draft_args *args);
     /* Nothing more is asked for that request. May be NULL. */
     void (*draft_end)(void *ctx, uint64_t request);
+    /* Which keys the rows of a layer attend (cpattn/selection.h), between layer_in and its attention. The selection
+     * comes with the bits of the trees of drafts that the step has, which stay as they are; select may add lists and
+     * blocks. It is the same on every rank, and the arrays hold until layer_out of the layer is called, or what the
+     * stream has then is done. Rows that are checked (cpa_engine_options.verify) are so by their lists; layers with
+     * blocks are CPA_UNSUPPORTED there. NULL: all keys. */
+    cpa_status (*select)(void *ctx, int32_t layer, const cpa_model_step *step, const cpa_select_args *args,
+                         cpa_key_selection *selection, cpa_stream *stream);
 } cpa_model;
 
 #ifdef __cplusplus

@@ -12,6 +12,7 @@
 #include <cpattn/device.h>
 #include <cpattn/owner_map.h>
 #include <cpattn/score.h>
+#include <cpattn/selection.h>
 #include <cpattn/types.h>
 
 #ifdef __cplusplus
@@ -269,7 +270,8 @@ enum { CPA_LOWEST_EXPONENT = -(1 << 24), CPA_HIGHEST_EXPONENT = 1 << 27 };
  * strides are multiples of 8 elements (16 of a quantised cache; 4 of state.o), the cache is quantised or of q_dtype,
  * and scale is positive. Score rules, biases and masks of bits do so over every cache on compute capability 9.0, but for
  * an fp8 cache of CPA_VLLM_X in prefill, with a bias or heads above 128, and for a bias over keys that rows share; before
- * 9.0 over rows of q_dtype in blocks of 16 tokens and more. All else is computed by plain kernels, often 100 to 1,000
+ * 9.0 over rows of q_dtype in blocks of 16 tokens and more. Keys selected by lists or blocks are left to the plain one.
+ * All else is computed by plain kernels, often 100 to 1,000
  * times slower, which is told once for each reason at CPA_LOG_WARN; cpa_attend_plan_kernel tells which kernels run.
  *
  * On the host back end the result of a row has the same bits however the rows are grouped into items, calls and steps,
@@ -285,10 +287,11 @@ typedef struct cpa_attend_args {
     int32_t resume;
     cpa_partial state;
     void *out; /* [rows, q_heads, v_dim] contiguous, in q_dtype or fp8; or NULL */
-    /* What else is done to scores, see cpattn/score.h; NULL: nothing. Rows are those of q. Sink logits count in `out`
-     * alone: a state stays one that can be resumed and merged. */
+    /* What else is done to scores, see cpattn/score.h, and which keys are attended, see cpattn/selection.h; NULL:
+     * nothing, and all. Rows are those of q. Sink logits count in `out` alone: a state stays one that can be resumed
+     * and merged. */
     const cpa_score_rules *rules;
-    const cpa_custom_mask *custom;
+    const cpa_key_selection *selection;
     const cpa_score_bias *bias;
     const float *out_scale; /* device [1]: `out` holds CPA_FP8_E4M3; or NULL */
 } cpa_attend_args;

@@ -1,5 +1,6 @@
 /* What attention does to a score between the product of a query and a key and the softmax, beside the mask of a layer:
- * rules that follow from the indices of both alone, values that are added, and masks of single keys.
+ * rules that follow from the indices of both alone, and values that are added. Which keys a row attends at all is said
+ * by the mask of the layer (cpattn/types.h) and by a selection (cpattn/selection.h).
  *
  * All scores are fp32, and the order is fixed. With p the index of the query and t that of the key in their sequence
  * (0 for its first token), for query head h,
@@ -9,7 +10,7 @@
  *     s *= log2(p) / log2(temperature_len)                     if temperature_len > 0 and p > temperature_len
  *     s += alibi_slopes[h] * (t - p)                           Press et al., arXiv:2108.12409
  *     s += bias(row, h, t)
- *     s  = -inf                                                where the row does not see the key
+ *     s  = -inf                                                where the row does not attend the key
  *     LSE = ln sum exp(s),  O = sum exp(s - LSE) v
  *     out = O / (1 + exp(sink_logits[h] - LSE))                the result alone, see below
  *
@@ -21,7 +22,7 @@
  * effect): once a row, however its keys are split. So it is part of no state and of no LSE; it is applied to what
  * finishes a row: `out` of attend and of the merges. A row that sees no key has O = 0 with or without.
  *
- * ALiBi, biases and bits go by index: on the host for all tokens that there can be, on CUDA devices for sequences of up
+ * ALiBi and biases go by index: on the host for all tokens that there can be, on CUDA devices for sequences of up
  * to 2^30 tokens; attend refuses longer ones there.
  *
  * Structs here are on the host, what they point to is on the device of the call; all zero is no rule. */
@@ -48,7 +49,7 @@ typedef struct cpa_score_rules {
  *     values[row * row_stride + head * head_stride + t - first]
  *
  * and 0 for other keys. -inf hides a key, and so do the lowest numbers of fp32 and bf16 (CPA_LOWEST_EXPONENT), if its
- * score is a number before: a bias is added, and -inf and a score of NaN or +inf give NaN. Bits hide any key. */
+ * score is a number before: a bias is added, and -inf and a score of NaN or +inf give NaN. A selection hides any key. */
 typedef struct cpa_score_bias {
     const void *values;
     cpa_dtype dtype;        /* fp32, bf16 or fp16 */
@@ -58,34 +59,6 @@ typedef struct cpa_score_bias {
     const int32_t *row_map; /* [rows]: the row in `values` of each row of q; NULL: the identity */
     int64_t reserved[4];    /* zero */
 } cpa_score_bias;
-
-/* Single keys by bits, for rows of drafted trees and for masks that others give whole. Bit b of a row is bit b mod 32
- * of its word row_word + b / 32, and stands for the key of index first + b: 1, it is seen. Of a row with row_word >= 0
- *
- *     t < first                    the mask of the layer decides, less its `right`
- *     first <= t < first + width   the bit decides in the place of `causal` and `right`; a window stays
- *     first + width <= t           not seen
- *
- * and a row with row_word = -1 has the mask of the layer alone. `first` is 0 for masks of whole sequences, the length
- * of the prefix for those that skip it, and that of the verified tokens for trees of drafts. */
-typedef struct cpa_custom_mask {
-    const uint32_t *bits;
-    const int64_t *row_word; /* [rows] */
-    const int64_t *first;    /* [rows] */
-    const int32_t *width;    /* [rows] */
-    const int32_t *row_map;  /* [rows]: the entry of the arrays above of each row of q; NULL: the identity */
-    int64_t reserved[4];     /* zero */
-} cpa_custom_mask;
-
-/* Words that `width` bits take. */
-CPA_INLINE int64_t cpa_mask_words(int64_t width) {
-    return (width + 31) / 32;
-}
-
-/* Packs `rows` rows of bytes, 0 or not, that lie row_stride bytes apart (0 = width) into rows of cpa_mask_words(width)
- * words, on the host. CPA_INVALID for NULL and negative counts, without anything written. Pure; thread-safe. */
-CPA_API cpa_status cpa_mask_pack(const uint8_t *visible, int64_t rows, int64_t width, int64_t row_stride,
-                                 uint32_t *bits);
 
 #ifdef __cplusplus
 }

@@ -51,7 +51,7 @@ static void take(const rule_case *c, rule_inputs *in) {
     in->host.temperature_len = in->device.rules.temperature_len = c->temperature_len;
     if (!c->has_slopes) in->host.slopes = NULL, in->device.rules.alibi_slopes = NULL;
     if (!c->has_sinks) in->host.sinks = NULL, in->device.rules.sink_logits = NULL;
-    if (!c->has_bits) in->host.bits = NULL, in->device.custom.bits = NULL;
+    if (!c->has_bits) in->host.bits = NULL, in->device.bits.bits = NULL;
 }
 
 static cpa_status check_case(cpa_kernel_test *t, const rule_inputs *all, const rule_case *c, cpa_error *err) {

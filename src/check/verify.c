@@ -114,6 +114,26 @@ static cpa_status keep_sample(cpa_verify *verify, int64_t index, int64_t row, co
     return table->copy(data + q_bytes, (const char *)out + result * out_bytes, out_bytes, stream);
 }
 
+/* Keeps the list of a sample, whose row is one of those of the whole step. */
+static cpa_status keep_list(cpa_verify *verify, int64_t index, int64_t row, cpa_stream *stream, cpa_error *err) {
+    const cpa_attention_shape *shape = &verify->worker->options.model.attention;
+    const cpa_device_table *table = verify->worker->device->table;
+    const cpa_key_selection *selection = verify->worker->selection;
+    const cpa_key_indices *lists = selection ? selection->indices : NULL;
+    char *data = verify->data.bytes + (index + 1) * verify->sample_bytes - verify->list_bytes;
+    const cpa_verify_list list = {lists && lists->unit > 0 ? lists->unit : 1, lists ? lists->width : -1};
+    if (selection && selection->blocks)
+        return cpa_fail(err, CPA_UNSUPPORTED, "layer %d: the model selects keys by blocks, whose rows are not checked",
+                        verify->samples[index].layer);
+    memcpy(data, &list, sizeof list);
+    if (!lists) return CPA_OK;
+    const int64_t kv_head = verify->samples[index].head / (shape->q_heads / shape->kv_heads);
+    const int32_t *entries = lists->indices + row * lists->row_stride + kv_head * lists->head_stride;
+    CPA_TRY(table->copy(data + sizeof list, entries, lists->width * (int64_t)sizeof *entries, stream));
+    if (!lists->counts) return CPA_OK;
+    return table->copy(data + offsetof(cpa_verify_list, count), lists->counts + row, sizeof list.count, stream);
+}
+
 static cpa_status begin(void *ctx, const cpa_step_plan *plan, int32_t *first, cpa_error *err) {
     cpa_verify *verify = ctx;
     const int32_t layers = verify->worker->options.model.layers;
@@ -138,15 +158,16 @@ static int64_t rows_of(const cpa_verify *verify, const cpa_plan_chunk *chunk) {
 
 static cpa_status layer_done(void *ctx, const cpa_step_plan *plan, int32_t layer, const void *q, const void *out,
                              cpa_stream *stream, cpa_error *err) {
-    (void)err;
     cpa_verify *verify = ctx;
-    int64_t chunk = -1, first_row = 0;
+    int64_t chunk = -1, first_row = 0, first_of_step = 0;
     cpa_owner_map map = verify->worker->options.map;
     for (; verify->next < verify->n_samples && verify->samples[verify->next].layer == layer; verify->next++) {
         const cpa_verify_sample *sample = &verify->samples[verify->next];
         /* Rows lie chunk after chunk; the samples are in the order of the chunks. */
         for (; chunk < sample->chunk; chunk++) {
-            if (chunk >= 0) first_row += rows_of(verify, &plan->chunks[chunk]);
+            if (chunk < 0) continue;
+            first_row += rows_of(verify, &plan->chunks[chunk]);
+            first_of_step += plan->chunks[chunk].count;
         }
         const cpa_plan_chunk *in = &plan->chunks[chunk];
         if (cpa_verify_keeper(verify, plan, sample) != verify->worker->rank) continue;
@@ -154,6 +175,8 @@ static cpa_status layer_done(void *ctx, const cpa_step_plan *plan, int32_t layer
         int64_t row =
             first_row + cpa_tokens_before(map, tokens, sample->position) - cpa_tokens_before(map, tokens, in->start);
         CPA_TRY(keep_sample(verify, verify->next, row, q, out, stream));
+        if (verify->list_bytes > 0)
+            CPA_TRY(keep_list(verify, verify->next, first_of_step + sample->position - in->start, stream, err));
     }
     return CPA_OK;
 }
@@ -213,7 +236,10 @@ cpa_status cpa_verify_create(cpa_control *control, cpa_worker *worker, double ra
     verify->control = control;
     verify->worker = worker;
     verify->seed = seed;
-    verify->sample_bytes = (shape->k_dim + shape->v_dim) * cpa_dtype_bytes(shape->dtype);
+    if (worker->network->select)
+        verify->list_bytes =
+            (int64_t)sizeof(cpa_verify_list) + worker->network->select_width * (int64_t)sizeof(int32_t);
+    verify->sample_bytes = (shape->k_dim + shape->v_dim) * cpa_dtype_bytes(shape->dtype) + verify->list_bytes;
     verify->n_threads = device && device->threads > 1 ? device->threads : 1;
     cpa_verify_budget_begin(&verify->budget, rate);
     /* The calling thread is bound to the first of the host's CPUs already. */

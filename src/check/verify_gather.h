@@ -21,7 +21,7 @@ typedef struct cpa_verify_group {
 
 /* What one rank contributed to a part. */
 typedef struct cpa_verify_piece {
-    const char *samples; /* [its samples of the group][query | result], part 0 only */
+    const char *samples; /* [its samples of the group][query | result | list], part 0 only */
     const char *k;       /* [tokens, k_dim], dtype of the cache; then [tokens] scale words where rows have them */
     const char *v;       /* [tokens, v_dim], likewise */
     int64_t first;       /* local index of the first token */

@@ -20,6 +20,11 @@ typedef struct cpa_verify_sample {
     int64_t data; /* index into cpa_verify.data */
 } cpa_verify_sample;
 
+/* What a sample's row attends, as its list has it; the entries follow. */
+typedef struct cpa_verify_list {
+    int32_t unit, count; /* count negative: all keys */
+} cpa_verify_list;
+
 /* Host memory that the device copies to. */
 typedef struct cpa_verify_memory {
     char *bytes;
@@ -36,14 +41,15 @@ struct cpa_verify {
     double start_s; /* when the first step began, later by the time since then that had no work; 0: not yet */
     uint64_t steps; /* that have begun; plans without chunks do not count, with which a server begins */
     cpa_verify_stats stats;
-    /* The samples of the step, the same list on every rank; data [n][query | result] is set on the
+    /* The samples of the step, the same list on every rank; data [n][query | result | list] is set on the
      * rank that keeps it. */
     cpa_verify_sample *samples;
     cpa_verify_memory data;
     int64_t n_samples, cap_samples, sample_bytes;
-    float *scales;  /* of the cache's tensors, of each KV head: of keys, then of values; 0: rows have their own */
-    int replicated; /* the rows of the step are */
-    int64_t next;   /* the first sample of the layers to come */
+    int64_t list_bytes; /* of a list and its most entries; 0: the model does not select keys */
+    float *scales;      /* of the cache's tensors, of each KV head: of keys, then of values; 0: rows have their own */
+    int replicated;     /* the rows of the step are */
+    int64_t next;       /* the first sample of the layers to come */
     cpa_verify_memory send, recv; /* of the exchange of keys and values */
     char *dump_folder;            /* where what a wrong row had is kept; "": nowhere, which is told; NULL: nowhere */
 };
@@ -72,6 +78,21 @@ static inline int cpa_verify_sees(const cpa_step_plan *plan, const cpa_plan_chun
     const int64_t first = cpa_plan_first_draft(chunk);
     if (chunk->parents >= 0 && query >= first && key >= first) return cpa_plan_draft_sees(plan, chunk, query, key);
     return cpa_reference_sees(mask, query, key);
+}
+
+/* Whether a list, which ascends, has a key. */
+static inline int cpa_verify_selects(const cpa_verify_list *list, int64_t key) {
+    const int32_t *entries = (const int32_t *)(list + 1);
+    int32_t low = 0, high = list->count;
+    if (list->count < 0) return 1;
+    while (low < high) {
+        const int32_t middle = low + (high - low) / 2;
+        if (entries[middle] >= 0 && entries[middle] < key / list->unit)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < list->count && entries[low] == key / list->unit;
 }
 
 /* The last key that a row of the chunk at `position` can see in this layer. */

@@ -29,6 +29,7 @@ typedef struct item {
     const cpa_verify_part *part;
     int32_t rank;
     int64_t first_row, n_rows;
+    const char *lists;       /* of these rows; NULL: the model does not select keys */
     cpa_reference_row *rows; /* what these keys give */
     int64_t stale;           /* position of the first token that is not what the model gave; -1: none */
 } item;
@@ -42,6 +43,8 @@ typedef struct check {
     /* Rows of the groups of a round, those of a group that the round before began first. */
     cpa_reference_row *rows;
     int64_t cap_rows, open_rows;
+    char *lists; /* of these rows */
+    int64_t cap_lists;
     cpa_reference_row *found; /* the rows of the items */
     int64_t cap_found;
     item *items;
@@ -95,16 +98,18 @@ static cpa_status build_groups(check *c, cpa_error *err) {
     return CPA_OK;
 }
 
-/* Begins the reference rows of a group from the queries that their owners sent. */
-static void begin_rows(const check *c, const cpa_verify_part *part, cpa_reference_row *rows) {
+/* Begins the reference rows of a group, and their lists, from what their owners sent. */
+static void begin_rows(const check *c, const cpa_verify_part *part, cpa_reference_row *rows, char *lists) {
     const cpa_verify_group *g = part->group;
     cpa_owner_map map = c->verify->worker->options.map;
     for (int32_t r = 0; r < map.cp_size; r++) {
         const char *data = part->pieces[r].samples;
         for (int64_t i = 0; i < g->count; i++) {
             if (cpa_verify_keeper(c->verify, c->plan, sample_of(c, g, i)) != r) continue;
+            const int64_t list_bytes = c->verify->list_bytes;
             cpa_verify_begin_row(c->verify, sample_of(c, g, i), &rows[i], data);
             data += c->verify->sample_bytes;
+            if (list_bytes > 0) memcpy(lists + i * list_bytes, data - list_bytes, (size_t)list_bytes);
         }
     }
 }
@@ -150,12 +155,23 @@ static int64_t find_stale(const check *c, const item *it, int64_t first, int64_t
     return -1;
 }
 
-/* Adds those of n keys that a query sees, runs of neighbours at once. */
-static void add_visible(const check *c, const cpa_plan_chunk *chunk, cpa_reference_row *row, cpa_mask mask,
-                        int64_t query, int64_t n, const scratch *s) {
+/* What a row attends: the chunk and the mask show it, and the list, if there is one, names it. */
+typedef struct attended {
+    const cpa_plan_chunk *chunk;
+    cpa_mask mask;
+    int64_t query;
+    const cpa_verify_list *list;
+} attended;
+
+static int attends(const check *c, const attended *a, int64_t key) {
+    return cpa_verify_sees(c->plan, a->chunk, a->mask, a->query, key) && (!a->list || cpa_verify_selects(a->list, key));
+}
+
+/* Adds those of n keys that a row attends, runs of neighbours at once. */
+static void add_attended(const check *c, const attended *a, cpa_reference_row *row, int64_t n, const scratch *s) {
     for (int64_t t = 0, end; t < n; t = end) {
-        int sees = cpa_verify_sees(c->plan, chunk, mask, query, s->positions[t]);
-        for (end = t + 1; end < n && cpa_verify_sees(c->plan, chunk, mask, query, s->positions[end]) == sees;) end++;
+        int sees = attends(c, a, s->positions[t]);
+        for (end = t + 1; end < n && attends(c, a, s->positions[end]) == sees;) end++;
         if (sees)
             cpa_reference_add_ruled(row, end - t, s->k + t * row->k_dim, s->v + t * row->v_dim, s->positions + t, NULL);
     }
@@ -187,8 +203,11 @@ static void check_item(void *ctx, int64_t index, int32_t thread) {
         if (it->first_row == 0 && it->stale < 0 && c->verify->worker->network->recall)
             it->stale = find_stale(c, it, first, n, s);
         for (int64_t i = 0; i < it->n_rows; i++) {
-            int64_t query = sample_of(c, it->part->group, it->first_row + i)->position;
-            add_visible(c, chunk_of(c, it->part->group), &it->rows[i], mask, query, n, s);
+            const char *list = it->lists ? it->lists + i * c->verify->list_bytes : NULL;
+            const attended a = {chunk_of(c, it->part->group), mask,
+                                sample_of(c, it->part->group, it->first_row + i)->position,
+                                (const cpa_verify_list *)(const void *)list};
+            add_attended(c, &a, &it->rows[i], n, s);
         }
     }
 }
@@ -236,7 +255,8 @@ static void end_rows(check *c, const cpa_verify_group *g, cpa_reference_row *row
 }
 
 /* Deals the pieces and rows of a part to items. */
-static void add_items(check *c, const cpa_verify_part *part, const cpa_reference_row *rows, cpa_reference_row **found) {
+static void add_items(check *c, const cpa_verify_part *part, const cpa_reference_row *rows, const char *lists,
+                      cpa_reference_row **found) {
     for (int32_t r = 0; r < c->verify->control->size; r++) {
         for (int64_t first = 0; first < part->group->count; first += ROWS_PER_ITEM) {
             int64_t left = part->group->count - first, n = left < ROWS_PER_ITEM ? left : ROWS_PER_ITEM;
@@ -245,7 +265,8 @@ static void add_items(check *c, const cpa_verify_part *part, const cpa_reference
                 cpa_reference_begin(&(*found)[i], row->q, row->k_dim, row->v_dim, row->dtype, row->scale);
                 cpa_reference_set_rules(&(*found)[i], &row->rules);
             }
-            c->items[c->n_items++] = (item){part, r, first, n, *found, -1};
+            const char *of_rows = c->verify->list_bytes > 0 ? lists + first * c->verify->list_bytes : NULL;
+            c->items[c->n_items++] = (item){part, r, first, n, of_rows, *found, -1};
             *found += n;
         }
     }
@@ -262,6 +283,7 @@ static cpa_status reserve_round(check *c, const cpa_verify_part *parts, int64_t 
     }
     c->n_items = 0;
     if (cpa_array_reserve(&c->rows, &c->cap_rows, rows, sizeof *c->rows) &&
+        cpa_array_reserve(&c->lists, &c->cap_lists, rows * c->verify->list_bytes, 1) &&
         cpa_array_reserve(&c->found, &c->cap_found, found, sizeof *c->found) &&
         cpa_array_reserve(&c->items, &c->cap_items, items, sizeof *c->items))
         return CPA_OK;
@@ -273,11 +295,15 @@ static cpa_status check_parts(void *ctx, const cpa_verify_part *parts, int64_t n
     check *c = ctx;
     const cpa_stream *stream = c->verify->worker->stream;
     CPA_TRY(reserve_round(c, parts, n_parts, err));
+    const int64_t list_bytes = c->verify->list_bytes;
     cpa_reference_row *rows = c->rows, *found = c->found;
+    char *lists = c->lists;
     for (int64_t p = 0; p < n_parts; p++) {
-        if (parts[p].index == 0) begin_rows(c, &parts[p], rows);
-        add_items(c, &parts[p], rows, &found);
-        if (parts[p].last) rows += parts[p].group->count;
+        if (parts[p].index == 0) begin_rows(c, &parts[p], rows, lists);
+        add_items(c, &parts[p], rows, lists, &found);
+        if (!parts[p].last) continue;
+        rows += parts[p].group->count;
+        lists += parts[p].group->count * list_bytes;
     }
     cpa_threads_run(c->verify->threads, c->n_items, check_item, c, &stream->progress);
     rows = c->rows;
@@ -292,6 +318,7 @@ static cpa_status check_parts(void *ctx, const cpa_verify_part *parts, int64_t n
     }
     c->open_rows = parts[n_parts - 1].last ? 0 : parts[n_parts - 1].group->count;
     memmove(c->rows, rows, (size_t)c->open_rows * sizeof *rows);
+    if (list_bytes > 0) memmove(c->lists, lists, (size_t)(c->open_rows * list_bytes));
     return CPA_OK;
 }
 
@@ -308,13 +335,16 @@ static cpa_status check_samples(cpa_verify *verify, const cpa_step_plan *plan, c
     if (status == CPA_OK) {
         cpa_error verdict = c.violation;
         status = cpa_control_agree(verify->control, c.verdict, &verdict);
-        if (status == CPA_CHECK_FAILED) status = cpa_verify_diagnose(verify, plan, &c.wrong, &verdict);
+        /* What the diagnosis tries are other keys of the mask, which a selection has none of. */
+        if (status == CPA_CHECK_FAILED && verify->list_bytes == 0)
+            status = cpa_verify_diagnose(verify, plan, &c.wrong, &verdict);
         if (status != CPA_OK && err) *err = verdict;
     }
     free(c.scratch);
     free(c.items);
     free(c.found);
     free(c.rows);
+    free(c.lists);
     free(c.groups);
     verify->n_samples = 0;
     return status;

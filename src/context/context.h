@@ -14,7 +14,7 @@ cpa_status cpa_context_create_over(cpa_comm *comm, cpa_device *device, const cpa
 cpa_spans *cpa_context_spans(cpa_context *c);
 /* Who has the rows of the steps that are planned from now on, in the place of what the options say. */
 void cpa_context_set_rows(cpa_context *c, cpa_row_placement rows);
-/* Whether the layers of the steps that are planned from now on have a custom mask: then all that it needs is planned
+/* Whether the layers of the steps that are planned from now on have a selection: then all that it needs is planned
  * and uploaded with the step, as for a graph of it, and devices share no keys whose kernels for these know no masks. */
 void cpa_context_set_masked(cpa_context *c, int masked);
 /* Whether what is enqueued from now on is captured in a graph: then nothing is measured. The same is enqueued. */

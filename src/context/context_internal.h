@@ -7,7 +7,7 @@
  *   pass_kv.h       keys and values to the queries
  *   pass_q.h        queries out, partial states back
  *   scatter_heads.h  in the place of both, where every rank has all rows
- *   score_rows.h    which rows of a custom mask or a bias are those of an attend
+ *   score_rows.h    which rows of a selection or a bias are those of an attend
  *   tensor_slices.c  what products that are sliced over the ranks exchange
  *   planned_step.h  what they read of a step
  *   table_plans.h   what they attend by the block tables of the layer at hand

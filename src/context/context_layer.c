@@ -14,14 +14,15 @@
 
 static cpa_status check_score(cpa_context *c, const cpa_context_args *args) {
     const int64_t end = cpa_context_is_reserved(c) ? 0 : cpa_planned_end(&c->step);
-    CPA_TRY(cpa_check_score("attend", args->rules, args->custom, args->bias, &c->ops.error));
-    CPA_TRY(cpa_check_score_reach("attend", c->ops.device, end, args->rules, args->custom, args->bias, &c->ops.error));
-    if ((args->custom && args->custom->row_map) || (args->bias && args->bias->row_map))
+    CPA_TRY(cpa_check_score("attend", args->rules, args->selection, args->bias, &c->ops.error));
+    CPA_TRY(
+        cpa_check_score_reach("attend", c->ops.device, end, args->rules, args->selection, args->bias, &c->ops.error));
+    if (cpa_selection_maps_rows(args->selection) || (args->bias && args->bias->row_map))
         return cpa_fail(&c->ops.error, CPA_INVALID,
-                        "attend: the row_map of the custom mask or of the bias is set, expected NULL in a context");
-    if (cpa_context_is_reserved(c) && c->ops.map.cp_size > 1 && (args->custom || args->bias))
+                        "attend: the row_map of the selection or of the bias is set, expected NULL in a context");
+    if (cpa_context_is_reserved(c) && c->ops.map.cp_size > 1 && (args->selection || args->bias))
         return cpa_fail(&c->ops.error, CPA_UNSUPPORTED,
-                        "attend: a custom mask or a bias in a reserved step of %d ranks, expected none",
+                        "attend: a selection or a bias in a reserved step of %d ranks, expected none",
                         c->ops.map.cp_size);
     return CPA_OK;
 }
@@ -143,7 +144,7 @@ static cpa_status check_layer(cpa_context *c, const cpa_context_args *args, cons
     CPA_TRY(cpa_score_rows_begin(&c->score_rows, &c->ops, cpa_context_is_reserved(c) ? NULL : &c->q, layer));
     if (cpa_context_is_reserved(c) || cpa_step_is_replicated(&c->step)) return CPA_OK;
     cpa_mask sent = layer->mask;
-    if (layer->custom) sent.causal = 0; /* bits may show what lies behind a query */
+    if (layer->selection && layer->selection->bits) sent.causal = 0; /* bits may show what lies behind a query */
     return cpa_pass_kv_select(&c->kv, sent);
 }
 

@@ -92,7 +92,7 @@ cpa_status cpa_context_set_plan(cpa_context_ops *ops, cpa_attend_plan *plan, int
 
 void cpa_context_set_score(const cpa_context_ops *ops, cpa_score_side side, cpa_attend_args *args) {
     args->rules = ops->score.rules;
-    args->custom = ops->score.has_custom ? &ops->score.custom[side] : NULL;
+    args->selection = ops->score.has_selection ? &ops->score.selection[side] : NULL;
     args->bias = ops->score.has_bias ? &ops->score.bias[side] : NULL;
 }
 

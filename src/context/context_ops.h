@@ -26,8 +26,11 @@ typedef struct cpa_context_exchange {
 typedef enum cpa_score_side { CPA_SCORE_OWN = 0, CPA_SCORE_REMOTE, CPA_SCORE_SIDES } cpa_score_side;
 typedef struct cpa_context_score {
     const cpa_score_rules *rules; /* of the layer; NULL: none */
-    int has_custom, has_bias;
-    cpa_custom_mask custom[CPA_SCORE_SIDES];
+    int has_selection, has_bias;
+    cpa_key_selection selection[CPA_SCORE_SIDES]; /* whose parts are: */
+    cpa_key_bits bits[CPA_SCORE_SIDES];
+    cpa_key_indices indices[CPA_SCORE_SIDES];
+    cpa_key_blocks blocks[CPA_SCORE_SIDES];
     cpa_score_bias bias[CPA_SCORE_SIDES];
 } cpa_context_score;
 
@@ -42,7 +45,7 @@ typedef struct cpa_context_ops {
     cpa_attend_item *items; /* scratch: what cpa_context_set_plan plans */
     int64_t items_capacity;
     int32_t table_set;                /* that the layer at hand reads its blocks by */
-    int masked;                       /* whether layers of the step that is planned come with a custom mask */
+    int masked;                       /* whether layers of the step that is planned come with a selection */
     int64_t keys_attended, keys_read; /* in a layer, by the plans that have been set since these were 0 */
     cpa_error error;
     cpa_context_stats stats;

@@ -52,24 +52,68 @@ static uint64_t add_bias(uint64_t digest, const cpa_score_bias *bias, step_size 
 }
 
 /* Which keys the rows see by their bits, wherever these lie. What is behind the last bit of a row means nothing. */
-static uint64_t add_bits(uint64_t digest, const cpa_custom_mask *custom, int64_t rows) {
+static uint64_t add_bits(uint64_t digest, const cpa_key_bits *of, int64_t rows) {
     int64_t words = 0, at = 0; /* index of the next sample, from a row's first word on */
-    for (int64_t row = 0; row < rows; row++)
-        words += custom->row_word[row] < 0 ? 0 : cpa_mask_words(custom->width[row]);
+    for (int64_t row = 0; row < rows; row++) words += of->row_word[row] < 0 ? 0 : cpa_mask_words(of->width[row]);
     const int64_t step = apart((double)words);
     for (int64_t row = 0; row < rows; row++) {
-        const int has_bits = custom->row_word[row] >= 0;
-        const int64_t width = has_bits ? custom->width[row] : -1, n = has_bits ? cpa_mask_words(width) : 0;
+        const int has_bits = of->row_word[row] >= 0;
+        const int64_t width = has_bits ? of->width[row] : -1, n = has_bits ? cpa_mask_words(width) : 0;
         digest = add_word(digest, (uint64_t)width);
-        if (has_bits) digest = add_word(digest, (uint64_t)custom->first[row]);
+        if (has_bits) digest = add_word(digest, (uint64_t)of->first[row]);
         for (; at < n; at += step) {
             const int64_t left = width - at * 32;
             const uint32_t used = left >= 32 ? UINT32_MAX : ((uint32_t)1 << left) - 1;
-            digest = add_word(digest, custom->bits[custom->row_word[row] + at] & used);
+            digest = add_word(digest, of->bits[of->row_word[row] + at] & used);
         }
         at -= n;
     }
     return digest;
+}
+
+/* The lists of the rows and KV heads that have their own. What is behind the count of a row means nothing. */
+static uint64_t add_lists(uint64_t digest, const cpa_key_indices *of, int64_t rows, int32_t kv_heads) {
+    const int32_t of_heads = of->head_stride ? kv_heads : 1;
+    const int64_t step = apart((double)rows * (double)of_heads * (double)of->width);
+    int64_t at = 0; /* index of the next sample, from a list's first entry on */
+    const int64_t same[] = {of->unit, of->width};
+    digest = cpa_hash_bytes(digest, same, sizeof same);
+    for (int64_t row = 0; row < rows; row++) {
+        const int64_t n = of->counts ? of->counts[row] : of->width;
+        digest = add_word(digest, (uint64_t)n);
+        for (int32_t head = 0; head < of_heads; head++, at -= of->width)
+            for (; at < of->width; at += step)
+                if (at < n)
+                    digest =
+                        add_word(digest, (uint64_t)of->indices[row * of->row_stride + head * of->head_stride + at]);
+    }
+    return digest;
+}
+
+/* The words of the blocks of the rows and query heads that have their own. */
+static uint64_t add_blocks(uint64_t digest, const cpa_key_blocks *of, int64_t rows, int32_t heads) {
+    const int32_t of_heads = of->head_stride ? heads : 1;
+    const int64_t words = of->width / 32, step = apart((double)rows * (double)of_heads * (double)words);
+    int64_t at = 0; /* index of the next sample, from a line's first word on; the last, of fewer bits, is left out */
+    const int64_t same[] = {of->block, of->width};
+    digest = cpa_hash_bytes(digest, same, sizeof same);
+    for (int64_t row = 0; row < rows; row++) {
+        digest = add_word(digest, of->row_word[row] < 0);
+        for (int32_t head = 0; head < of_heads; head++, at -= words)
+            for (; at < words; at += step)
+                if (of->row_word[row] >= 0)
+                    digest = add_word(digest, of->bits[of->row_word[row] + head * of->head_stride + at]);
+    }
+    return digest;
+}
+
+static uint64_t add_selection(uint64_t digest, const cpa_key_selection *selection, int64_t rows,
+                              const cpa_attention_shape *shape) {
+    const int64_t kinds[] = {selection->bits != NULL, selection->indices != NULL, selection->blocks != NULL};
+    digest = cpa_hash_bytes(digest, kinds, sizeof kinds);
+    if (selection->bits) digest = add_bits(digest, selection->bits, rows);
+    if (selection->indices) digest = add_lists(digest, selection->indices, rows, shape->kv_heads);
+    return selection->blocks ? add_blocks(digest, selection->blocks, rows, shape->q_heads) : digest;
 }
 
 uint64_t cpa_layer_digest(uint64_t digest, const cpa_context_ops *ops, const cpa_planned_step *step,
@@ -83,7 +127,7 @@ uint64_t cpa_layer_digest(uint64_t digest, const cpa_context_ops *ops, const cpa
                             args->mask.window,
                             rules->alibi_slopes != NULL,
                             rules->sink_logits != NULL,
-                            args->custom != NULL,
+                            args->selection != NULL,
                             args->bias != NULL,
                             (int64_t)bias->dtype,
                             bias->first,
@@ -94,6 +138,6 @@ uint64_t cpa_layer_digest(uint64_t digest, const cpa_context_ops *ops, const cpa
     if (ops->device->caps.own_memory) return digest;
     digest = add_floats(digest, rules->alibi_slopes, heads);
     digest = add_floats(digest, rules->sink_logits, heads);
-    if (args->custom) digest = add_bits(digest, args->custom, size.rows);
+    if (args->selection) digest = add_selection(digest, args->selection, size.rows, &ops->options.shape);
     return bias->width > 0 ? add_bias(digest, bias, size, heads) : digest;
 }

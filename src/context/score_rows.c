@@ -23,20 +23,38 @@ cpa_status cpa_score_rows_plan(cpa_score_rows *rows, cpa_context_ops *ops, const
     return CPA_OK;
 }
 
+/* The selection of a layer with other rows. */
+static void map_selection(cpa_context_score *score, int side, const cpa_key_selection *of, const int32_t *row_map) {
+    cpa_key_selection *selection = &score->selection[side];
+    *selection = *of;
+    if (of->bits) {
+        score->bits[side] = *of->bits;
+        score->bits[side].row_map = row_map;
+        selection->bits = &score->bits[side];
+    }
+    if (of->indices) {
+        score->indices[side] = *of->indices;
+        score->indices[side].row_map = row_map;
+        selection->indices = &score->indices[side];
+    }
+    if (of->blocks) {
+        score->blocks[side] = *of->blocks;
+        score->blocks[side].row_map = row_map;
+        selection->blocks = &score->blocks[side];
+    }
+}
+
 cpa_status cpa_score_rows_begin(cpa_score_rows *rows, cpa_context_ops *ops, const cpa_pass_q *q,
                                 const cpa_context_args *layer) {
     cpa_context_score *score = &ops->score;
     *score = (cpa_context_score){
-        .rules = layer->rules, .has_custom = layer->custom != NULL, .has_bias = layer->bias != NULL};
-    const int maps = (score->has_custom || score->has_bias) && maps_rows(ops, q);
+        .rules = layer->rules, .has_selection = layer->selection != NULL, .has_bias = layer->bias != NULL};
+    const int maps = (score->has_selection || score->has_bias) && maps_rows(ops, q);
     if (maps) CPA_TRY(cpa_score_rows_plan(rows, ops, q));
     for (int side = 0; side < CPA_SCORE_SIDES; side++) {
         const int32_t *map = rows->maps.device.memory;
         if (maps && side == CPA_SCORE_REMOTE) map += q->step->rows;
-        if (layer->custom) {
-            score->custom[side] = *layer->custom;
-            score->custom[side].row_map = maps ? map : NULL;
-        }
+        if (layer->selection) map_selection(score, side, layer->selection, maps ? map : NULL);
         if (layer->bias) {
             score->bias[side] = *layer->bias;
             score->bias[side].row_map = maps ? map : NULL;

@@ -1,5 +1,5 @@
-/* What a layer does to scores, as the attends of a context take it: rows of a custom mask and of a bias are those of
- * the whole step, and a map tells which of them the rows of an attend are. */
+/* What a layer does to scores and which keys it attends, as the attends of a context take it: rows of a selection and of
+ * a bias are those of the whole step, and a map tells which of them the rows of an attend are. */
 #ifndef CPA_SCORE_ROWS_H
 #define CPA_SCORE_ROWS_H
 
@@ -16,7 +16,13 @@ static inline void cpa_score_rows_forget(cpa_score_rows *rows) {
     rows->planned = 0;
 }
 void cpa_score_rows_free(cpa_score_rows *rows, cpa_context_ops *ops);
-/* Plans the maps of the step ahead of its layers, which all have a custom mask. */
+/* Whether rows of some part of the selection are mapped; NULL is none. */
+static inline int cpa_selection_maps_rows(const cpa_key_selection *selection) {
+    return selection &&
+           ((selection->bits && selection->bits->row_map) || (selection->indices && selection->indices->row_map) ||
+            (selection->blocks && selection->blocks->row_map));
+}
+/* Plans the maps of the step ahead of its layers, which all have a selection. */
 cpa_status cpa_score_rows_plan(cpa_score_rows *rows, cpa_context_ops *ops, const cpa_pass_q *q);
 /* Makes ops->score that of a layer; q: of the planned step, NULL for the reserved one. */
 cpa_status cpa_score_rows_begin(cpa_score_rows *rows, cpa_context_ops *ops, const cpa_pass_q *q,

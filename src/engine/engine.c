@@ -161,6 +161,8 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
         {"network.end_step", network.end_step != NULL},
         {"network.capturable", network.capturable},
         {"network.slices", network.slices},
+        {"network.select", network.select != NULL},
+        {"network.select_width", network.select_width},
         {"preemption", o->preemption},
         {"fail_on_nonfinite", o->fail_on_nonfinite},
         {"device.backend", o->device.backend},

@@ -77,6 +77,8 @@ static cpa_status check_network(const cpa_model *given, cpa_error *err) {
         return cpa_fail(err, CPA_INVALID, "network: %lld end_ids at %p", (long long)network.n_end_ids,
                         (const void *)network.end_ids);
     }
+    if (network.select_width < 0)
+        return cpa_fail(err, CPA_INVALID, "network: select_width %d, expected 0 or more", network.select_width);
     if ((int)network.slices < CPA_SLICES_NONE || network.slices > CPA_SLICES_ALL) {
         return cpa_fail(err, CPA_INVALID, "network: slices %d is none, expected 0 to %d", (int)network.slices,
                         (int)CPA_SLICES_ALL);

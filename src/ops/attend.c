@@ -190,8 +190,8 @@ static cpa_status check_attend(const cpa_attend_plan *plan, const cpa_attend_arg
     CPA_TRY(cpa_check_rows("attend", "rows of out", plan->rows, 0, out_width, out_bytes, err));
     CPA_TRY(cpa_check_state("attend", &args->state, plan->rows, plan->shape.q_heads, plan->shape.v_dim, err));
     CPA_TRY(cpa_check_mask("attend", &args->mask, err));
-    CPA_TRY(cpa_check_score("attend", args->rules, args->custom, args->bias, err));
-    CPA_TRY(cpa_check_score_reach("attend", device, plan->end, args->rules, args->custom, args->bias, err));
+    CPA_TRY(cpa_check_score("attend", args->rules, args->selection, args->bias, err));
+    CPA_TRY(cpa_check_score_reach("attend", device, plan->end, args->rules, args->selection, args->bias, err));
     REQUIRE(err, args->scale - args->scale == 0, "attend: scale is %g, expected a finite number", (double)args->scale);
     REQUIRE(err, args->resume == 0 || args->resume == 1, "attend: resume is %d, expected 0 or 1", args->resume);
     REQUIRE(err, (args->out && !args->resume) || (args->state.o && args->state.lse),

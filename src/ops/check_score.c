@@ -4,6 +4,7 @@
 
 #include "base/struct_size.h"
 #include "src/ops/check_args.h"
+#include "src/ops/check_selection.h"
 
 static cpa_status check_rules(const char *where, const cpa_score_rules *rules, cpa_error *err) {
     const float softcap = rules->softcap, len = rules->temperature_len;
@@ -14,19 +15,6 @@ static cpa_status check_rules(const char *where, const cpa_score_rules *rules, c
             "%s: temperature_len is %g, expected 0 or a finite number above 1", where, (double)len);
     CPA_TRY(cpa_check_aligned(where, "alibi_slopes", rules->alibi_slopes, sizeof(float), err));
     return cpa_check_aligned(where, "sink_logits", rules->sink_logits, sizeof(float), err);
-}
-
-static cpa_status check_custom(const char *where, const cpa_custom_mask *custom, cpa_error *err) {
-    REQUIRE(err, CPA_RESERVED_IS_ZERO(*custom), "%s: the reserved bytes of the custom mask are not zero", where);
-    REQUIRE(err, custom->bits && custom->row_word && custom->first && custom->width,
-            "%s: the custom mask has bits %p, row_word %p, first %p and width %p, expected none to be NULL", where,
-            (const void *)custom->bits, (const void *)custom->row_word, (const void *)custom->first,
-            (const void *)custom->width);
-    CPA_TRY(cpa_check_aligned(where, "bits of the custom mask", custom->bits, sizeof(uint32_t), err));
-    CPA_TRY(cpa_check_aligned(where, "row_word of the custom mask", custom->row_word, sizeof(int64_t), err));
-    CPA_TRY(cpa_check_aligned(where, "first of the custom mask", custom->first, sizeof(int64_t), err));
-    CPA_TRY(cpa_check_aligned(where, "width of the custom mask", custom->width, sizeof(int32_t), err));
-    return cpa_check_aligned(where, "row_map of the custom mask", custom->row_map, sizeof(int32_t), err);
 }
 
 static cpa_status check_bias(const char *where, const cpa_score_bias *bias, cpa_error *err) {
@@ -47,21 +35,21 @@ static cpa_status check_bias(const char *where, const cpa_score_bias *bias, cpa_
     return cpa_check_aligned(where, "row_map of the bias", bias->row_map, sizeof(int32_t), err);
 }
 
-cpa_status cpa_check_score(const char *where, const cpa_score_rules *rules, const cpa_custom_mask *custom,
+cpa_status cpa_check_score(const char *where, const cpa_score_rules *rules, const cpa_key_selection *selection,
                            const cpa_score_bias *bias, cpa_error *err) {
     if (rules) CPA_TRY(check_rules(where, rules, err));
-    if (custom) CPA_TRY(check_custom(where, custom, err));
+    if (selection) CPA_TRY(cpa_check_selection(where, selection, err));
     return bias ? check_bias(where, bias, err) : CPA_OK;
 }
 
 cpa_status cpa_check_score_reach(const char *where, const cpa_device *device, int64_t end, const cpa_score_rules *rules,
-                                 const cpa_custom_mask *custom, const cpa_score_bias *bias, cpa_error *err) {
+                                 const cpa_key_selection *selection, const cpa_score_bias *bias, cpa_error *err) {
     const int64_t most = (int64_t)1 << 30;
     const int has_slopes = rules && rules->alibi_slopes;
-    if (!device->caps.own_memory || end <= most || (!has_slopes && !custom && !bias)) return CPA_OK;
+    if (!device->caps.own_memory || end <= most || (!has_slopes && !selection && !bias)) return CPA_OK;
     return cpa_fail(err, CPA_UNSUPPORTED, "%s: %s over %lld tokens, expected at most 2^30 on this device", where,
-                    has_slopes ? "alibi_slopes"
-                    : custom   ? "a custom mask"
-                               : "a bias",
+                    has_slopes  ? "alibi_slopes"
+                    : selection ? "a selection"
+                                : "a bias",
                     (long long)end);
 }

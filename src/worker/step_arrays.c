@@ -25,6 +25,7 @@ int64_t cpa_step_arrays_lay_out(const cpa_step_sizes *sizes, void *base, cpa_ste
         {offsetof(cpa_step_arrays, drawn_at), sizes->emissions * 8},
         {offsetof(cpa_step_arrays, mask_row_word), sizes->masked_rows * 8},
         {offsetof(cpa_step_arrays, mask_first), sizes->masked_rows * 8},
+        {offsetof(cpa_step_arrays, selected_index), sizes->selected_rows * 8},
         {offsetof(cpa_step_arrays, rows), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, seqs), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, top_logprobs), sizes->emissions * 4},

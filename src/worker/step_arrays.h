@@ -13,6 +13,7 @@ typedef struct cpa_step_sizes {
     int64_t groups; /* of layers, each with slots of its own for the rows */
     int64_t yields; /* of the emissions the first that are for output tokens; the others are of prompts */
     int64_t masked_rows, mask_words; /* 0: no chunk has a tree of drafts */
+    int64_t selected_rows;           /* 0: the model does not select keys */
     int64_t biases;                  /* of logits; 0: no emission has any */
 } cpa_step_sizes;
 
@@ -35,10 +36,11 @@ typedef struct cpa_step_arrays {
     int32_t *history_seqs, *history_outputs;
     int32_t *history_parents; /* of a draft the entry of the one before it; -1: none is */
     int32_t *restarts;        /* [restarts] */
-    /* [masked_rows] of the step on all ranks, chunk after chunk: as cpa_custom_mask has them */
+    /* [masked_rows] of the step on all ranks, chunk after chunk: as cpa_key_bits has them */
     int64_t *mask_row_word, *mask_first;
     int32_t *mask_width;
-    uint32_t *mask_bits; /* [mask_words] */
+    uint32_t *mask_bits;     /* [mask_words] */
+    int64_t *selected_index; /* [selected_rows] of the step on all ranks: the index of each in its sequence */
     /* [biases] */
     uint32_t *bias_tokens;
     float *bias_values;

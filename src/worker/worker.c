@@ -48,6 +48,7 @@ static int64_t step_bytes(const cpa_worker *worker) {
                            .restarts = o->max_seqs};
     if (worker->device->caps.has_graphs) most.biases = cpa_worker_most_biases(worker);
     if (worker->device->caps.has_graphs) cpa_worker_pad_masks(worker, o->map.cp_size * o->max_tokens, &most);
+    if (worker->network->select) most.selected_rows = o->map.cp_size * o->max_tokens;
     cpa_step_arrays arrays;
     return cpa_step_arrays_lay_out(&most, NULL, &arrays);
 }
@@ -233,12 +234,15 @@ static cpa_status prepare_step(cpa_worker *worker, const cpa_step_plan *plan, co
     CPA_TRY(cpa_worker_apply(worker, plan, err));
     if (plan->n_chunks == 0) return CPA_OK;
     if (observer) CPA_TRY(observer->begin(observer->ctx, plan, &first_seen, err));
-    const int64_t rows = first_seen < layers - 1 ? 0 : cpa_worker_padded_rows(worker, plan);
+    /* What is seen of a layer that is launched by a graph is the last one's, but for what it selected. */
+    const int seen = first_seen < layers - (worker->network->select ? 0 : 1);
+    const int64_t rows = seen ? 0 : cpa_worker_padded_rows(worker, plan);
     worker->rows = &worker->row_sets[worker->rows == &worker->row_sets[0]];
     worker->padded = rows > 0;
     CPA_TRY(cpa_worker_list_rows(worker, plan, rows, err));
     cpa_context_set_rows(worker->context, worker->rows->replicated ? CPA_ROWS_REPLICATED : CPA_ROWS_OWNED);
-    cpa_context_set_masked(worker->context, worker->rows->sizes.masked_rows > 0);
+    cpa_context_set_masked(worker->context,
+                           worker->rows->sizes.masked_rows > 0 || worker->rows->sizes.selected_rows > 0);
     cpa_status status = cpa_context_plan_ahead(worker->context, worker->chunks, plan->n_chunks, worker->tables,
                                                worker->options.groups.count, rows);
     if (status != CPA_OK) return cpa_fail(err, status, "%s", cpa_context_error(worker->context));
@@ -247,8 +251,9 @@ static cpa_status prepare_step(cpa_worker *worker, const cpa_step_plan *plan, co
 
 /* What a graph of the step bakes in beside its attention. */
 static uint64_t shape_of(const cpa_worker_rows *rows) {
-    const int64_t shape[] = {rows->sizes.emissions, rows->sizes.history,     rows->wants,       rows->draws,
-                             rows->takes,           rows->sizes.masked_rows, rows->sizes.biases};
+    const int64_t shape[] = {
+        rows->sizes.emissions, rows->sizes.history,     rows->wants,        rows->draws,
+        rows->takes,           rows->sizes.masked_rows, rows->sizes.biases, rows->sizes.selected_rows};
     return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }
 

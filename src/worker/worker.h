@@ -126,6 +126,7 @@ struct cpa_worker {
     int64_t graph_steps; /* steps launched as graphs */
     cpa_graphs *graphs;  /* NULL: every step runs eagerly */
     const cpa_model *network;
+    const cpa_key_selection *selection;         /* of the layer that an observer is told of; NULL: none */
     cpa_slices slices;                          /* what exchanges parts of sliced products: that of the context */
     cpa_kv_cache *caches[CPA_MAX_LAYER_GROUPS]; /* of each group of layers */
     cpa_layer_place *places;                    /* [layers] */

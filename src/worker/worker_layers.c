@@ -5,8 +5,8 @@
 #include "src/context/context.h"
 #include "src/context/context_plan.h"
 #include "src/worker/layer_caches.h"
+#include "src/worker/worker_selection.h"
 #include "src/worker/worker_tokens.h"
-#include "src/worker/worker_trees.h"
 
 /* Whether the results of all layers have a place in `out`, one behind the other: then the digest takes them at the end
  * of the step, where no layer waits for it. */
@@ -116,18 +116,23 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
     cpa_context_spans(worker->context)->layer = layer;
     cpa_context_use_tables(worker->context, group);
     CPA_TRY(layer_in(worker, layer, &own, &kv));
-    cpa_custom_mask mask;
+    cpa_worker_selection selection;
+    CPA_TRY(cpa_worker_select(worker, layer, &own, &kv, &selection, err));
+    const int selects = selection.of.bits || selection.of.indices || selection.of.blocks;
     cpa_context_args args = {.size = sizeof args,
                              .q = worker->q,
                              .kv = kv,
                              .mask = cpa_model_mask(&worker->options.model, layer),
                              .out = out_of_layer(worker, layer),
                              .rules = worker->score ? &worker->score[layer] : NULL,
-                             .custom = cpa_worker_mask(worker, &mask) ? &mask : NULL};
+                             .selection = selects ? &selection.of : NULL};
     cpa_status status = cpa_context_attend(worker->context, &args, worker->stream);
     if (status != CPA_OK) return cpa_fail(err, status, "layer %d: %s", layer, cpa_context_error(worker->context));
     CPA_TRY(layer_out(worker, layer, &own));
-    return cpa_worker_layer_done(worker, plan, layer, observer, err);
+    worker->selection = args.selection;
+    status = cpa_worker_layer_done(worker, plan, layer, observer, err);
+    worker->selection = NULL;
+    return status;
 }
 
 /* What the model is told of the step that is prepared. */

@@ -8,6 +8,7 @@
 #include "kernels/device.h"
 #include "kernels/graph.h"
 #include "src/worker/worker_biases.h"
+#include "src/worker/worker_selection.h"
 #include "src/worker/worker_trees.h"
 
 /* ---- how many there are of each ---- */
@@ -152,11 +153,13 @@ static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t
     list_scored(worker, plan);
     rows->draws = worker->network->end_step && rows->wants & CPA_WANTS_LOGITS;
     cpa_worker_count_masks(worker, plan);
+    cpa_worker_count_selected(worker, plan);
     cpa_worker_count_biases(worker, plan);
     if (padded_rows == 0) return;
     const int64_t all_rows = (rows->replicated ? 1 : map.cp_size) * padded_rows;
     rows->sizes.rows = rows->sizes.yields = rows->sizes.emissions = padded_rows;
     if (rows->sizes.masked_rows > 0) cpa_worker_pad_masks(worker, all_rows, &rows->sizes);
+    if (rows->sizes.selected_rows > 0) rows->sizes.selected_rows = all_rows;
     rows->sizes.biases = cpa_worker_pad_biases(rows->sizes.biases);
     if (rows->sizes.history > 0) /* drafts of the step before come too */
         rows->sizes.history = cpa_max64(all_rows, cpa_graphs_rows(rows->sizes.history));
@@ -368,6 +371,7 @@ cpa_status cpa_worker_list_rows(cpa_worker *worker, const cpa_step_plan *plan, i
     }
     fill_up(rows, row, entry);
     cpa_worker_list_masks(worker, plan);
+    cpa_worker_list_selected(worker, plan);
     cpa_worker_list_biases(worker, plan);
     return CPA_OK;
 }

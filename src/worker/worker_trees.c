@@ -55,12 +55,12 @@ void cpa_worker_list_masks(const cpa_worker *worker, const cpa_step_plan *plan) 
     }
 }
 
-int cpa_worker_mask(const cpa_worker *worker, cpa_custom_mask *out) {
+int cpa_worker_mask(const cpa_worker *worker, cpa_key_bits *out) {
     const cpa_step_arrays *arrays = &worker->arrays;
     if (worker->rows->sizes.masked_rows == 0) return 0;
-    *out = (cpa_custom_mask){.bits = arrays->mask_bits,
-                             .row_word = arrays->mask_row_word,
-                             .first = arrays->mask_first,
-                             .width = arrays->mask_width};
+    *out = (cpa_key_bits){.bits = arrays->mask_bits,
+                          .row_word = arrays->mask_row_word,
+                          .first = arrays->mask_first,
+                          .width = arrays->mask_width};
     return 1;
 }

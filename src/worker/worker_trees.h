@@ -2,7 +2,7 @@
 #ifndef CPA_WORKER_TREES_H
 #define CPA_WORKER_TREES_H
 
-#include <cpattn/score.h>
+#include <cpattn/selection.h>
 
 #include "src/worker/worker.h"
 
@@ -13,6 +13,6 @@ void cpa_worker_pad_masks(const cpa_worker *worker, int64_t all_rows, cpa_step_s
 /* Fills them in on the host. */
 void cpa_worker_list_masks(const cpa_worker *worker, const cpa_step_plan *plan);
 /* That of the step, on the device; 0: it has none. */
-int cpa_worker_mask(const cpa_worker *worker, cpa_custom_mask *out);
+int cpa_worker_mask(const cpa_worker *worker, cpa_key_bits *out);
 
 #endif

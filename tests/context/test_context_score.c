@@ -1,4 +1,4 @@
-/* Context attention with score rules, a bias and masks of bits: by pass-KV, by pass-Q, with rows on one rank and with
+/* Context attention with score rules, a bias and selections of keys: by pass-KV, by pass-Q, with rows on one rank and with
  * replicated rows, against the float64 reference of whole sequences. Sinks count once, whoever finishes a row. */
 #include <math.h>
 #include <stdio.h>
@@ -11,7 +11,18 @@
 #include "tests/fixtures/mpi_unit.h"
 #include "tests/fixtures/transport_fixture.h"
 
-enum { SOFTCAP = 1, TEMPERATURE = 2, ALIBI = 4, SINKS = 8, BIAS = 16, WHOLE = 32, TREES = 64, LENGTH = 420 };
+enum {
+    SOFTCAP = 1,
+    TEMPERATURE = 2,
+    ALIBI = 4,
+    SINKS = 8,
+    BIAS = 16,
+    WHOLE = 32,
+    TREES = 64,
+    LISTS = 128,
+    BLOCKS = 256,
+    LENGTH = 420
+};
 
 static const cpa_test_shape SHAPES[] = {
     {.q_heads = 4, .kv_heads = 2, .k_dim = 32, .v_dim = 32, .block_size = 16, .interleave = 16, .mask = {.causal = 1}},
@@ -43,6 +54,8 @@ static cpa_case_score score_of(const cpa_test_shape *shape, int what, const cpa_
     if (what & ALIBI) cpa_case_score_add_slopes(&score, NULL);
     if (what & SINKS) cpa_case_score_add_sinks(&score, NULL);
     if (what & BIAS) cpa_case_score_add_bias(&score, CPA_F32, 1, 20, LENGTH - 100, NULL);
+    if (what & LISTS) cpa_case_score_add_lists(&score, shape->kv_heads, 4, LENGTH, NULL);
+    if (what & BLOCKS) cpa_case_score_add_blocks(&score, 32, LENGTH, NULL);
     if (what & (WHOLE | TREES)) cpa_case_score_add_bits(&score, 0, LENGTH, NULL);
     for (int64_t i = 0, row = 0; score.bits && i < n; i++) {
         for (int64_t j = 0; j < chunks[i].count; j++, row++) {
@@ -79,8 +92,16 @@ static void attend_chunks(cpa_context *context, cpa_test_cache *cache, int what,
     cpa_case_score_release(&score);
 }
 
-static const int FORMS[] = {
-    SOFTCAP | TEMPERATURE, ALIBI, SINKS, BIAS, WHOLE, TREES, SOFTCAP | TEMPERATURE | ALIBI | SINKS | BIAS | TREES};
+static const int FORMS[] = {SOFTCAP | TEMPERATURE,
+                            ALIBI,
+                            SINKS,
+                            BIAS,
+                            WHOLE,
+                            TREES,
+                            LISTS,
+                            BLOCKS | SINKS,
+                            LISTS | BLOCKS | TREES,
+                            SOFTCAP | TEMPERATURE | ALIBI | SINKS | BIAS | TREES};
 enum { N_FORMS = sizeof FORMS / sizeof *FORMS };
 
 static void every_form_by_both_algorithms(void) {
@@ -118,7 +139,7 @@ static void replicated_rows(void) {
         cpa_context *context = NULL;
         options.rows = CPA_ROWS_REPLICATED;
         CU_ASSERT_EQUAL_FATAL(cpa_context_create(cpa_test_comm(), device, &options, &context, NULL), CPA_OK);
-        cpa_case_score score = score_of(shape, SOFTCAP | ALIBI | SINKS | BIAS | TREES, DECODE, rows);
+        cpa_case_score score = score_of(shape, SOFTCAP | ALIBI | SINKS | BIAS | TREES | LISTS | BLOCKS, DECODE, rows);
         cache.score = &score;
         CU_ASSERT_EQUAL(cpa_test_plan(context, &cache, DECODE, rows), CPA_OK);
         const int64_t width = (int64_t)shape->q_heads * shape->k_dim;
@@ -144,7 +165,7 @@ static void replicated_rows(void) {
                                  .mask = shape->mask,
                                  .out = cpa_test_upload(stream, out, out_bytes + 1),
                                  .rules = &on_device.rules,
-                                 .custom = &on_device.custom,
+                                 .selection = cpa_case_score_selection(&on_device),
                                  .bias = &on_device.bias};
         CU_ASSERT_EQUAL(cpa_context_attend(context, &args, stream), CPA_OK);
         CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);

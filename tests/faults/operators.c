@@ -242,7 +242,7 @@ static cpa_status attend_without_rules(const cpa_attend_plan *plan, const cpa_at
                                        cpa_stream *stream) {
     cpa_attend_args bare = *args;
     bare.rules = NULL;
-    bare.custom = NULL;
+    bare.selection = NULL;
     return real_of(stream->device)->attend(plan, &bare, ready_q, stream);
 }
 

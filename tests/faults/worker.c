@@ -21,9 +21,9 @@ cpa_status __wrap_cpa_worker_cut(cpa_worker *worker, const cpa_plan_cut *cut, cp
 
 /* ---- flat-tree: drafts of a tree see those of other branches ---- */
 
-int __real_cpa_worker_mask(const cpa_worker *worker, cpa_custom_mask *out);
-int __wrap_cpa_worker_mask(const cpa_worker *worker, cpa_custom_mask *out);
+int __real_cpa_worker_mask(const cpa_worker *worker, cpa_key_bits *out);
+int __wrap_cpa_worker_mask(const cpa_worker *worker, cpa_key_bits *out);
 
-int __wrap_cpa_worker_mask(const cpa_worker *worker, cpa_custom_mask *out) {
+int __wrap_cpa_worker_mask(const cpa_worker *worker, cpa_key_bits *out) {
     return __real_cpa_worker_mask(worker, out) && !cpa_fault_is(CPA_FAULT_FLAT_TREE);
 }

@@ -76,7 +76,7 @@ static cpa_cuda_attend_spec spec_of(const cpa_cuda_attend_args *a, const cpa_att
     const int codes = cpa_dtype_is_quantised(a->kv_dtype), in_runs = shape->layout == CPA_VLLM_X;
     const cpa_cuda_width width = cpa_cuda_width_of(a->k_dim, a->v_dim);
     return (cpa_cuda_attend_spec){
-        .call = cpa_cuda_call_of(path, a, &kv),
+        .call = cpa_cuda_call_of(path, a, &kv, NULL),
         .shape = shape,
         .block_size = kv.block_size,
         .width = width,
@@ -204,6 +204,28 @@ static void the_reason_is_told(void) {
         CU_ASSERT_PTR_NOT_NULL_FATAL(choice.plain);
         CU_ASSERT(strstr(choice.plain, cases[i].why) != NULL);
         CU_ASSERT_PTR_EQUAL(choice.of[CPA_CUDA_DECODE].kernel, &cpa_cuda_kernel_simple);
+    }
+}
+
+/* Keys by lists and blocks are the plain kernel's, whatever else is asked, and the reason is theirs. */
+static void keys_that_are_selected(void) {
+    const cpa_key_indices indices = {.width = 1};
+    const cpa_key_blocks blocks = {.block = 1};
+    const cpa_key_selection lists = {.indices = &indices}, both = {.indices = &indices, .blocks = &blocks},
+                            bits = {.blocks = &blocks};
+    for (int rule = 0; rule < N_RULES; rule++) {
+        const cpa_cuda_attend_args a = args_of(rule, 0, 2, 0, 2);
+        const cpa_attention_shape shape = shape_of(&a);
+        const cpa_kv_view kv = {.block_size = 1 << a.block_shift, .num_blocks = 100};
+        for (int32_t pieces = OF_DECODE; pieces <= OF_PREFILL; pieces *= 2) {
+            cpa_cuda_attend_spec spec = spec_of(&a, &shape, pieces, CPA_CUDA_HOPPER);
+            spec.call = cpa_cuda_call_of(CPA_CUDA_HOPPER, &a, &kv, &lists);
+            CU_ASSERT_STRING_EQUAL(cpa_cuda_choose_attend(&spec).plain, "keys by lists");
+            spec.call = cpa_cuda_call_of(CPA_CUDA_HOPPER, &a, &kv, &both);
+            CU_ASSERT_STRING_EQUAL(cpa_cuda_choose_attend(&spec).plain, "keys by lists");
+            spec.call = cpa_cuda_call_of(CPA_CUDA_HOPPER, &a, &kv, &bits);
+            CU_ASSERT_STRING_EQUAL(cpa_cuda_choose_attend(&spec).plain, "keys by blocks");
+        }
     }
 }
 
@@ -360,6 +382,7 @@ static void a_kernel_says_what_it_misses(void) {
 
 static const cpa_test tests[] = {
     {"every combination is a line of the table", every_combination_is_a_line_of_the_table},
+    {"keys by lists and by blocks", keys_that_are_selected},
     {"rows that share keys", rows_that_share_keys},
     {"long pieces have CTAs of their own", long_pieces_have_ctas_of_their_own},
     {"the reason for the plain kernel is told", the_reason_is_told},

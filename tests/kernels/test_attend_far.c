@@ -24,7 +24,7 @@ typedef struct far_row {
     int64_t keys;
     cpa_mask mask;
     cpa_score_rules rules;
-    cpa_custom_mask custom;
+    cpa_key_bits bits;
     cpa_score_bias bias;
     float q[DIM], k[MOST_KEYS][DIM], v[MOST_KEYS][DIM];
     float o[DIM], lse; /* the result */
@@ -59,6 +59,7 @@ static void attend(far_row *r) {
                                     .n_items = 1,
                                     .block_tables = table,
                                     .n_table_entries = (r->keys + BLOCK - 1) / BLOCK};
+    const cpa_key_selection selection = {.bits = &r->bits};
     const cpa_attend_args args = {.size = sizeof args,
                                   .q = r->q,
                                   .kv = {.k = r->k,
@@ -72,7 +73,7 @@ static void attend(far_row *r) {
                                   .scale = 1,
                                   .state = {.o = r->o, .lse = &r->lse},
                                   .rules = &r->rules,
-                                  .custom = r->custom.bits ? &r->custom : NULL,
+                                  .selection = r->bits.bits ? &selection : NULL,
                                   .bias = r->bias.values ? &r->bias : NULL};
     cpa_attend_plan *plan;
     cpa_error err;
@@ -159,7 +160,7 @@ static void run_far_runs(far_row *r) {
     attend(r);
     CU_ASSERT(is_right(r, NULL));
 
-    r->custom = (cpa_custom_mask){.bits = bits, .row_word = &row_word, .first = &bits_first, .width = &width};
+    r->bits = (cpa_key_bits){.bits = bits, .row_word = &row_word, .first = &bits_first, .width = &width};
     r->mask.causal = 1;
     for (int i = 0; i < KEYS; i++) see[i] = i < BEHIND || bits[(i - BEHIND) / 32] >> (i - BEHIND) % 32 & 1;
     attend(r);
@@ -207,12 +208,12 @@ static void run_hidden(far_row *r) {
         attend(r);
         CU_ASSERT(isnan(r->lse) && isnan(r->o[0]));
         r->bias.values = NULL;
-        r->custom = (cpa_custom_mask){.bits = bits, .row_word = &row_word, .first = &first, .width = &width};
+        r->bits = (cpa_key_bits){.bits = bits, .row_word = &row_word, .first = &first, .width = &width};
         attend(r);
         r->bias.width = 0;
         CU_ASSERT(is_right(r, see));
         r->k[9][3] = 0; /* a score that is a number is hidden by either */
-        r->custom.bits = NULL;
+        r->bits.bits = NULL;
         r->bias = (cpa_score_bias){.values = bias, .width = KEYS};
         attend(r);
         CU_ASSERT(is_right(r, see));
@@ -234,7 +235,7 @@ static void run_right(far_row *r) {
         make_row(r, KEYS);
         r->query = 10;
         r->mask.right = 3;
-        r->custom = (cpa_custom_mask){.bits = &bits, .row_word = &row_word, .first = &first, .width = &width};
+        r->bits = (cpa_key_bits){.bits = &bits, .row_word = &row_word, .first = &first, .width = &width};
         for (int i = 0; i < KEYS; i++) see[i] = row_word < 0 ? i - 10 < 3 : i < FIRST || bits >> (i - FIRST) & 1;
         attend(r);
         CU_ASSERT(is_right(r, see));

@@ -337,7 +337,7 @@ static float *attend(cascade_fixture *f, cpa_cascade_attention cascade, int fuse
                                   .mask = c->mask,
                                   .state = {.o = state, .lse = state + o_floats},
                                   .rules = c->ruled == SCORE_RULES ? &score.rules : NULL,
-                                  .custom = c->ruled == MASK_OF_BITS ? &score.custom : NULL};
+                                  .selection = c->ruled == MASK_OF_BITS ? cpa_case_score_selection(&score) : NULL};
     if (fused) {
         const cpa_operator_table *operators = f->device->operators;
         CU_ASSERT_EQUAL(operators->plan_set(f->plan, &batch, fusion, NULL), CPA_OK);

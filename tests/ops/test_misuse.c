@@ -333,14 +333,45 @@ static void scores(void) {
     CU_ASSERT_EQUAL(cpa_attend(shared_plan.plan, &args, stream), CPA_INVALID);
     args.rules = NULL;
 
-    const cpa_custom_mask none = {.bits = some, .row_word = some, .width = some};
-    args.custom = &none;
+    const cpa_key_bits none = {.bits = some, .row_word = some, .width = some};
+    args.selection = &(cpa_key_selection){.bits = &none};
     CU_ASSERT_EQUAL(cpa_attend(shared_plan.plan, &args, stream), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(said(), "expected none to be NULL"));
-    const cpa_custom_mask newer = {.bits = some, .row_word = some, .first = some, .width = some, .reserved = {1}};
-    args.custom = &newer;
+    const cpa_key_bits newer = {.bits = some, .row_word = some, .first = some, .width = some, .reserved = {1}};
+    args.selection = &(cpa_key_selection){.bits = &newer};
     CU_ASSERT_EQUAL(cpa_attend(shared_plan.plan, &args, stream), CPA_INVALID);
-    args.custom = NULL;
+    args.selection = &(cpa_key_selection){.reserved = {1}};
+    CU_ASSERT_EQUAL(cpa_attend(shared_plan.plan, &args, stream), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(said(), "attend: the reserved bytes of the selection are not zero");
+    static const struct {
+        cpa_key_indices indices;
+        const char *says;
+    } lists[] = {{{.width = -1}, "lists of -1 indices"},
+                 {{.width = 3}, "lists of 3 indices at (nil), expected 0 or more, and not NULL"},
+                 {{.unit = -4}, "unit of the selection's indices is -4"},
+                 {{.row_stride = -1}, "row_stride of the selection is -1, expected 0 to 2^58"},
+                 {{.head_stride = (int64_t)1 << 59}, "head_stride of the selection is"},
+                 {{.reserved = {0, 1}}, "the reserved bytes of the selection's indices"}};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        args.selection = &(cpa_key_selection){.indices = &lists[i].indices};
+        CU_ASSERT_EQUAL(cpa_attend(shared_plan.plan, &args, stream), CPA_INVALID);
+        CU_ASSERT_PTR_NOT_NULL(strstr(said(), lists[i].says));
+    }
+    const struct {
+        cpa_key_blocks blocks;
+        const char *says;
+    } of_blocks[] = {
+        {{.bits = some, .block = 1}, "expected neither to be NULL"},
+        {{.bits = some, .row_word = some, .width = 3}, "has 3 blocks of 0 tokens"},
+        {{.bits = some, .row_word = some, .width = -3, .block = 8}, "has -3 blocks of 8 tokens"},
+        {{.bits = some, .row_word = some, .block = 8, .head_stride = -2}, "head_stride of the selection is -2"},
+        {{.bits = some, .row_word = some, .block = 8, .reserved = {1}}, "the selection's blocks"}};
+    for (size_t i = 0; i < sizeof of_blocks / sizeof *of_blocks; i++) {
+        args.selection = &(cpa_key_selection){.blocks = &of_blocks[i].blocks};
+        CU_ASSERT_EQUAL(cpa_attend(shared_plan.plan, &args, stream), CPA_INVALID);
+        CU_ASSERT_PTR_NOT_NULL(strstr(said(), of_blocks[i].says));
+    }
+    args.selection = NULL;
 
     const struct {
         cpa_score_bias bias;

@@ -142,7 +142,8 @@ static void rules_over_more_tokens_than_a_device_counts(void) {
     const int64_t row = 0;
     const int32_t width = 0;
     const cpa_score_rules alibi = {.alibi_slopes = slopes}, none = {.softcap = 2};
-    const cpa_custom_mask custom = {.bits = &bits, .row_word = &row, .first = &row, .width = &width};
+    const cpa_key_bits of = {.bits = &bits, .row_word = &row, .first = &row, .width = &width};
+    const cpa_key_selection selection = {.bits = &of};
     const cpa_score_bias bias = {.width = 0};
     const int64_t half = (int64_t)1 << 29; /* of two shards: at 2^30 */
     good g;
@@ -152,7 +153,7 @@ static void rules_over_more_tokens_than_a_device_counts(void) {
         g.item.q_first = half + 1 - g.item.q_count;
         if (way == 3) g.item.q_first = 0, g.item.k_first = half / 16 * 16;
         g.args.rules = way == 0 || way == 3 ? &alibi : &none;
-        g.args.custom = way == 1 ? &custom : NULL;
+        g.args.selection = way == 1 ? &selection : NULL;
         g.args.bias = way == 2 ? &bias : NULL;
         CU_ASSERT_EQUAL(cpa_attend_plan_set(g.fixture.plan, &g.batch, NULL), CPA_OK);
         g.fixture.device->caps.own_memory = 1; /* the host has no such bound */
@@ -165,7 +166,7 @@ static void rules_over_more_tokens_than_a_device_counts(void) {
     }
     cpa_device device = {.caps.own_memory = 1};
     cpa_error err;
-    CU_ASSERT_EQUAL(cpa_check_score_reach("attend", &device, 2 * half, &alibi, &custom, &bias, &err), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_check_score_reach("attend", &device, 2 * half, &alibi, &selection, &bias, &err), CPA_OK);
     CU_ASSERT_EQUAL(cpa_check_score_reach("attend", &device, 2 * half + 1, &none, NULL, NULL, &err), CPA_OK);
     end(&g);
 }

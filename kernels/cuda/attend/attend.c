@@ -104,7 +104,7 @@ static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cp
 /* What is asked of scores. */
 static void fill_score(const cpa_attend_args *args, cpa_cuda_attend_args *a) {
     cpa_cuda_score *score = &a->score;
-    if (args->custom) score->custom = *args->custom;
+    if (args->selection && args->selection->bits) score->custom = *args->selection->bits;
     if (args->bias && args->bias->width > 0) score->bias = *args->bias;
     if (args->rules) {
         score->softcap = args->rules->softcap;
@@ -188,15 +188,16 @@ cpa_status cpa_cuda_attend_supported(const cpa_device *device, const char *where
 typedef struct attend_call {
     cpa_kv_view kv;
     cpa_cuda_attend_args args;
+    const cpa_key_selection *selection;
     const cpa_cuda_attend_choice *choice;
 } attend_call;
 
 static attend_call call_of(const cpa_cuda_plan *plan, const cpa_attend_args *args, const void *ready_q) {
-    attend_call call = {.kv = cpa_kv_view_resolve(args->kv)};
+    attend_call call = {.kv = cpa_kv_view_resolve(args->kv), .selection = args->selection};
     fill_args(plan, args, call.kv, ready_q, &call.args);
     fill_score(args, &call.args);
     const cpa_cuda_attend_call asked =
-        cpa_cuda_call_of(((const cpa_cuda_device *)plan->base.device)->path, &call.args, &call.kv);
+        cpa_cuda_call_of(((const cpa_cuda_device *)plan->base.device)->path, &call.args, &call.kv, args->selection);
     call.choice = cpa_cuda_plan_choice(plan, &asked);
     scale_what_rules_give(&call.args);
     return call;
@@ -225,7 +226,8 @@ static cpa_status launch_pieces(const cpa_cuda_plan *plan, const attend_call *ca
                                 cpa_cuda_pieces pieces, int32_t count, int64_t at, cpa_stream *stream) {
     const cpa_cuda_attend_kernel *kernel = call->choice->of[pieces].kernel;
     a->pieces = (const cpa_cuda_piece *)(plan->memory->image + at);
-    return kernel->launch(&(cpa_cuda_attend_launch){kernel, plan, &call->choice->spec, a, &call->kv, count}, stream);
+    return kernel->launch(
+        &(cpa_cuda_attend_launch){kernel, plan, &call->choice->spec, a, &call->kv, count, call->selection}, stream);
 }
 
 /* Rows of several items over the keys that they share; the states are left to the decode kernel, which comes next and
@@ -244,8 +246,9 @@ static cpa_status launch_plain(const cpa_cuda_plan *plan, const attend_call *cal
     /* Tests and the self-test lower the path on purpose. */
     if (device->path == device->best) cpa_attend_log_plain(call->choice->plain);
     stream->plain_rows += plan->base.rows_attended;
-    return kernel->launch(&(cpa_cuda_attend_launch){kernel, plan, &call->choice->spec, &call->args, &call->kv, 1},
-                          stream);
+    return kernel->launch(
+        &(cpa_cuda_attend_launch){kernel, plan, &call->choice->spec, &call->args, &call->kv, 1, call->selection},
+        stream);
 }
 
 cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *args, const void *ready_q,
@@ -262,7 +265,7 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     if (call.choice->plain || plan->n_prefill > 0) CPA_TRY(place_ready_queries(plan, a, ready_q, stream));
     if (call.choice->plain) return launch_plain(plan, &call, stream);
     if (plan->decode_ctas > 0) {
-        /* It would read tables, or the bits of a custom mask, before they are there. */
+        /* It would read tables, or the bits of a selection, before they are there. */
         if (!takes_tables && !a->score.custom.bits) allow_early(plan, a, stream);
         if (plan->n_shared > 0) CPA_TRY(launch_shared(plan, &call, stream));
         a->beside_shared = plan->n_shared > 0;

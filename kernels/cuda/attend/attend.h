@@ -219,8 +219,8 @@ typedef struct cpa_cuda_score {
     cpa_cuda_capped capped;
     float temperature_len, temperature_inverse; /* 1 / log2(temperature_len) */
     const float *alibi_slopes, *sink_logits;
-    cpa_custom_mask custom; /* bits NULL: none */
-    cpa_score_bias bias;    /* values NULL: none */
+    cpa_key_bits custom; /* bits NULL: none */
+    cpa_score_bias bias; /* values NULL: none */
 } cpa_cuda_score;
 
 /* What every kernel of attend is told. */

@@ -36,10 +36,11 @@ static cpa_cuda_cache cache_of(cpa_dtype dtype, int in_runs, int32_t block_size)
     return block_size < CPA_CUDA_DECODE_RUN ? CPA_CUDA_ELEMENTS_APART : CPA_CUDA_ELEMENTS;
 }
 
-static int32_t rules_of(const cpa_cuda_score *score) {
+static int32_t rules_of(const cpa_cuda_score *score, const cpa_key_selection *selection) {
     return (score->softcap > 0 ? CPA_CUDA_SOFTCAP : 0) | (score->temperature_len > 0 ? CPA_CUDA_TEMPERATURE : 0) |
            (score->alibi_slopes ? CPA_CUDA_ALIBI : 0) | (score->custom.bits ? CPA_CUDA_BITS : 0) |
-           (score->bias.values ? CPA_CUDA_BIAS : 0);
+           (score->bias.values ? CPA_CUDA_BIAS : 0) | (selection && selection->indices ? CPA_CUDA_LISTS : 0) |
+           (selection && selection->blocks ? CPA_CUDA_BLOCKS : 0);
 }
 
 static int32_t oddities_of(const cpa_cuda_attend_args *a, const cpa_kv_view *kv, int in_runs) {
@@ -51,13 +52,14 @@ static int32_t oddities_of(const cpa_cuda_attend_args *a, const cpa_kv_view *kv,
            (a->mask.window > 0 && a->mask.sinks > 0 ? CPA_CUDA_GAP : 0) | (a->mask.causal ? 0 : CPA_CUDA_FULL);
 }
 
-cpa_cuda_attend_call cpa_cuda_call_of(cpa_cuda_path path, const cpa_cuda_attend_args *a, const cpa_kv_view *kv) {
+cpa_cuda_attend_call cpa_cuda_call_of(cpa_cuda_path path, const cpa_cuda_attend_args *a, const cpa_kv_view *kv,
+                                      const cpa_key_selection *selection) {
     const int in_runs = a->k_run_shift < CPA_KV_ONE_RUN;
     return (cpa_cuda_attend_call){path,
                                   a->q_dtype,
                                   a->kv_dtype,
                                   cache_of(a->kv_dtype, in_runs, kv->block_size),
-                                  rules_of(&a->score),
+                                  rules_of(&a->score, selection),
                                   oddities_of(a, kv, in_runs)};
 }
 

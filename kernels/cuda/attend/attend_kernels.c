@@ -4,6 +4,13 @@
 #define REFERENCE(id) &cpa_cuda_kernel_##id,
 const cpa_cuda_attend_kernel *const cpa_cuda_attend_kernels[] = {CPA_CUDA_ATTEND_KERNELS(REFERENCE) NULL};
 
+/* What is asked of scores that a kernel does not know. */
+static const char *unknown_rules(const cpa_cuda_attend_kernel *kernel, int32_t rules) {
+    if (rules & CPA_CUDA_LISTS) return "keys by lists";
+    if (rules & CPA_CUDA_BLOCKS) return "keys by blocks";
+    return kernel->takes.rules ? "a bias of scores" : "score rules";
+}
+
 /* What no kernel on tensor cores takes. */
 static const char *tensor_cores_refuse(const cpa_cuda_attend_spec *spec) {
     const cpa_cuda_attend_call *call = &spec->call;
@@ -35,7 +42,8 @@ const char *cpa_cuda_kernel_refuses(const cpa_cuda_attend_kernel *kernel, const 
     }
     if (why) return why;
     if (spec->call.path < kernel->takes.path) return "a device before 9.0";
-    if (spec->call.rules & ~kernel->takes.rules) return kernel->takes.rules ? "a bias of scores" : "score rules";
+    const int32_t unknown = spec->call.rules & ~kernel->takes.rules;
+    if (unknown) return unknown_rules(kernel, unknown);
     if (spec->width > kernel->takes.width) return "heads of more than 128 columns";
     return kernel->refuses ? kernel->refuses(spec) : NULL;
 }
@@ -129,8 +137,8 @@ const cpa_cuda_attend_kernel cpa_cuda_kernel_portable_ruled_codes = {
 };
 const cpa_cuda_attend_kernel cpa_cuda_kernel_simple = {
     .name = "simple",
-    .takes = {OF_DECODE | OF_PREFILL | OF_SHARED, CPA_CUDA_ALL_CACHES, CPA_CUDA_ALL_RULES, CPA_CUDA_SIMPLE,
-              CPA_CUDA_256},
+    .takes = {OF_DECODE | OF_PREFILL | OF_SHARED, CPA_CUDA_ALL_CACHES,
+              CPA_CUDA_ALL_RULES | CPA_CUDA_LISTS | CPA_CUDA_BLOCKS, CPA_CUDA_SIMPLE, CPA_CUDA_256},
     .geometry = portable_geometry,
     .launch = cpa_cuda_attend_simple,
 };

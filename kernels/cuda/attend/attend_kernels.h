@@ -32,14 +32,17 @@ typedef enum cpa_cuda_cache {
     CPA_CUDA_ALL_CACHES = 31
 } cpa_cuda_cache;
 
-/* What is done to scores (cpattn/score.h), as a set. Sinks are part of every kernel. */
+/* What is done to scores (cpattn/score.h), and which keys are attended (cpattn/selection.h), as a set. Sinks are part of
+ * every kernel. */
 typedef enum cpa_cuda_rules {
     CPA_CUDA_SOFTCAP = 1,
     CPA_CUDA_TEMPERATURE = 2,
     CPA_CUDA_ALIBI = 4,
     CPA_CUDA_BITS = 8,
     CPA_CUDA_BIAS = 16,
-    CPA_CUDA_ALL_RULES = 31
+    CPA_CUDA_ALL_RULES = 31, /* those that kernels compiled with rules know */
+    CPA_CUDA_LISTS = 32,
+    CPA_CUDA_BLOCKS = 64
 } cpa_cuda_rules;
 
 /* What is not as kernels like it best, as a set. */
@@ -108,6 +111,7 @@ typedef struct cpa_cuda_attend_launch {
      * CPA_UNSUPPORTED, without a message, says that the device has not the shared memory that the kernel takes; of
      * kernels for devices before 9.0 alone. */
     int32_t count;
+    const cpa_key_selection *selection; /* lists and blocks; bits are among the arguments; NULL: none */
 } cpa_cuda_attend_launch;
 typedef cpa_status cpa_cuda_attend_launcher(const cpa_cuda_attend_launch *launch, cpa_stream *stream);
 cpa_cuda_attend_launcher cpa_cuda_attend_decode_blocks, cpa_cuda_attend_decode, cpa_cuda_attend_decode_ruled,
@@ -183,7 +187,8 @@ struct cpa_cuda_attend_choices {
     int32_t n, next;
 };
 /* What a call asks for, and one that asks for nothing beside what a plan is told. */
-cpa_cuda_attend_call cpa_cuda_call_of(cpa_cuda_path path, const cpa_cuda_attend_args *args, const cpa_kv_view *kv);
+cpa_cuda_attend_call cpa_cuda_call_of(cpa_cuda_path path, const cpa_cuda_attend_args *args, const cpa_kv_view *kv,
+                                      const cpa_key_selection *selection);
 cpa_cuda_attend_call cpa_cuda_planned_call(const cpa_device *device, const cpa_attention_shape *shape,
                                            int32_t block_size, cpa_attend_fusion fusion);
 /* What the plan has for such calls: until it is set again, or many others came. */

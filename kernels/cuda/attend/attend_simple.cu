@@ -40,6 +40,50 @@ __device__ uint32_t word_of(const cpa_cuda_attend_args &a, const char *pool, int
     return *(const uint32_t *)scale_word_at(a, pool, block_stride, words_at, block, head, token);
 }
 
+/* Lists and blocks of keys (cpattn/selection.h); unit 0 and bits NULL: none. */
+struct selected_keys {
+    cpa_key_indices lists;
+    cpa_key_blocks blocks;
+};
+
+/* Those of a row and head, whose keys are asked for in ascending order of their indices. */
+struct row_selection {
+    const int32_t *list;
+    const uint32_t *bits;
+    int32_t next, n; /* of the entries the first that is not below the keys to come; n negative: all keys */
+    int32_t unit, block, n_blocks;
+
+    __device__ void start(const selected_keys &selected, int64_t row, int head, int kv_head) {
+        const cpa_key_indices &lists = selected.lists;
+        const cpa_key_blocks &blocks = selected.blocks;
+        bits = NULL;
+        next = 0;
+        n = -1;
+        if (lists.unit > 0) {
+            const int64_t entry = lists.row_map ? lists.row_map[row] : row;
+            n = lists.counts ? min(lists.counts[entry], lists.width) : lists.width;
+            unit = lists.unit;
+            list = lists.indices + entry * lists.row_stride + kv_head * lists.head_stride;
+        }
+        if (blocks.bits) {
+            const int64_t entry = blocks.row_map ? blocks.row_map[row] : row, word = blocks.row_word[entry];
+            if (word >= 0) bits = blocks.bits + word + head * blocks.head_stride;
+            block = blocks.block;
+            n_blocks = blocks.width;
+        }
+    }
+    __device__ bool takes(int64_t index) {
+        if (n >= 0) {
+            const int64_t entry = index / unit;
+            while (next < n && list[next] >= 0 && list[next] < entry) next++;
+            if (next >= n || list[next] != entry) return false;
+        }
+        if (!bits) return true;
+        const int64_t at = index / block;
+        return at < n_blocks && bits[at / 32] >> (at % 32) & 1;
+    }
+};
+
 struct row_state {
     float o[ELEMENTS], max, sum; /* max of scaled scores; O not yet divided by the sum */
     float o_lost[ELEMENTS], sum_lost;
@@ -138,7 +182,8 @@ __device__ void store_row(const cpa_cuda_attend_args &a, const row_state &state,
 }
 
 template <bool RULED>
-__global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a, int64_t rows) {
+__global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a,
+                              const __grid_constant__ selected_keys selected, int64_t rows) {
     const int64_t index = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP_LANES;
     const int kv_group = blockIdx.y, lane = threadIdx.x % WARP_LANES;
     if (index >= rows) return;
@@ -174,10 +219,18 @@ __global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a, in
         int64_t at = place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim + d;
         q[i] = d < a.k_dim ? read_element(a.q, a.q_dtype, at) : 0;
     }
-    for (int key = 0; key < min(sinks, keys.end); key++)
-        attend_key<RULED>(a, state, q, item, rules, piece, kv_group, key, lane);
-    for (int key = max(keys.first, sinks); key < keys.end; key++)
-        attend_key<RULED>(a, state, q, item, rules, piece, kv_group, key, lane);
+    row_selection selection;
+    if constexpr (RULED) selection.start(selected, place.state_row, place.head, kv_group);
+    const auto take = [&](int begin, int end) {
+        for (int key = begin; key < end; key++) {
+            if constexpr (RULED) {
+                if (!selection.takes(key_index(a, piece, key))) continue;
+            }
+            attend_key<RULED>(a, state, q, item, rules, piece, kv_group, key, lane);
+        }
+    };
+    take(0, min(sinks, keys.end));
+    take(max(keys.first, sinks), keys.end);
     store_row<RULED>(a, state, place.state_row, found->state_shift, found->refused, place.head, lane);
 }
 
@@ -187,7 +240,15 @@ extern "C" cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_launch *launc
     const cpa_cuda_attend_args *args = launch->args;
     const int64_t rows = launch->plan->rows;
     dim3 grid((unsigned)((rows + WARPS - 1) / WARPS), args->kv_heads);
-    const auto kernel = args->score.any || args->score.sink_logits ? attend_simple<true> : attend_simple<false>;
-    kernel<<<grid, WARPS * WARP_LANES, 0, cpa_cuda_handle(stream)>>>(*args, rows);
+    const cpa_key_selection *selection = launch->selection;
+    selected_keys selected = {};
+    if (selection && selection->indices) {
+        selected.lists = *selection->indices;
+        if (selected.lists.unit == 0) selected.lists.unit = 1;
+    }
+    if (selection && selection->blocks) selected.blocks = *selection->blocks;
+    const bool ruled = args->score.any || args->score.sink_logits || selected.lists.unit > 0 || selected.blocks.bits;
+    const auto kernel = ruled ? attend_simple<true> : attend_simple<false>;
+    kernel<<<grid, WARPS * WARP_LANES, 0, cpa_cuda_handle(stream)>>>(*args, selected, rows);
     return cpa_cuda_launched(stream, "attend");
 }

@@ -45,7 +45,11 @@ static cpa_status launch_over(const cpa_cuda_attend_launch *launch, cpa_stream *
     cpa_cuda_take_view(&a, &wide);
     a.k_scales = cpa_cuda_has_codes(launch->spec) ? scales : NULL;
     a.tables = (const int32_t *)(plan->memory->image + plan->widened_tables_at);
-    return over->launch(&(cpa_cuda_attend_launch){over, plan, launch->spec, &a, &wide, launch->count}, stream);
+    cpa_cuda_attend_launch next = *launch;
+    next.kernel = over;
+    next.args = &a;
+    next.kv = &wide;
+    return over->launch(&next, stream);
 }
 
 const cpa_cuda_attend_kernel cpa_cuda_kernel_widen_hopper = {

@@ -1,4 +1,4 @@
-/* The walk of the Hopper kernel through keys of which custom masks of bits hide some (score.cuh). */
+/* The walk of the Hopper kernel through keys of which bits hide some (score.cuh). */
 #ifndef CPA_CUDA_LISTED_WALK_CUH
 #define CPA_CUDA_LISTED_WALK_CUH
 

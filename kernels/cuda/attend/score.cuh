@@ -54,7 +54,7 @@ __device__ inline bool runs_of(const cpa_cuda_attend_args &a, const cpa_cuda_pie
 /* The bits of a row of the queries, which has the index `index`. */
 __device__ inline void fill_row_bits(row_score &score, const cpa_cuda_attend_args &a, int64_t query_row, int64_t index,
                                      int64_t origin) {
-    const cpa_custom_mask &custom = a.score.custom;
+    const cpa_key_bits &custom = a.score.custom;
     score.index = relative(index, origin);
     score.bits = NULL;
     score.bits_first = score.words = 0;
@@ -166,7 +166,7 @@ struct token_keys {
 __device__ inline token_keys keys_of_token(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t token) {
     const row_keys keys = keys_of_row(a, piece, token * a.group, a.rows);
     token_keys result = {keys, keys.end};
-    const cpa_custom_mask &custom = a.score.custom;
+    const cpa_key_bits &custom = a.score.custom;
     if (!custom.bits) return result;
     const int64_t row = query_row(a, piece, token), entry = custom.row_map ? custom.row_map[row] : row;
     if (custom.row_word[entry] < 0) return result;

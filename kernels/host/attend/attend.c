@@ -205,9 +205,9 @@ cpa_status cpa_host_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     if (!job.args.q_row_stride) job.args.q_row_stride = (int64_t)batch->shape.q_heads * batch->shape.k_dim;
     place_ready_queries(plan, &job.args, ready_q);
     double scale = args->scale != 0 ? args->scale : 1 / sqrt(batch->shape.k_dim);
-    job.score = cpa_attend_score_of(args);
-    job.score_scale = (float)(job.score.transforms ? scale : scale * M_LOG2E);
     job.group = batch->shape.q_heads / batch->shape.kv_heads;
+    job.score = cpa_attend_score_of(args, job.group);
+    job.score_scale = (float)(job.score.transforms ? scale : scale * M_LOG2E);
     job.o_stride = (batch->shape.v_dim + job.isa->lanes - 1) / job.isa->lanes * job.isa->lanes;
     cpa_host_run(stream, plan->n_shared_units, attend_shared_unit, &job);
     cpa_host_run(stream, plan->n_units, attend_unit, &job);

@@ -60,6 +60,19 @@ typedef struct cpa_attend_group {
     float *scores;    /* room for [heads][rows][CPA_ATTEND_TILE] */
 } cpa_attend_group;
 
+/* Which keys a row and head attends by lists and blocks, as cpattn/selection.h has them. */
+typedef struct cpa_attend_row_keys {
+    int32_t listed;      /* those of `list` alone, of `unit` tokens each */
+    int32_t n_listed;    /* entries, none of them negative */
+    const int32_t *list; /* [n_listed] */
+    int32_t unit, block;
+    int64_t n_blocks;
+    const uint32_t *blocks; /* NULL: those of all blocks */
+} cpa_attend_row_keys;
+
+/* Makes the scores -inf of those lanes of [begin, end) whose keys, of ascending indices, the row does not attend. */
+void cpa_attend_hide_keys(const cpa_attend_row_keys *keys, const int64_t *index, int32_t begin, int32_t end, float *s);
+
 /* What cpattn/score.h asks of a row and head: factor is that of temperature, times the softcap. */
 typedef struct cpa_attend_row_score {
     float factor, slope;
@@ -67,12 +80,14 @@ typedef struct cpa_attend_row_score {
     const char *bias;     /* of this row and head; NULL: none */
     const uint32_t *bits; /* NULL: the mask alone decides */
     int64_t bits_first, bits_end;
+    cpa_attend_row_keys keys;
 } cpa_attend_row_score;
 
 /* Of a tile. */
 typedef struct cpa_attend_tile_score {
     int transforms; /* scores change, and the tile's scale is without log2(e); else keys are hidden alone */
     int alibi, causal;
+    int selects; /* rows attend their keys alone */
     float softcap, softcap_inverse;
     cpa_dtype bias_dtype;
     int64_t bias_first, bias_width;

@@ -109,7 +109,7 @@ static void load_query(const cpa_attend_job *job, const cpa_host_unit *unit, cpa
 }
 
 static int has_score(const cpa_attend_job *job) {
-    return job->score.transforms || job->score.custom;
+    return job->score.transforms || job->score.has_bits || job->score.selects.any;
 }
 
 static void load_scores(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work) {
@@ -142,7 +142,7 @@ void cpa_attend_load_rows(const cpa_attend_job *job, const cpa_host_unit *unit, 
 static int64_t end_of_visible(const cpa_attend_job *job, const cpa_attend_workspace *work, int32_t first_row,
                               int32_t last_row) {
     int64_t end = work->visible[last_row].end;
-    for (int32_t i = first_row; job->score.custom && i < last_row; i++) end = cpa_max64(end, work->visible[i].end);
+    for (int32_t i = first_row; job->score.has_bits && i < last_row; i++) end = cpa_max64(end, work->visible[i].end);
     return end;
 }
 
@@ -169,6 +169,7 @@ static cpa_attend_tile_score score_of_tile(const cpa_attend_job *job, const cpa_
     return (cpa_attend_tile_score){.transforms = score->transforms,
                                    .alibi = score->rules.alibi_slopes != NULL,
                                    .causal = job->args.mask.causal,
+                                   .selects = score->selects.any,
                                    .softcap = score->rules.softcap,
                                    .softcap_inverse = score->rules.softcap > 0 ? 1 / score->rules.softcap : 0,
                                    .bias_dtype = score->bias.dtype,
@@ -177,6 +178,17 @@ static cpa_attend_tile_score score_of_tile(const cpa_attend_job *job, const cpa_
                                    .key_index = work->key_index,
                                    .key_after = work->key_after,
                                    .rows = rows};
+}
+
+/* Whether one of n rows of the unit may attend a key of the tile, whose indices are in the work space. */
+static int any_attends(const cpa_attend_job *job, const cpa_attend_workspace *work, int32_t row, int32_t n,
+                       const cpa_attend_tile *tile) {
+    if (!job->score.selects.any) return 1;
+    for (int32_t i = row; i < row + n; i++) {
+        const int64_t first = work->key_index[tile->begin], last = work->key_index[tile->end - 1];
+        if (cpa_attend_keys_meet(&work->score[i].keys, first, last)) return 1;
+    }
+    return 0;
 }
 
 /* Takes a group, whose first row of every head is `row` of the unit, and over all heads `unit_row`, through the keys of
@@ -190,8 +202,9 @@ static void attend_tile(const cpa_attend_job *job, const cpa_attend_workspace *w
     if (!narrow_to_visible(job, work, row, row + rows - 1, &begin, &end)) return;
     tile.begin = (int32_t)(begin - key);
     tile.end = (int32_t)(end - key);
+    if (!any_attends(job, work, unit_row, rows * group->heads, &tile)) return;
     tile.masked = tile.begin % panel || tile.end % panel || work->visible[row].end < end ||
-                  work->visible[row + rows - 1].first > begin || job->score.custom;
+                  work->visible[row + rows - 1].first > begin || job->score.has_bits;
     tile.visible = lanes;
     for (int32_t i = 0; tile.masked && i < rows; i++) {
         const cpa_attend_visible *visible = &work->visible[row + i];
@@ -272,7 +285,7 @@ static int find_tile(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_a
     tile->scale = job->score_scale;
     if (job->score.indices)
         cpa_attend_index_keys(job->plan->batch.map, item->k_set, key, work->key_index, work->key_after);
-    return 1;
+    return any_attends(job, work, 0, cpa_host_unit_rows(unit), tile);
 }
 
 /* One row through the split again, with the bits that it would have if the values of keys that weigh nothing for it

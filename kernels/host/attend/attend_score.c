@@ -4,15 +4,15 @@
 
 #include "base/min_max.h"
 
-cpa_attend_score_job cpa_attend_score_of(const cpa_attend_args *args) {
-    cpa_attend_score_job job = {0};
+cpa_attend_score_job cpa_attend_score_of(const cpa_attend_args *args, int32_t group) {
+    cpa_attend_score_job job = {.selects = cpa_attend_selects_of(args->selection), .group = group};
     if (args->rules) job.rules = *args->rules;
-    if (args->custom) job.mask = *args->custom;
+    if (args->selection && args->selection->bits) job.bits = *args->selection->bits;
     if (args->bias && args->bias->width > 0) job.bias = *args->bias;
     job.transforms =
         job.rules.softcap > 0 || job.rules.temperature_len > 0 || job.rules.alibi_slopes || job.bias.values;
-    job.custom = job.mask.bits != NULL;
-    job.indices = job.custom || job.rules.alibi_slopes || job.bias.values;
+    job.has_bits = job.bits.bits != NULL;
+    job.indices = job.has_bits || job.selects.any || job.rules.alibi_slopes || job.bias.values;
     return job;
 }
 
@@ -31,12 +31,13 @@ cpa_attend_row_score cpa_attend_row_score_of(const cpa_attend_score_job *job, in
         score.bias = (const char *)job->bias.values +
                      (of * job->bias.row_stride + head * job->bias.head_stride) * cpa_dtype_bytes(job->bias.dtype);
     }
-    if (job->custom) {
-        const int64_t of = job->mask.row_map ? job->mask.row_map[row] : row;
-        if (job->mask.row_word[of] >= 0) {
-            score.bits = job->mask.bits + job->mask.row_word[of];
-            score.bits_first = job->mask.first[of];
-            score.bits_end = score.bits_first + job->mask.width[of];
+    if (job->selects.any) score.keys = cpa_attend_row_keys_of(&job->selects, row, head, head / job->group);
+    if (job->has_bits) {
+        const int64_t of = job->bits.row_map ? job->bits.row_map[row] : row;
+        if (job->bits.row_word[of] >= 0) {
+            score.bits = job->bits.bits + job->bits.row_word[of];
+            score.bits_first = job->bits.first[of];
+            score.bits_end = score.bits_first + job->bits.width[of];
         }
     }
     return score;

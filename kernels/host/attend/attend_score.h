@@ -4,19 +4,21 @@
 
 #include <cpattn/ops.h>
 
-#include "kernels/host/attend/attend_isa.h"
+#include "kernels/host/attend/attend_selection.h"
 
 /* Of one call. What is not asked for is zero. */
 typedef struct cpa_attend_score_job {
     int transforms; /* scores change: tiles give them in their natural scale */
-    int custom;     /* rows may have bits */
+    int has_bits;   /* some rows */
     int indices;    /* the indices of keys count */
     cpa_score_rules rules;
-    cpa_custom_mask mask;
+    cpa_key_bits bits;
     cpa_score_bias bias;
+    cpa_attend_selects selects;
+    int32_t group; /* query heads of a KV head */
 } cpa_attend_score_job;
 
-cpa_attend_score_job cpa_attend_score_of(const cpa_attend_args *args);
+cpa_attend_score_job cpa_attend_score_of(const cpa_attend_args *args, int32_t group);
 
 /* The rules of a row of q whose query has index `index`, for a query head. */
 cpa_attend_row_score cpa_attend_row_score_of(const cpa_attend_score_job *job, int64_t row, int32_t head, int64_t index);

@@ -78,4 +78,5 @@ static __attribute__((noinline)) void score_row(const cpa_attend_tile *tile, int
     const cpa_attend_row_score *row = &tile->score->rows[i];
     if (tile->score->transforms) transform_row(tile, row, s, begin, end);
     if (row->bits) mask_bits(tile, row, s);
+    if (tile->score->selects) cpa_attend_hide_keys(&row->keys, tile->score->key_index, tile->begin, tile->end, s);
 }

@@ -55,7 +55,7 @@ void cpa_case_expect(const cpa_case_row *row, cpa_case_expected *out) {
     for (int64_t i = 0; i < row->n_keys; i++) {
         const int64_t key = row->key_indices ? row->key_indices[i] : i;
         if (row->given && !row->given(row->given_ctx, key)) continue;
-        if (!cpa_case_score_sees(row->score, row->mask, row->score_row, row->index, key)) continue;
+        if (!cpa_case_score_sees(row->score, row->mask, row->score_row, row->head, row->index, key)) continue;
         const float bias = cpa_case_score_bias(row->score, row->score_row, row->head, key);
         if (bias != -INFINITY) add_key(&b, row, i, key, bias, &reference);
     }

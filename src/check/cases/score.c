@@ -31,6 +31,10 @@ void cpa_case_score_release(cpa_case_score *score) {
     free(score->width);
     free(score->bias);
     free(score->row_map);
+    free(score->lists);
+    free(score->counts);
+    free(score->blocks);
+    free(score->block_word);
     *score = (cpa_case_score){0};
 }
 
@@ -139,31 +143,49 @@ cpa_status cpa_case_score_upload(const cpa_case_score *score, cpa_stream *stream
                  .head_stride = score->per_head ? score->bias_width : 0,
                  .first = score->bias_first,
                  .width = score->bias_width},
+        .indices = {.row_stride = (int64_t)score->kv_heads * score->list_width,
+                    .head_stride = score->list_width,
+                    .width = score->list_width,
+                    .unit = score->unit},
+        .blocks = {.head_stride = cpa_mask_words(score->n_blocks), .width = score->n_blocks, .block = score->block},
     };
     CPA_TRY(copy_of(score->slopes, of_heads, stream, &out->rules.alibi_slopes, err));
     CPA_TRY(copy_of(score->sinks, of_heads, stream, &out->rules.sink_logits, err));
-    CPA_TRY(copy_of(score->bits, score->n_words * 4, stream, &out->custom.bits, err));
-    CPA_TRY(copy_of(score->row_word, rows * 8, stream, &out->custom.row_word, err));
-    CPA_TRY(copy_of(score->first, rows * 8, stream, &out->custom.first, err));
-    CPA_TRY(copy_of(score->width, rows * 4, stream, &out->custom.width, err));
-    CPA_TRY(copy_of(score->row_map, rows * 4, stream, &out->custom.row_map, err));
-    out->bias.row_map = out->custom.row_map;
+    CPA_TRY(copy_of(score->bits, score->n_words * 4, stream, &out->bits.bits, err));
+    CPA_TRY(copy_of(score->row_word, rows * 8, stream, &out->bits.row_word, err));
+    CPA_TRY(copy_of(score->first, rows * 8, stream, &out->bits.first, err));
+    CPA_TRY(copy_of(score->width, rows * 4, stream, &out->bits.width, err));
+    CPA_TRY(copy_of(score->row_map, rows * 4, stream, &out->bits.row_map, err));
+    out->bias.row_map = out->indices.row_map = out->blocks.row_map = out->bits.row_map;
+    CPA_TRY(copy_of(score->lists, rows * score->kv_heads * score->list_width * 4, stream, &out->indices.indices, err));
+    CPA_TRY(copy_of(score->counts, rows * 4, stream, &out->indices.counts, err));
+    CPA_TRY(copy_of(score->blocks, score->n_block_words * 4, stream, &out->blocks.bits, err));
+    CPA_TRY(copy_of(score->block_word, rows * 8, stream, &out->blocks.row_word, err));
     return copy_of(score->bias, rows * out->bias.row_stride * cpa_dtype_bytes(score->bias_dtype), stream,
                    &out->bias.values, err);
 }
 
 void cpa_case_score_free(cpa_case_score_on_device *score, cpa_device *device) {
-    const void *const used[] = {score->rules.alibi_slopes, score->rules.sink_logits, score->custom.bits,
-                                score->custom.row_word,    score->custom.first,      score->custom.width,
-                                score->custom.row_map,     score->bias.values};
+    const void *const used[] = {score->rules.alibi_slopes, score->rules.sink_logits, score->bits.bits,
+                                score->bits.row_word,      score->bits.first,        score->bits.width,
+                                score->bits.row_map,       score->bias.values,       score->indices.indices,
+                                score->indices.counts,     score->blocks.bits,       score->blocks.row_word};
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
         if (used[i]) device->table->free(device, (void *)(uintptr_t)used[i]);
     *score = (cpa_case_score_on_device){.rules = {.softcap = 0}};
 }
 
-void cpa_case_score_set(const cpa_case_score_on_device *score, cpa_attend_args *args) {
+const cpa_key_selection *cpa_case_score_selection(cpa_case_score_on_device *score) {
+    const cpa_key_selection selection = {.bits = score->bits.bits ? &score->bits : NULL,
+                                         .indices = score->indices.indices ? &score->indices : NULL,
+                                         .blocks = score->blocks.bits ? &score->blocks : NULL};
+    score->selection = selection;
+    return selection.bits || selection.indices || selection.blocks ? &score->selection : NULL;
+}
+
+void cpa_case_score_set(cpa_case_score_on_device *score, cpa_attend_args *args) {
     args->rules = &score->rules;
-    args->custom = score->custom.bits ? &score->custom : NULL;
+    args->selection = cpa_case_score_selection(score);
     args->bias = score->bias.values ? &score->bias : NULL;
 }
 
@@ -180,7 +202,9 @@ cpa_reference_rules cpa_case_score_rules(const cpa_case_score *score, int32_t he
     return rules;
 }
 
-int cpa_case_score_sees(const cpa_case_score *score, cpa_mask mask, int64_t row, int64_t query, int64_t key) {
+int cpa_case_score_sees(const cpa_case_score *score, cpa_mask mask, int64_t row, int32_t head, int64_t query,
+                        int64_t key) {
+    if (score && !cpa_case_score_selects(score, row, head, key)) return 0;
     if (!score || !score->bits) return cpa_reference_sees(mask, query, key);
     const int64_t entry = entry_of(score, row), word = score->row_word[entry], bit = key - score->first[entry];
     if (word < 0 || bit < 0) return cpa_reference_sees(mask, query, key);

@@ -22,13 +22,23 @@ typedef struct cpa_case_score {
     cpa_dtype bias_dtype;
     int per_head;
     int64_t bias_first, bias_width;
-    int32_t *row_map; /* [rows], of bits and of the bias; NULL: the identity */
+    int32_t *row_map; /* [rows], of the bias and of the selection; NULL: the identity */
+    int32_t *lists;   /* [rows, kv_heads, list_width], entries of `unit` tokens */
+    int32_t *counts;  /* [rows] */
+    int32_t kv_heads, list_width, unit;
+    uint32_t *blocks;    /* [n_block_words], from block_word on [q_heads, words of n_blocks bits] */
+    int64_t *block_word; /* [rows] */
+    int64_t n_block_words;
+    int32_t n_blocks, block;
 } cpa_case_score;
 
 /* The same on a device. */
 typedef struct cpa_case_score_on_device {
     cpa_score_rules rules;
-    cpa_custom_mask custom;
+    cpa_key_selection selection; /* filled by cpa_case_score_selection */
+    cpa_key_bits bits;
+    cpa_key_indices indices;
+    cpa_key_blocks blocks;
     cpa_score_bias bias;
 } cpa_case_score_on_device;
 
@@ -44,6 +54,15 @@ cpa_status cpa_case_score_add_bias(cpa_case_score *score, cpa_dtype dtype, int p
 /* Random bits, of every row for the keys [first, first + width), the entries in another order than the rows (row_map),
  * every seventh row without. */
 cpa_status cpa_case_score_add_bits(cpa_case_score *score, int64_t first, int32_t width, cpa_error *err);
+/* Random lists for each row and KV head of the keys [0, keys), one in five, less behind them; some rows attend all keys,
+ * others none. */
+cpa_status cpa_case_score_add_lists(cpa_case_score *score, int32_t kv_heads, int32_t unit, int64_t keys,
+                                    cpa_error *err);
+/* Random blocks of so many tokens of these keys, less the last, for each query head, every second one; neighbouring rows
+ * have the same, some rows all keys. */
+cpa_status cpa_case_score_add_blocks(cpa_case_score *score, int32_t block, int64_t keys, cpa_error *err);
+/* Whether the lists and blocks of a row and query head have a key. */
+int cpa_case_score_selects(const cpa_case_score *score, int64_t row, int32_t head, int64_t key);
 /* Other bits in the place of those, of every row: what `sees` says of a row and a key. */
 void cpa_case_score_fill_bits(cpa_case_score *score, int (*sees)(const void *ctx, int64_t row, int64_t key),
                               const void *ctx);
@@ -52,12 +71,15 @@ void cpa_case_score_fill_bits(cpa_case_score *score, int (*sees)(const void *ctx
 cpa_status cpa_case_score_upload(const cpa_case_score *score, cpa_stream *stream, cpa_case_score_on_device *out,
                                  cpa_error *err);
 void cpa_case_score_free(cpa_case_score_on_device *score, cpa_device *device);
+/* The selection that the score has, in it; NULL: none. */
+const cpa_key_selection *cpa_case_score_selection(cpa_case_score_on_device *score);
 /* An attend with what the score has; both must outlive it. */
-void cpa_case_score_set(const cpa_case_score_on_device *score, cpa_attend_args *args);
+void cpa_case_score_set(cpa_case_score_on_device *score, cpa_attend_args *args);
 
 /* Of a row of q whose query has index `query`; score may be NULL. */
 cpa_reference_rules cpa_case_score_rules(const cpa_case_score *score, int32_t head, int64_t query);
-int cpa_case_score_sees(const cpa_case_score *score, cpa_mask mask, int64_t row, int64_t query, int64_t key);
+int cpa_case_score_sees(const cpa_case_score *score, cpa_mask mask, int64_t row, int32_t head, int64_t query,
+                        int64_t key);
 float cpa_case_score_bias(const cpa_case_score *score, int64_t row, int32_t head, int64_t key);
 
 #endif

@@ -1,5 +1,5 @@
 /* Masks of bytes become masks of bits. */
-#include <cpattn/score.h>
+#include <cpattn/selection.h>
 
 #include <string.h>
 
