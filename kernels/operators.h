@@ -10,6 +10,7 @@
 #include "base/stored.h"
 #include "kernels/attend_plan.h"
 #include "kernels/device.h"
+#include "kernels/key_source.h"
 #include "kernels/kv_view.h"
 #include "kernels/partial.h"
 
@@ -113,12 +114,18 @@ CPA_HOST_DEVICE static inline int cpa_letter_is_nonfinite(cpa_dtype dtype, int64
 }
 
 struct cpa_operator_table {
+    /* The bytes that a workspace has at least in which plans over caches of this shape prepare keys (key_source.h); 0,
+     * or no function: they attend all keys as they lie. Pure. */
+    int64_t (*least_workspace)(const cpa_attention_shape *shape, int32_t block_size);
+    /* `workspace`: that of all plans of a context, which outlives them. NULL: the plan has one of its own where it needs
+     * it, of at most CPA_KEY_WORKSPACE_BYTES. */
+    cpa_status (*plan_create)(cpa_device *device, const cpa_key_workspace *workspace, cpa_attend_plan **out,
+                              cpa_error *err);
     /* Work of attend split once a step; plan_set allocates only when the plan grows. A plan may be set while attends of
      * its last setting are enqueued, once those of the setting before that are done. plan_upload enqueues what brings
      * the setting to the device, behind all attends of the plan so far; otherwise the first attend on a stream does. A
      * graph holds no upload of a plan that its stream has uploaded before the capture: upload each setting before a
      * launch. */
-    cpa_status (*plan_create)(cpa_device *device, cpa_attend_plan **out, cpa_error *err);
     cpa_status (*plan_set)(cpa_attend_plan *plan, const cpa_attend_batch *batch, cpa_attend_fusion fusion,
                            cpa_error *err);
     cpa_status (*plan_upload)(const cpa_attend_plan *plan, cpa_stream *stream);

@@ -56,10 +56,12 @@ typedef struct cpa_context_options {
      * not read unless it is said here. Keys and values travel as rows, whatever the layout. */
     cpa_attention_shape shape;
     int32_t block_size;
-    int32_t interleave;    /* 0 = block_size; a multiple or a divisor of block_size */
-    int64_t staging_bytes; /* bound on the pass-KV buffers of this rank; 0 = 64 MiB, on a device with memory
-                              of its own 2 GiB, or the least if that is more; at most 1 TiB */
-    int64_t max_rows;      /* most new tokens in one step, over all ranks */
+    int32_t interleave; /* 0 = block_size; a multiple or a divisor of block_size */
+    /* Bound on the memory of this rank for keys and values on their way: the buffers of pass-KV, and on a CUDA device
+     * whose caches are quantised or CPA_VLLM_X up to 1 GiB and half of it where prefill widens them (cpattn/ops.h). 0 =
+     * 64 MiB, on a device with memory of its own 2 GiB, or the least if that is more; at most 1 TiB. */
+    int64_t staging_bytes;
+    int64_t max_rows; /* most new tokens in one step, over all ranks */
     cpa_row_placement rows;
     cpa_cascade_attention cascade_attention; /* of chunks of a few tokens over this rank's shard */
 } cpa_context_options;
@@ -101,7 +103,7 @@ typedef struct cpa_context_args {
 /* What has happened since the context was created, on this rank. */
 typedef struct cpa_context_stats {
     int64_t bytes_sent;
-    int64_t staging_bytes;  /* most pass-KV staging in use at once */
+    int64_t staging_bytes;  /* most in use at once of what staging_bytes of the options bounds */
     int64_t staging_bound;  /* what it may be */
     double exposed_comm_s;  /* time that attention waited for messages, on the clock of the device */
     double attend_s;        /* time in attend and merge, on the same clock */
@@ -118,8 +120,8 @@ typedef struct cpa_context_stats {
 /* Collective over `comm`, which must outlive the context, as must `device`. Options that are not the same on every rank
  * are CPA_INVALID on all. A context is used by one thread at a time, the one that uses its communicator. staging_bytes
  * must hold, on the host, four segments of cpa_attend_split_tokens tokens, with N ranks on devices 2 N of 1024 tokens,
- * rounded up to the interleave, or four where the interleave is less than a block: cpa_context_least_staging. *out is
- * set only on success. */
+ * rounded up to the interleave, or four where the interleave is less than a block, and what keys are widened in:
+ * cpa_context_least_staging. *out is set only on success. */
 CPA_API cpa_status cpa_context_create(cpa_comm *comm, cpa_device *device, const cpa_context_options *options,
                                       cpa_context **out, cpa_error *err);
 /* Collective. NULL does nothing. */

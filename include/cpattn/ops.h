@@ -273,6 +273,8 @@ enum { CPA_LOWEST_EXPONENT = -(1 << 24), CPA_HIGHEST_EXPONENT = 1 << 27 };
  * 9.0 over rows of q_dtype in blocks of 16 tokens and more. Keys selected by lists or blocks are left to the plain one.
  * All else is computed by plain kernels, often 100 to 1,000
  * times slower, which is told once for each reason at CPA_LOG_WARN; cpa_attend_plan_kernel tells which kernels run.
+ * Prefill over a quantised cache or one of CPA_VLLM_X widens keys and values first, in memory of the plan that grows with
+ * its items up to 1 GiB, however long they are; where memory is short in less, which is told at CPA_LOG_WARN.
  *
  * On the host back end the result of a row has the same bits however the rows are grouped into items, calls and steps,
  * and whether its keys come in one call or in several resumed ones cut at multiples of cpa_attend_split_tokens. */

@@ -100,7 +100,7 @@ static cpa_status take_options(const cpa_context_options *given, const cpa_devic
 int64_t cpa_context_least_staging(const cpa_device *device, const cpa_context_options *options, int32_t size) {
     cpa_context_options taken;
     if (size < 1 || size > CPA_MERGE_MAX_STATES || take_options(options, device, &taken, NULL) != CPA_OK) return 0;
-    return cpa_pass_kv_least_staging(&device->caps, &taken, size);
+    return cpa_pass_kv_least_staging(device, &taken, size);
 }
 
 /* Everything that needs no other rank. */

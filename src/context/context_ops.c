@@ -6,6 +6,7 @@
 
 #include "base/array.h"
 #include "base/check.h"
+#include "base/min_max.h"
 
 cpa_status cpa_context_ops_create(cpa_context_ops *ops) {
     ops->messages = calloc((size_t)ops->map.cp_size, sizeof *ops->messages);
@@ -19,6 +20,7 @@ void cpa_context_ops_destroy(cpa_context_ops *ops) {
     if (ops->device) {
         cpa_spans_destroy(&ops->spans);
         if (ops->upload) ops->device->table->stream_destroy(ops->upload);
+        ops->device->table->free(ops->device, ops->workspace.memory);
     }
     free(ops->items);
     free(ops->messages);
@@ -45,6 +47,22 @@ cpa_status cpa_context_ensure_array(cpa_context_ops *ops, void *array, int64_t *
     return cpa_fail(&ops->error, CPA_NO_MEMORY, "no memory for %" PRId64 " entries of a plan", n);
 }
 
+void cpa_context_open_workspace(cpa_context_ops *ops, int64_t bytes, int64_t least) {
+    const int64_t asked = bytes;
+    void *memory;
+    if (bytes == 0) return;
+    while (ops->device->table->alloc(ops->device, bytes, &memory, &ops->error) != CPA_OK) {
+        memory = NULL;
+        if (bytes == least) break;
+        bytes = cpa_max64(bytes / 2, least);
+    }
+    if (memory) ops->workspace = (cpa_key_workspace){memory, bytes};
+    ops->stats.staging_bytes = ops->workspace.bytes;
+    if (ops->workspace.bytes < asked)
+        cpa_log(CPA_LOG_WARN, "context: no memory for %" PRId64 " bytes to prepare keys in, there are %" PRId64, asked,
+                ops->workspace.bytes);
+}
+
 cpa_status cpa_context_upload(cpa_context_ops *ops, void *dst, const void *src, int64_t bytes) {
     CPA_TRY(cpa_context_check(ops, ops->device->table->copy(dst, src, bytes, ops->upload), ops->upload));
     return cpa_context_check(ops, ops->device->table->stream_sync(ops->upload), ops->upload);
@@ -68,6 +86,10 @@ cpa_partial cpa_context_state_at(cpa_partial state, int64_t row) {
 
 cpa_status cpa_context_check(cpa_context_ops *ops, cpa_status status, const cpa_stream *stream) {
     return status == CPA_OK ? CPA_OK : cpa_fail(&ops->error, status, "%s", stream->error.message);
+}
+
+cpa_status cpa_context_create_plan(cpa_context_ops *ops, cpa_attend_plan **out) {
+    return ops->device->operators->plan_create(ops->device, &ops->workspace, out, &ops->error);
 }
 
 cpa_status cpa_context_set_plan(cpa_context_ops *ops, cpa_attend_plan *plan, int64_t n_items,

@@ -39,7 +39,8 @@ typedef struct cpa_context_ops {
     cpa_owner_map map;
     int32_t rank;
     cpa_device *device;
-    cpa_stream *upload; /* for copies outside any layer */
+    cpa_stream *upload;          /* for copies outside any layer */
+    cpa_key_workspace workspace; /* of all plans; empty: they prepare no keys */
     cpa_transport *transport;
     cpa_message *messages;  /* [cp_size], scratch: what cpa_context_start sends */
     cpa_attend_item *items; /* scratch: what cpa_context_set_plan plans */
@@ -63,11 +64,16 @@ cpa_status cpa_context_ensure_array(cpa_context_ops *ops, void *array, int64_t *
 /* Room for `bytes` in a buffer; what was there is lost when it grows. */
 cpa_status cpa_context_ensure(cpa_context_ops *ops, cpa_context_buffer *buffer, int64_t bytes);
 void cpa_context_free(cpa_context_ops *ops, cpa_context_buffer *buffer);
+/* The workspace, of so many bytes; where memory is short it becomes half of that, and so on down to the least, and none
+ * at last. */
+void cpa_context_open_workspace(cpa_context_ops *ops, int64_t bytes, int64_t least);
 /* Copies host memory to the device, outside any layer. */
 cpa_status cpa_context_upload(cpa_context_ops *ops, void *dst, const void *src, int64_t bytes);
 /* States of `rows` rows: O, then LSE. */
 cpa_status cpa_context_ensure_state(cpa_context_ops *ops, cpa_context_buffer *buffer, int64_t rows, cpa_partial *out);
 cpa_partial cpa_context_state_at(cpa_partial state, int64_t row);
+/* A plan that prepares keys in the workspace of the context. */
+cpa_status cpa_context_create_plan(cpa_context_ops *ops, cpa_attend_plan **out);
 /* Sets a plan of the first n of ops->items. */
 cpa_status cpa_context_set_plan(cpa_context_ops *ops, cpa_attend_plan *plan, int64_t n_items,
                                 const int32_t *block_tables, int64_t n_table_entries, cpa_attend_fusion fusion);

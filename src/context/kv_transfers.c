@@ -44,7 +44,7 @@ cpa_status cpa_kv_transfers_take_plan(cpa_kv_transfers *t, cpa_attend_plan **out
     if (t->plans_in_use == t->n_plans) {
         CPA_TRY(
             cpa_context_ensure_array(t->ops, &t->plans, &t->plans_capacity, t->n_plans + 1, sizeof(cpa_attend_plan *)));
-        CPA_TRY(t->ops->device->operators->plan_create(t->ops->device, &t->plans[t->n_plans], &t->ops->error));
+        CPA_TRY(cpa_context_create_plan(t->ops, &t->plans[t->n_plans]));
         t->n_plans++;
     }
     *out = t->plans[t->plans_in_use++];
@@ -145,7 +145,7 @@ cpa_kv_view cpa_kv_transfers_view(const cpa_kv_transfers *t) {
 }
 
 void cpa_kv_transfers_begin(cpa_kv_transfers *t) {
-    t->bytes_in_use = 0;
+    t->bytes_in_use = t->ops->workspace.bytes;
 }
 
 /* Copies whole blocks out of a cache of the layout of staging; what lies past the tokens of a range goes along. */

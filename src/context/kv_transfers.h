@@ -51,7 +51,7 @@ typedef struct cpa_kv_transfers {
     cpa_kv_staging staging;
     char *memory;
     int32_t *region_of;   /* [cp_size] of each peer */
-    int64_t bytes_in_use; /* of staging, in the layer at hand */
+    int64_t bytes_in_use; /* of staging, in the layer at hand, and of the workspace */
     cpa_kv_transfer *list;
     int64_t count, capacity;
     cpa_attend_plan **plans; /* kept from step to step */

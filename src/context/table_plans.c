@@ -6,8 +6,7 @@
 
 static cpa_status reserve(cpa_table_plans *plans, cpa_context_ops *ops, int32_t sets) {
     for (int32_t set = 0; set < sets; set++)
-        if (!plans->list[set])
-            CPA_TRY(ops->device->operators->plan_create(ops->device, &plans->list[set], &ops->error));
+        if (!plans->list[set]) CPA_TRY(cpa_context_create_plan(ops, &plans->list[set]));
     plans->sets = sets;
     return CPA_OK;
 }

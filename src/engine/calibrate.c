@@ -47,7 +47,7 @@ static cpa_status probe_allocate(probe *p, cpa_error *err) {
     const int64_t element = cpa_dtype_bytes(shape->dtype), kv_tokens = blocks * layout.block_size;
     void *memory;
     CPA_TRY(table->stream_create(p->device, &p->stream, err));
-    CPA_TRY(operators->plan_create(p->device, &p->plan, err));
+    CPA_TRY(operators->plan_create(p->device, NULL, &p->plan, err));
     CPA_TRY(table->alloc(p->device, blocks * layout.bytes, &memory, err));
     p->kv = cpa_block_layout_view(&layout, memory, blocks, 0);
     CPA_TRY(table->alloc(p->device, kv_tokens * shape->kv_heads * shape->k_dim * element, &p->k, err));

@@ -22,7 +22,7 @@ cpa_status cpa_attend_supported(const cpa_device *device, const cpa_attention_sh
 
 cpa_status cpa_attend_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_error *err) {
     REQUIRE(err, device && out, "attend plan: %s is NULL", device ? "out" : "device");
-    return device->operators->plan_create(device, out, err);
+    return device->operators->plan_create(device, NULL, out, err);
 }
 
 void cpa_attend_plan_destroy(cpa_attend_plan *plan) {

@@ -2,6 +2,8 @@
  * algorithm is checked row by row against float64, and gives the same bits where the back end promises them. */
 #include <string.h>
 
+#include <cpattn/context.h>
+
 #include "tests/fixtures/device_fixture.h"
 #include "tests/fixtures/engine_fixture.h"
 #include "tests/fixtures/mpi_unit.h"
@@ -107,6 +109,53 @@ static void layers_with_windows_of_their_own_are_checked(void) {
     CU_ASSERT_NOT_EQUAL(common_digest(options), mixed);
 }
 
+static int64_t least_staging(const cpa_engine_options *options) {
+    enum { BLOCK = 16 };
+    const cpa_context_options of_context = {.size = sizeof of_context,
+                                            .shape = options->model.attention,
+                                            .block_size = BLOCK,
+                                            .max_rows = options->max_num_batched_tokens};
+    cpa_device *device;
+    cpa_stream *stream;
+    int ranks;
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    cpa_test_device_open(1, &device, &stream);
+    const int64_t least = cpa_context_least_staging(device, &of_context, ranks);
+    cpa_test_device_close(device, stream);
+    CU_ASSERT(least > 0);
+    return least;
+}
+
+/* Where the least staging is all that there is, what is widened for prefill goes through a workspace of 150 tokens. */
+static void little_staging_takes_long_prompts(void) {
+    static const struct {
+        cpa_dtype dtype;
+        cpa_kv_layout layout;
+    } caches[] = {{CPA_FP8_E4M3, CPA_TOKEN_MAJOR},
+                  {CPA_INT8, CPA_HEAD_MAJOR},
+                  {CPA_BF16, CPA_VLLM_X},
+                  {CPA_FP8_E4M3, CPA_VLLM_X}};
+    for (size_t i = 0; i < sizeof caches / sizeof *caches; i++) {
+        for (cpa_algorithm algorithm = CPA_PASS_KV; algorithm <= CPA_PASS_Q; algorithm++) {
+            const cpa_request request = {.size = sizeof request, .prompt_tokens = 900, .output_tokens = 3};
+            cpa_engine_options options = default_options();
+            cpa_engine_stats ample, little;
+            options.algorithm = algorithm;
+            options.model.attention.dtype = CPA_BF16;
+            options.model.attention.kv_dtype = caches[i].dtype;
+            options.model.attention.layout = caches[i].layout;
+            options.model.layer_masks = MIXED;
+            options.max_num_batched_tokens = 300;
+            CU_ASSERT_TRUE(cpa_test_engine_run(&options, &request, 1, NULL, NULL, &ample));
+            options.staging_bytes = least_staging(&options);
+            CU_ASSERT_TRUE(cpa_test_engine_run(&options, &request, 1, NULL, NULL, &little));
+            CPA_ASSERT_ORDER(little.verify_rows, >, 500);
+            CPA_ASSERT_ORDER(little.staging_bytes, <=, options.staging_bytes);
+            expect_same_bits(little.output_digest, ample.output_digest);
+        }
+    }
+}
+
 static void scales_that_make_no_sense_are_named(void) {
     cpa_engine_options options = default_options();
     cpa_engine *engine = NULL;
@@ -126,6 +175,7 @@ static const cpa_test tests[] = {
     {"scales of heads are checked too", scales_of_heads_are_checked_too},
     {"16-bit queries over quantised caches", sixteen_bit_queries_over_quantised_caches},
     {"layers with windows of their own are checked", layers_with_windows_of_their_own_are_checked},
+    {"little staging takes long prompts", little_staging_takes_long_prompts},
     {"scales that make no sense are named", scales_that_make_no_sense_are_named},
 };
 CPA_MPI_DEVICE_TEST_MAIN("quant engine", tests)

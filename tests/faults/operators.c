@@ -104,7 +104,7 @@ static cpa_status set_blind(fault_plan *p, const cpa_attend_plan *plan, const cp
     blind.n_items = n;
     if (fusion.state_shifts) fusion.state_shifts = shifts;
     fusion.ready_items = ready;
-    status = p->blind ? CPA_OK : table->plan_create(plan->device, &p->blind, err);
+    status = p->blind ? CPA_OK : table->plan_create(plan->device, NULL, &p->blind, err);
     if (status == CPA_OK) status = table->plan_set(p->blind, &blind, fusion, err);
     p->is_blind = status == CPA_OK;
 done:

@@ -66,6 +66,7 @@ static cpa_attention_shape shape_of(const cpa_cuda_attend_args *a) {
                                  .kv_heads = a->kv_heads,
                                  .k_dim = a->k_dim,
                                  .v_dim = a->v_dim,
+                                 .kv_dtype = a->kv_dtype,
                                  .layout = a->k_run_shift < CPA_KV_ONE_RUN ? CPA_VLLM_X : 0};
 }
 
@@ -81,7 +82,7 @@ static cpa_cuda_attend_spec spec_of(const cpa_cuda_attend_args *a, const cpa_att
         .block_size = kv.block_size,
         .width = width,
         .pieces = pieces,
-        .widened = pieces != OF_DECODE && (codes || in_runs) && !(codes && width == CPA_CUDA_256),
+        .prepared = pieces != OF_DECODE && (codes || in_runs) && !(codes && width == CPA_CUDA_256),
         .cp_size = 1,
         .tile_rows = cpa_cuda_hopper_rows(a->k_dim, a->v_dim, kv.block_size, 0),
         .rows = 4096,
@@ -284,7 +285,7 @@ static cpa_cuda_attend_spec taken_by(const cpa_cuda_attend_kernel *kernel, const
         .block_size = cache == CPA_CUDA_ELEMENTS_APART ? 8 : 64,
         .width = CPA_CUDA_128,
         .pieces = kernel->takes.pieces,
-        .widened = 1,
+        .prepared = 1,
         .cp_size = 1,
         .tile_rows = 128,
         .rows = 4096,
@@ -313,7 +314,11 @@ static void take_away(cpa_cuda_attend_spec *spec, cpa_attention_shape *shape, co
     if (!strcmp(what, "width")) spec->width = CPA_CUDA_192_128;
     if (!strcmp(what, "whole columns")) shape->k_dim = 120;
     if (!strcmp(what, "long blocks")) spec->block_size = 8, call->cache = CPA_CUDA_ELEMENTS_APART;
-    if (!strcmp(what, "room")) spec->widened = 0;
+    if (!strcmp(what, "room")) spec->prepared = 0;
+    if (!strcmp(what, "codes for scales")) {
+        shape->kv_dtype = call->kv_dtype = CPA_FP8_E4M3, shape->k_dim = 256;
+        call->cache = CPA_CUDA_CODES, spec->width = CPA_CUDA_256;
+    }
     if (!strcmp(what, "small tiles")) spec->tile_rows = 192;
     if (!strcmp(what, "group")) shape->q_heads = 5 * shape->kv_heads;
     if (!strcmp(what, "one rank")) spec->cp_size = 2;
@@ -356,6 +361,7 @@ static void a_kernel_says_what_it_misses(void) {
                  {&cpa_cuda_kernel_hopper, "small tiles", "more rows"},
                  {&cpa_cuda_kernel_widen_hopper, "no bias", "a bias of scores"},
                  {&cpa_cuda_kernel_widen_hopper, "room", "no memory"},
+                 {&cpa_cuda_kernel_widen_hopper, "codes for scales", "codes of heads so wide"},
                  {&cpa_cuda_kernel_widen_hopper, "narrow codes", "score rules over codes"},
                  {&cpa_cuda_kernel_portable_ruled_codes, "9.0", "before 9.0"},
                  {&cpa_cuda_kernel_portable_ruled_codes, "rules", "without rules"},

@@ -40,8 +40,9 @@ enum { N_LAUNCHES = sizeof LAUNCHES / sizeof *LAUNCHES };
 
 /* ---- what is launched ---- */
 
+enum { MOST_NODES = 64 };
 typedef struct launched {
-    char names[16][512];
+    char names[MOST_NODES][512];
     size_t n;
 } launched;
 
@@ -49,7 +50,7 @@ typedef struct launched {
 static void list_kernels(cudaStream_t handle, launched *out) {
     enum cudaStreamCaptureStatus status;
     cudaGraph_t graph;
-    cudaGraphNode_t nodes[16];
+    cudaGraphNode_t nodes[MOST_NODES];
     size_t n = sizeof nodes / sizeof *nodes;
     out->n = 0;
     CU_ASSERT_EQUAL_FATAL(cudaStreamGetCaptureInfo(handle, &status, NULL, &graph, NULL, NULL, NULL), cudaSuccess);
@@ -67,10 +68,10 @@ static void list_kernels(cudaStream_t handle, launched *out) {
     }
 }
 
-static int has(const launched *kernels, const char *part) {
-    for (size_t i = 0; i < kernels->n; i++)
-        if (strstr(kernels->names[i], part)) return 1;
-    return 0;
+static size_t count(const launched *kernels, const char *part) {
+    size_t n = 0;
+    for (size_t i = 0; i < kernels->n; i++) n += strstr(kernels->names[i], part) != NULL;
+    return n;
 }
 
 /* Those of the told row are there, and no others. */
@@ -79,7 +80,7 @@ static int is_as_told(const launched *kernels, const cpa_attend_kernel *told) {
         if (strcmp(LAUNCHES[i].name, told->name) != 0) continue;
         const size_t n = LAUNCHES[i].kernels[1] ? 2 : 1;
         for (size_t k = 0; k < n; k++)
-            if (!has(kernels, LAUNCHES[i].kernels[k])) return 0;
+            if (count(kernels, LAUNCHES[i].kernels[k]) == 0) return 0;
         return kernels->n == n;
     }
     return 0;
@@ -120,7 +121,8 @@ static cpa_attend_plan *plan_of(const launch_case *c) {
     return plan;
 }
 
-static void check_case(const launch_case *c, void *const (*memory)[5]) {
+/* What an attend is told to launch, and launches. */
+static void attend_case(const launch_case *c, void *const (*memory)[5], cpa_attend_kernels *told, launched *kernels) {
     static const cpa_score_rules rules = {.softcap = 30};
     const cpa_attend_args args = {.size = sizeof args,
                                   .q = (*memory)[0],
@@ -140,15 +142,22 @@ static void check_case(const launch_case *c, void *const (*memory)[5]) {
                                   .out = (*memory)[3],
                                   .rules = c->softcap ? &rules : NULL};
     cpa_attend_plan *plan = plan_of(c);
-    cpa_attend_kernels told;
     cpa_graph *graph;
-    launched kernels;
-    CU_ASSERT_EQUAL_FATAL(cpa_attend_plan_kernel(plan, &args, &told, sizeof told, NULL), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(cpa_attend_plan_kernel(plan, &args, told, sizeof *told, NULL), CPA_OK);
     CU_ASSERT_EQUAL_FATAL(cpa_attend(plan, &args, stream), CPA_OK); /* uploads the plan */
     CU_ASSERT_EQUAL_FATAL(device->graphs->begin(stream), CPA_OK);
     CU_ASSERT_EQUAL(cpa_attend(plan, &args, stream), CPA_OK);
-    list_kernels(cpa_stream_native(stream), &kernels);
+    list_kernels(cpa_stream_native(stream), kernels);
     CU_ASSERT_EQUAL_FATAL(device->graphs->end(stream, &graph), CPA_OK);
+    device->graphs->destroy(graph);
+    CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
+    cpa_attend_plan_destroy(plan);
+}
+
+static void check_case(const launch_case *c, void *const (*memory)[5]) {
+    cpa_attend_kernels told;
+    launched kernels;
+    attend_case(c, memory, &told, &kernels);
     const cpa_attend_kernel *kind = told.decode.name ? &told.decode : &told.prefill;
     CU_ASSERT(!told.decode.name != !told.prefill.name);
     if (!is_as_told(&kernels, kind)) {
@@ -156,9 +165,6 @@ static void check_case(const launch_case *c, void *const (*memory)[5]) {
         for (size_t i = 0; i < kernels.n; i++) printf("\n        %s", kernels.names[i]);
     }
     CU_ASSERT(is_as_told(&kernels, kind));
-    device->graphs->destroy(graph);
-    CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
-    cpa_attend_plan_destroy(plan);
 }
 
 static void what_is_told_is_launched(void) {
@@ -185,8 +191,35 @@ static void what_is_told_is_launched(void) {
     for (int i = 0; i < 5; i++) cpa_device_free(device, memory[i]);
 }
 
+/* What fits the workspace of a plan is one pass, and what does not, several: with the same kernels. */
+static void keys_go_through_the_workspace_in_as_many_passes_as_it_takes(void) {
+    enum { LITTLE = 2 << 20 }; /* of 512 keys of 4128 bytes, and 64 rows of states of 16512 */
+    const launch_case c = {CPA_BF16, CPA_FP8_E4M3, CPA_TOKEN_MAJOR, 64, 128, 64, 0, 0};
+    void *const memory[5] = {memory_of(POOL), memory_of(POOL), memory_of(POOL), memory_of(POOL), memory_of(POOL)};
+    cpa_cuda_device *cuda = (cpa_cuda_device *)device;
+    const int64_t usual = cuda->workspace_bytes;
+    cpa_attend_kernels told;
+    launched kernels;
+    if (cuda->path == CPA_CUDA_HOPPER) {
+        attend_case(&c, &memory, &told, &kernels);
+        CU_ASSERT_STRING_EQUAL(told.prefill.name, "widen+hopper");
+        CU_ASSERT_EQUAL(count(&kernels, "attend_widen"), 1);
+        CU_ASSERT_EQUAL(count(&kernels, "13attend_hopperI"), 1);
+        cuda->workspace_bytes = LITTLE;
+        attend_case(&c, &memory, &told, &kernels);
+        cuda->workspace_bytes = usual;
+        CU_ASSERT_STRING_EQUAL(told.prefill.name, "widen+hopper");
+        CPA_ASSERT_ORDER((int64_t)count(&kernels, "attend_widen"), >, 1);
+        CU_ASSERT_EQUAL(count(&kernels, "attend_widen"), count(&kernels, "13attend_hopperI"));
+        CU_ASSERT_EQUAL(count(&kernels, "attend_widen") + count(&kernels, "13attend_hopperI"), kernels.n);
+    }
+    for (int i = 0; i < 5; i++) cpa_device_free(device, memory[i]);
+}
+
 int main(int argc, char **argv) {
-    static const cpa_test tests[] = {{"what is told is launched", what_is_told_is_launched}};
+    static const cpa_test tests[] = {{"what is told is launched", what_is_told_is_launched},
+                                     {"keys go through the workspace in as many passes as it takes",
+                                      keys_go_through_the_workspace_in_as_many_passes_as_it_takes}};
     const int missing = cpa_test_cuda_missing();
     if (missing) return missing == 1 ? CPA_TEST_SKIPPED : missing;
     cpa_test_device_open(1, &device, &stream);

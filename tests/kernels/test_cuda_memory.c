@@ -97,11 +97,62 @@ static void too_much_memory_is_refused(void) {
     CU_ASSERT_EQUAL(cpa_stream_sync(cuda_stream), CPA_OK);
 }
 
+/* Memory of at most so many bytes at once; what is longer there is none for. */
+static void *limited_alloc(void *most, int64_t bytes) {
+    void *memory = NULL;
+    return bytes <= *(int64_t *)most && cudaMalloc(&memory, (size_t)bytes) == cudaSuccess ? memory : NULL;
+}
+static void limited_free(void *most, void *memory) {
+    (void)most;
+    CU_ASSERT_EQUAL(cudaFree(memory), cudaSuccess);
+}
+
+/* What prefill over 1,024 keys of an fp8 cache runs, whose workspace would take 4.9 MB. */
+static cpa_attend_kernel prefill_within(int64_t most) {
+    enum { BLOCK = 64, BLOCKS = 16, ROWS = 64 };
+    static const int32_t table[BLOCKS] = {0};
+    const cpa_attend_item item = {.q_count = ROWS, .q_first = BLOCK * BLOCKS - ROWS, .k_count = BLOCK * BLOCKS};
+    const cpa_attend_batch batch = {
+        .size = sizeof batch,
+        .map = {1, BLOCK},
+        .shape =
+            {.q_heads = 32, .kv_heads = 8, .k_dim = 128, .v_dim = 128, .dtype = CPA_BF16, .kv_dtype = CPA_FP8_E4M3},
+        .block_size = BLOCK,
+        .items = &item,
+        .n_items = 1,
+        .block_tables = table,
+        .n_table_entries = BLOCKS};
+    cpa_device_options options = cpa_test_device_options(1);
+    cpa_attend_kernels kernels = {0};
+    cpa_device *device;
+    cpa_attend_plan *plan;
+    options.memory = (cpa_allocator){limited_alloc, limited_free, &most};
+    CU_ASSERT_EQUAL_FATAL(cpa_device_open(&options, &device, NULL), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(cpa_attend_plan_create(device, &plan, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_attend_plan_set(plan, &batch, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_attend_plan_kernel(plan, NULL, &kernels, sizeof kernels, NULL), CPA_OK);
+    cpa_attend_plan_destroy(plan);
+    cpa_device_close(device);
+    return kernels.prefill;
+}
+
+static void keys_are_prepared_in_what_memory_there_is(void) {
+    if (((cpa_cuda_device *)cuda_device)->path != CPA_CUDA_HOPPER) return;
+    CU_ASSERT_PTR_NULL(prefill_within((int64_t)1 << 30).why);
+    CU_ASSERT_PTR_NULL(prefill_within(1 << 20).why);
+    const cpa_attend_kernel none = prefill_within(512 << 10);
+    CU_ASSERT_STRING_EQUAL(none.fastest, "widen+hopper");
+    CU_ASSERT_STRING_NOT_EQUAL(none.name, "widen+hopper");
+    CU_ASSERT_PTR_NOT_NULL_FATAL(none.why);
+    CU_ASSERT_PTR_NOT_NULL(strstr(none.why, "no memory"));
+}
+
 int main(int argc, char **argv) {
     static const cpa_test tests[] = {
         {"the native stream keeps the order", the_native_stream_keeps_the_order},
         {"what is outgrown is freed without waiting", what_is_outgrown_is_freed_without_waiting},
         {"too much memory is refused with the numbers", too_much_memory_is_refused},
+        {"keys are prepared in what memory there is", keys_are_prepared_in_what_memory_there_is},
     };
     int missing = cpa_test_cuda_missing();
     if (missing) return missing == 1 ? CPA_TEST_SKIPPED : missing;

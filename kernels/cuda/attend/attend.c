@@ -3,7 +3,7 @@
 
 #include "base/check.h"
 #include "kernels/attend_log.h"
-#include "kernels/cuda/attend/attend_kernels.h"
+#include "kernels/cuda/attend/attend_source.h"
 
 /* Copies the plan to the device the first time that a stream uses it, and has its tables taken from the caller's if
  * these lie there. Another stream copies the same bytes again rather than wait for the first one. What was copied in a
@@ -91,11 +91,9 @@ static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cp
         .tables = (const int32_t *)(image + plan->tables_at),
         .items = (const cpa_cuda_item *)(image + plan->items_at),
         .n_items = plan->base.n_items,
-        .splits = (const cpa_cuda_split *)(image + plan->splits_at),
         .counters = (uint32_t *)(plan->memory->image + plan->counters_at),
         .partial_o = plan->memory->partial,
         .partial_lse = plan->memory->partial + plan->partial_rows * kv.kv_heads * kv.v_dim,
-        .by_head = plan->by_head,
         .partial_rows = plan->partial_rows,
     };
     cpa_cuda_take_view(a, &kv);
@@ -221,23 +219,44 @@ void cpa_cuda_attend_kernels_of(const cpa_attend_plan *base, const cpa_attend_ar
     out->shared = named(&choice->of[CPA_CUDA_SHARED]);
 }
 
-/* The pieces of a kind, which lie at a section of the plan's image. */
-static cpa_status launch_pieces(const cpa_cuda_plan *plan, const attend_call *call, cpa_cuda_attend_args *a,
-                                cpa_cuda_pieces pieces, int32_t count, int64_t at, cpa_stream *stream) {
-    const cpa_cuda_attend_kernel *kernel = call->choice->of[pieces].kernel;
-    a->pieces = (const cpa_cuda_piece *)(plan->memory->image + at);
-    return kernel->launch(
-        &(cpa_cuda_attend_launch){kernel, plan, &call->choice->spec, a, &call->kv, count, call->selection}, stream);
+/* What the kernel of some pieces is told; how many they are is left. */
+static cpa_cuda_attend_launch launch_of(const cpa_cuda_plan *plan, const attend_call *call,
+                                        const cpa_cuda_attend_args *a, cpa_cuda_pieces pieces) {
+    return (cpa_cuda_attend_launch){.kernel = call->choice->of[pieces].kernel,
+                                    .plan = plan,
+                                    .spec = &call->choice->spec,
+                                    .args = a,
+                                    .kv = &call->kv,
+                                    .selection = call->selection};
+}
+
+static cpa_status launch_decode(const cpa_cuda_plan *plan, const attend_call *call, cpa_cuda_attend_args *a,
+                                cpa_stream *stream) {
+    cpa_cuda_attend_launch launch = launch_of(plan, call, a, CPA_CUDA_DECODE);
+    a->pieces = (const cpa_cuda_piece *)(plan->memory->image + plan->decode_at);
+    launch.count = plan->decode_ctas;
+    return launch.kernel->launch(&launch, stream);
+}
+
+/* Pieces over keys as they lie, or over keys that are prepared. */
+static cpa_status launch_prefill(const cpa_cuda_plan *plan, const attend_call *call, cpa_cuda_attend_args *a,
+                                 cpa_stream *stream) {
+    const cpa_cuda_attend_launch launch = launch_of(plan, call, a, CPA_CUDA_PREFILL);
+    a->early = 0;
+    return launch.kernel->over ? cpa_cuda_launch_passes(&launch, &plan->memory->source->prefill, stream)
+                               : cpa_cuda_launch_prefill(&launch, &plan->prefill, stream);
 }
 
 /* Rows of several items over the keys that they share; the states are left to the decode kernel, which comes next and
  * takes the multiprocessors as they are left. */
 static cpa_status launch_shared(const cpa_cuda_plan *plan, const attend_call *call, cpa_stream *stream) {
     cpa_cuda_attend_args a = call->args;
+    const cpa_cuda_attend_launch launch = launch_of(plan, call, &a, CPA_CUDA_SHARED);
+    const cpa_cuda_prefill pieces = {.pieces_at = plan->shared_at, .n_pieces = plan->n_shared};
     a.rows = (const cpa_cuda_listed_row *)(plan->memory->image + plan->rows_at);
-    a.by_head = 0;
-    if (plan->n_widened == 0) a.early = a.early && a.alone;
-    return launch_pieces(plan, call, &a, CPA_CUDA_SHARED, plan->n_shared, plan->shared_at, stream);
+    if (launch.kernel->over) return cpa_cuda_launch_passes(&launch, &plan->memory->source->shared, stream);
+    a.early = a.early && a.alone;
+    return cpa_cuda_launch_prefill(&launch, &pieces, stream);
 }
 
 static cpa_status launch_plain(const cpa_cuda_plan *plan, const attend_call *call, cpa_stream *stream) {
@@ -262,18 +281,14 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     cpa_attend_log_kernels(base, args);
     attend_call call = call_of(plan, args, ready_q);
     cpa_cuda_attend_args *a = &call.args;
-    if (call.choice->plain || plan->n_prefill > 0) CPA_TRY(place_ready_queries(plan, a, ready_q, stream));
+    if (call.choice->plain || plan->prefill.n_pieces > 0) CPA_TRY(place_ready_queries(plan, a, ready_q, stream));
     if (call.choice->plain) return launch_plain(plan, &call, stream);
     if (plan->decode_ctas > 0) {
         /* It would read tables, or the bits of a selection, before they are there. */
         if (!takes_tables && !a->score.custom.bits) allow_early(plan, a, stream);
         if (plan->n_shared > 0) CPA_TRY(launch_shared(plan, &call, stream));
         a->beside_shared = plan->n_shared > 0;
-        CPA_TRY(launch_pieces(plan, &call, a, CPA_CUDA_DECODE, plan->decode_ctas, plan->decode_at, stream));
+        CPA_TRY(launch_decode(plan, &call, a, stream));
     }
-    if (plan->n_prefill > 0) {
-        a->early = 0;
-        CPA_TRY(launch_pieces(plan, &call, a, CPA_CUDA_PREFILL, plan->n_prefill, plan->prefill_at, stream));
-    }
-    return plan->n_splits > 0 ? cpa_cuda_attend_combine(a, plan->n_splits, stream) : CPA_OK;
+    return plan->prefill.n_pieces > 0 ? launch_prefill(plan, &call, a, stream) : CPA_OK;
 }

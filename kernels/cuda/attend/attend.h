@@ -71,11 +71,17 @@ typedef struct cpa_cuda_item {
     int32_t ready, refused; /* reserved plans: as in the piece */
 } cpa_cuda_item;
 
-/* Block tables that lie on the device: those of an item begin at `from` there, and its first widened block, if it has
- * any, at `place`. */
+/* Where the blocks of an item go that are prepared: block i is entry place + i of the plan's list of blocks, and place
+ * at + i % part of the workspace. */
+typedef struct cpa_cuda_key_place {
+    int32_t place; /* -1: they are not prepared */
+    int32_t at, part;
+} cpa_cuda_key_place;
+
+/* Block tables that lie on the device: those of an item begin at `from` there. */
 typedef struct cpa_cuda_table_source {
     int64_t from;
-    int32_t place; /* -1: none */
+    cpa_cuda_key_place to;
 } cpa_cuda_table_source;
 
 /* Reserved plans, scratch of an update. A decode unit in the order in which units are assigned, with its cuts; and a
@@ -103,8 +109,7 @@ typedef struct cpa_cuda_plan_memory {
     int64_t image_capacity;
     float *partial; /* device: O [kv_heads, partial_rows, v_dim], then LSE [kv_heads, partial_rows] */
     int64_t partial_capacity;
-    char *widened; /* device: blocks of a quantised cache in the dtype of the queries: K, V, scales of K */
-    int64_t widened_capacity;
+    struct cpa_cuda_source *source;  /* host; attend_source.h: what is prepared in which pass, and the workspace */
     cpa_cuda_costed_piece *in_order; /* host; scratch of plan_set */
     int64_t in_order_capacity;
     cpa_attend_item *packed; /* host; scratch of plan_set: items whose tables lie one behind the other, and these */
@@ -117,6 +122,13 @@ typedef struct cpa_cuda_plan_memory {
     struct cpa_cuda_attend_choices *choices; /* host; attend_kernels.h */
 } cpa_cuda_plan_memory;
 
+/* Pieces of prefill that run together, longest first, and the tiles whose keys are split among them. */
+typedef struct cpa_cuda_prefill {
+    int64_t pieces_at, splits_at;
+    int32_t n_pieces, n_splits;
+    int32_t by_head; /* the first so many pieces run for one KV head after the other, the rest for all at once */
+} cpa_cuda_prefill;
+
 /* The sections of the image begin at the offsets *_at. */
 typedef struct cpa_cuda_plan {
     cpa_attend_plan base;
@@ -124,20 +136,18 @@ typedef struct cpa_cuda_plan {
     cpa_owner_map map;
     int32_t tile_rows;                 /* of prefill */
     int64_t image_bytes, upload_bytes; /* of the image; what of it comes from the host */
-    int64_t items_at, tables_at, decode_at, counters_at, tickets_at, prefill_at, splits_at;
-    int64_t widened_tables_at, widened_blocks_at; /* the tables with places in `widened`, and the block of each place */
-    int32_t n_widened;                            /* blocks of the cache; 0: nothing is widened */
-    const int32_t *device_tables;                 /* of the caller's; NULL: the image has them from the host */
-    int64_t num_blocks;                           /* with device_tables: what they name is made to lie below */
-    int64_t sources_at, most_entries;             /* of an item */
-    int64_t rows;                                 /* packed rows of all items, per KV head */
-    int32_t decode_ctas;                          /* per KV head; 0: no item goes to the decode kernel */
-    int32_t decode_wide;                          /* its CTAs have a multiprocessor each */
-    int32_t decode_row_tiles;                     /* 2 where a CTA has more than CPA_CUDA_DECODE_ROWS */
-    int32_t n_prefill;                            /* pieces */
-    int64_t most_keys;                            /* of an item with such pieces */
-    int32_t by_head;  /* the first so many of them run for one KV head after the other, the rest for all at once */
-    int32_t n_splits; /* of prefill tiles */
+    int64_t items_at, tables_at, decode_at, counters_at, tickets_at;
+    int64_t place_tables_at, listed_blocks_at; /* the tables with places in the workspace, and the block of each */
+    int64_t n_places;                          /* blocks that are prepared, those of each pass one behind the other */
+    const int32_t *device_tables;              /* of the caller's; NULL: the image has them from the host */
+    int64_t num_blocks;                        /* with device_tables: what they name is made to lie below */
+    int64_t sources_at, most_entries;          /* of an item */
+    int64_t rows;                              /* packed rows of all items, per KV head */
+    int32_t decode_ctas;                       /* per KV head; 0: no item goes to the decode kernel */
+    int32_t decode_wide;                       /* its CTAs have a multiprocessor each */
+    int32_t decode_row_tiles;                  /* 2 where a CTA has more than CPA_CUDA_DECODE_ROWS */
+    cpa_cuda_prefill prefill;                  /* of keys that are attended as they lie, or all prepared at once */
+    int64_t most_keys;                         /* of an item with such pieces */
     int64_t shared_at, rows_at;
     int32_t n_shared; /* pieces over keys that items share, and the row list of theirs */
     int64_t partial_rows;
@@ -274,7 +284,6 @@ cpa_status cpa_cuda_plan_reserve_partial(cpa_cuda_plan *plan, int64_t floats, cp
 cpa_status cpa_cuda_plan_reserve_in_order(cpa_cuda_plan_memory *memory, int64_t n, cpa_error *err);
 /* The image alone, for plans that write theirs on the device. */
 cpa_status cpa_cuda_plan_allocate_image(cpa_cuda_plan *plan, int64_t bytes, cpa_error *err);
-int cpa_cuda_plan_reserve_widened(cpa_cuda_plan *plan, const cpa_attend_batch *batch, int64_t tokens);
 
 /* Where a section of so many bytes of an image begins; *end moves behind it. */
 static inline int64_t cpa_cuda_place_section(int64_t *end, int64_t bytes) {
@@ -314,27 +323,27 @@ typedef struct cpa_cuda_persistent_maps {
 } cpa_cuda_persistent_maps;
 cpa_status cpa_cuda_attend_persistent(const cpa_cuda_attend_args *args, const cpa_cuda_persistent_maps *maps,
                                       int32_t n_pieces, uint32_t *tickets, cpa_stream *stream);
-/* Widens `blocks` (on the device) of a quantised cache to the dtype of the queries: place i of the work space becomes
+/* Widens `blocks` (on the device) of a quantised cache to the dtype of the queries: place i of the workspace becomes
  * block blocks[i], [block_size, kv_heads, dim], or is left as it is if that is negative. Values are what they stand
  * for, rounded; keys are codes less their zero, exact, and their scales go to k_scales, [kv_heads, wide_block] for
- * every wide_block tokens of the work space. */
+ * every wide_block tokens of the workspace. */
 cpa_status cpa_cuda_attend_widen(const cpa_cuda_attend_args *args, const int32_t *blocks, int32_t n_blocks,
                                  int32_t wide_block, void *k, void *v, float *k_scales, cpa_stream *stream);
 /* The same of a cache whose rows lie in runs, of codes in e4m3 or of elements of the queries' dtype, which become rows
  * with no scales. Blocks hold 16 tokens or more. */
 cpa_status cpa_cuda_attend_widen_runs(const cpa_cuda_attend_args *args, const int32_t *blocks, int32_t n_blocks,
                                       int32_t wide_block, void *k, void *v, float *k_scales, cpa_stream *stream);
-/* Tokens of a block of the work space that blocks of so many are widened to. It is ours, so small ones become one that
- * is copied at once. */
+/* Tokens of a block of the workspace that blocks of so many are widened to. It is ours, so small ones become one that is
+ * copied at once. */
 CPA_HOST_DEVICE static inline int32_t cpa_cuda_wide_block(int32_t block_size) {
     return block_size < 16 ? 64 : block_size;
 }
-/* Places of an item's blocks in the work space, so many widened blocks being whole. */
+/* Places of an item's blocks in the workspace, so many widened blocks being whole. */
 CPA_HOST_DEVICE static inline int64_t cpa_cuda_wide_places(int32_t block_size, int64_t blocks) {
     const int64_t ratio = cpa_cuda_wide_block(block_size) / block_size;
     return (blocks + ratio - 1) / ratio * ratio;
 }
-/* Fills the tables of a plan, and those of its widened blocks, from tables on the device. */
+/* Fills the tables of a plan, and those of what is prepared, from tables on the device. */
 cpa_status cpa_cuda_take_tables(const cpa_cuda_plan *plan, cpa_stream *stream);
 /* Whether the Hopper kernel copies row by row, without maps. */
 static inline int cpa_cuda_hopper_takes_rows(int32_t block_size) {

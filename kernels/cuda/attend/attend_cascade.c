@@ -30,7 +30,7 @@ static int64_t group_of(const cpa_attend_batch *batch) {
     return batch->shape.q_heads / batch->shape.kv_heads;
 }
 
-static int64_t tokens_of(const cpa_cascade *tree, const cpa_attend_batch *batch, const cpa_cascade_node *node) {
+int64_t cpa_cuda_tokens_of_node(const cpa_cascade *tree, const cpa_attend_batch *batch, const cpa_cascade_node *node) {
     int64_t tokens = 0;
     for (int64_t i = node->first; i < node->first + node->count; i++)
         tokens += batch->items[tree->items[i].index].q_count;
@@ -50,7 +50,7 @@ typedef struct cascade_costs {
 } cascade_costs;
 
 static int64_t tiles_of(const cascade_costs *c, const cpa_cascade_node *node) {
-    return cpa_cuda_ceil_div(tokens_of(c->tree, c->batch, node), c->tile_tokens);
+    return cpa_cuda_ceil_div(cpa_cuda_tokens_of_node(c->tree, c->batch, node), c->tile_tokens);
 }
 
 /* Half as much is read of narrow heads, while a tile takes the same time: its rows are more, and exponentials bind. */
@@ -135,7 +135,8 @@ static cpa_cuda_cascade_cut cut_nodes(const cascade_costs *c, int32_t multiproce
         *time = takes;
         best = cut;
     }
-    for (int64_t n = 0; n < c->tree->n_nodes; n++) best.rows += tokens_of(c->tree, c->batch, &c->tree->nodes[n]);
+    for (int64_t n = 0; n < c->tree->n_nodes; n++)
+        best.rows += cpa_cuda_tokens_of_node(c->tree, c->batch, &c->tree->nodes[n]);
     return best;
 }
 

@@ -37,6 +37,8 @@ static inline int64_t cpa_cuda_tile_tokens(const cpa_attend_batch *batch, int32_
     return tile_rows / (batch->shape.q_heads / batch->shape.kv_heads);
 }
 
+/* Tokens whose rows attend a node. */
+int64_t cpa_cuda_tokens_of_node(const cpa_cascade *tree, const cpa_attend_batch *batch, const cpa_cascade_node *node);
 /* Keeps the nodes of a tree that pay, or all with `always`; none if the whole does not. */
 cpa_cuda_cascade_cut cpa_cuda_choose_cascade(cpa_cascade *tree, const cpa_attend_batch *batch, int32_t tile_rows,
                                              int32_t multiprocessors, int always);

@@ -83,9 +83,9 @@ static cpa_cuda_attend_spec spec_of(const cpa_cuda_plan *plan, const cpa_cuda_at
         .block_size = plan->base.block_size,
         .width = cpa_cuda_width_of(shape->k_dim, shape->v_dim),
         .heads = cpa_cuda_decode_heads(shape->kv_heads, shape->k_dim, shape->v_dim, element_bytes),
-        .pieces = (plan->decode_ctas > 0) << CPA_CUDA_DECODE | (plan->n_prefill > 0) << CPA_CUDA_PREFILL |
+        .pieces = (plan->decode_ctas > 0) << CPA_CUDA_DECODE | (plan->prefill.n_pieces > 0) << CPA_CUDA_PREFILL |
                   (plan->n_shared > 0) << CPA_CUDA_SHARED,
-        .widened = plan->n_widened > 0,
+        .prepared = plan->n_places > 0,
         .cp_size = plan->map.cp_size,
         .tile_rows = plan->tile_rows,
         .rows = plan->base.rows,

@@ -36,7 +36,8 @@ const char *cpa_cuda_kernel_refuses(const cpa_cuda_attend_kernel *kernel, const 
     if (kernel->takes.path == CPA_CUDA_SIMPLE) return NULL;
     if (kernel->over) {
         why = cpa_cuda_kernel_refuses(kernel->over, spec);
-        if (!why && !spec->widened) why = "no memory, or heads too wide, to widen blocks";
+        if (!why && cpa_cuda_has_codes(spec) && spec->width == CPA_CUDA_256) why = "codes of heads so wide";
+        if (!why && !spec->prepared) why = "keys that there is no memory to widen in, or the plan was not told of";
     } else {
         why = tensor_cores_refuse(spec);
     }

@@ -84,7 +84,7 @@ typedef struct cpa_cuda_attend_spec {
     int32_t heads;     /* KV heads of a CTA of decode */
     int32_t pieces;    /* set of 1 << cpa_cuda_pieces that the plan has */
     int32_t no_memory; /* the shared memory of a CTA does not hold what kernels need that were asked before */
-    int32_t widened;   /* there is room for blocks in the dtype of the queries */
+    int32_t prepared;  /* there is a workspace for keys that are prepared */
     int32_t cp_size;   /* ranks */
     int32_t tile_rows; /* of prefill */
     int64_t rows;      /* of queries */
@@ -106,7 +106,7 @@ typedef struct cpa_cuda_attend_launch {
     const cpa_cuda_plan *plan;
     const cpa_cuda_attend_spec *spec;
     const cpa_cuda_attend_args *args;
-    const cpa_kv_view *kv; /* resolved: the cache, or its blocks in the dtype of the queries */
+    const cpa_kv_view *kv; /* resolved: the cache, or what was prepared of it */
     /* Pieces; of decode CTAs for each KV head, of the plain kernel the whole plan. 0: nothing is enqueued, and
      * CPA_UNSUPPORTED, without a message, says that the device has not the shared memory that the kernel takes; of
      * kernels for devices before 9.0 alone. */
@@ -128,6 +128,17 @@ typedef struct cpa_cuda_attend_geometry {
 typedef cpa_cuda_attend_geometry cpa_cuda_attend_cut(const cpa_attention_shape *shape, int32_t block_size);
 cpa_cuda_attend_cut cpa_cuda_decode_geometry;
 
+/* What is done to keys and values before a kernel attends them. Which cache it is for, a kernel's row says. */
+typedef struct cpa_cuda_preparation {
+    /* Of the workspace, for a key and its value, all heads; 0: not for this shape. */
+    int64_t (*token_bytes)(const cpa_attention_shape *shape);
+    /* Enqueues it for blocks listed on the device, entries below 0 left out, which take `memory` from its beginning in
+     * their order. The arguments become those of what lies there, its block tables excepted, and *kv its view. */
+    cpa_status (*prepare)(const cpa_cuda_attend_launch *launch, const int32_t *blocks, int64_t n_blocks, char *memory,
+                          cpa_cuda_attend_args *args, cpa_kv_view *kv, cpa_stream *stream);
+} cpa_cuda_preparation;
+extern const cpa_cuda_preparation cpa_cuda_widen;
+
 typedef struct cpa_cuda_attend_kernel {
     const char *name; /* as its file is called */
     /* What it is for: sets of 1 << cpa_cuda_pieces, of cpa_cuda_cache and of cpa_cuda_rules; the path that a device has
@@ -141,7 +152,9 @@ typedef struct cpa_cuda_attend_kernel {
     const char *(*refuses)(const cpa_cuda_attend_spec *spec);
     cpa_cuda_attend_cut *geometry;
     cpa_cuda_attend_launcher *launch;
-    /* NULL; or the kernel for whose sake blocks are widened, which has its say before this one, then cuts and runs. */
+    /* NULL; or what is done to the keys first, and the kernel for whose sake, which has its say before this one, then
+     * cuts and runs. Such a row has no launch (attend_source.h). */
+    const cpa_cuda_preparation *prepares;
     const struct cpa_cuda_attend_kernel *over;
 } cpa_cuda_attend_kernel;
 
@@ -177,6 +190,12 @@ typedef struct cpa_cuda_attend_choice {
 } cpa_cuda_attend_choice;
 /* Pure. If the plain kernel takes pieces of one kind it takes all. */
 cpa_cuda_attend_choice cpa_cuda_choose_attend(const cpa_cuda_attend_spec *spec);
+
+/* Bytes that a prepared key and its value take, all heads, where kernels of prefill are for caches of this shape only
+ * when it is prepared; else 0. */
+static inline int64_t cpa_cuda_prepared_token_bytes(const cpa_attention_shape *shape) {
+    return cpa_cuda_widen.token_bytes(shape);
+}
 
 /* ---- of a plan (attend_choice.c) ---- */
 

@@ -8,34 +8,12 @@
 #include "base/min_max.h"
 #include "kernels/cuda/attend/attend_kernels.h"
 #include "kernels/cuda/attend/attend_plan.h"
+#include "kernels/cuda/attend/attend_source.h"
 
 enum {
     LEAST_STEADY_ENTRIES = 256, /* table entries that a padded plan has room for; then powers of two */
     STEADY_SHARED = 8           /* pieces over shared keys of a padded plan come in multiples of so many */
 };
-
-/* How many units, tiles and keys there are. */
-static cpa_status count_work(cpa_cuda_plan_builder *b, cpa_error *err) {
-    for (int64_t i = 0; i < b->batch->n_items; i++) {
-        const cpa_attend_item *item = &b->batch->items[i];
-        int64_t rows = cpa_cuda_packed_rows(b->batch, item);
-        if (rows > INT32_MAX / 2 || item->k_count > INT32_MAX / 2)
-            return cpa_fail(err, CPA_UNSUPPORTED, "attend plan: items[%lld] has %lld rows and %lld keys, at most %d",
-                            (long long)i, (long long)rows, (long long)item->k_count, INT32_MAX / 2);
-        if (rows == 0) continue;
-        if (cpa_cuda_is_decode(b, item)) {
-            b->n_decode += cpa_cuda_decode_units(b->team, rows);
-        } else {
-            int64_t tiles = cpa_cuda_prefill_tiles(b->batch, item, b->tile_rows),
-                    keys = cpa_cuda_ceil_div(item->k_count, CPA_CUDA_PREFILL_KEYS);
-            b->n_tiles += tiles;
-            b->tile_keys += tiles * keys;
-            if (cpa_cuda_may_widen(b->batch)) b->n_widened += cpa_cuda_places_of(b->batch, item);
-            if (keys > b->most_keys) b->most_keys = keys;
-        }
-    }
-    return CPA_OK;
-}
 
 /* The most splits of decode units, for each CTA of a team: a cut lies between two teams, or before the unit's own
  * keys. */
@@ -45,10 +23,10 @@ static int64_t most_decode_splits(const cpa_cuda_plan_builder *b, int64_t units)
 
 /* The sections of block tables. */
 static void place_tables(cpa_cuda_plan *plan, const cpa_cuda_plan_builder *b, int64_t entries, int64_t *end) {
-    const int64_t widened = b->n_widened > 0 ? entries : 0;
+    const int64_t places = b->n_places > 0 ? entries : 0;
     plan->tables_at = cpa_cuda_place_section(end, entries * (int64_t)sizeof(int32_t));
-    plan->widened_tables_at = cpa_cuda_place_section(end, widened * (int64_t)sizeof(int32_t));
-    plan->widened_blocks_at = cpa_cuda_place_section(end, b->n_widened * (int64_t)sizeof(int32_t));
+    plan->place_tables_at = cpa_cuda_place_section(end, places * (int64_t)sizeof(int32_t));
+    plan->listed_blocks_at = cpa_cuda_place_section(end, b->n_places * (int64_t)sizeof(int32_t));
 }
 
 /* Places the sections of the image, those that are filled on the device last, each large enough for what the splits may
@@ -68,8 +46,8 @@ static void place_sections(cpa_cuda_plan *plan, const cpa_cuda_plan_builder *b) 
     plan->counters_at = cpa_cuda_place_section(
         &end, most_decode_splits(b, units) * b->team.ctas * b->batch->shape.kv_heads * (int64_t)sizeof(uint32_t));
     plan->tickets_at = cpa_cuda_place_section(&end, (int64_t)sizeof(uint32_t));
-    plan->prefill_at = cpa_cuda_place_section(&end, (b->n_pieces + b->tail_pieces) * (int64_t)sizeof(cpa_cuda_piece));
-    plan->splits_at = cpa_cuda_place_section(&end, b->n_tiles * (int64_t)sizeof(cpa_cuda_split));
+    cpa_cuda_plan_place_prefill(b, &plan->prefill, &end);
+    cpa_cuda_source_place(plan->memory->source, &end);
     plan->shared_at = cpa_cuda_place_section(&end, b->n_shared * (int64_t)sizeof(cpa_cuda_piece));
     plan->rows_at = cpa_cuda_place_section(&end, b->n_listed * (int64_t)sizeof(cpa_cuda_listed_row));
     plan->sources_at =
@@ -82,7 +60,7 @@ static void place_sections(cpa_cuda_plan *plan, const cpa_cuda_plan_builder *b) 
 /* Where the tables of the items of a batch lie on the device. */
 static void find_tables(const cpa_attend_batch *batch, cpa_cuda_table_source *sources) {
     for (int64_t i = 0; i < batch->n_items; i++)
-        sources[i] = (cpa_cuda_table_source){.from = batch->items[i].table, .place = -1};
+        sources[i] = (cpa_cuda_table_source){.from = batch->items[i].table, .to = {-1, 0, 1}};
 }
 
 static void copy_items(const cpa_cuda_plan_builder *b, cpa_cuda_item *items, int64_t *rows) {
@@ -109,7 +87,8 @@ static cpa_status share_keys(cpa_cuda_plan_builder *b, cpa_cuda_plan *plan, cons
                              cpa_error *err) {
     if (!may_share(b, device)) return CPA_OK;
     CPA_TRY(cpa_cuda_cascade_plan(b->cascade, b->given, b->tile_rows, b->multiprocessors, &b->cut, err));
-    if (b->cut.split_keys > 0 && !cpa_cuda_plan_widens_shared(b, plan)) b->cut = (cpa_cuda_cascade_cut){0};
+    if (b->cut.split_keys == 0) return CPA_OK;
+    CPA_TRY(cpa_cuda_source_cut_shared(b, plan, err));
     if (b->cut.split_keys == 0) return CPA_OK;
     b->own = *b->given;
     b->own.items = b->cascade->own;
@@ -196,21 +175,20 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
         CPA_TRY(cpa_cuda_plan_pack_items(memory, given, &packed, &plan->most_entries, err));
     plan->device_tables = given->block_tables_on_device ? given->block_tables : NULL;
     plan->num_blocks = given->num_blocks;
+    cpa_cuda_source_clear(memory->source);
     CPA_TRY(choose_decode(&b, fusion.padded_items, err));
-    CPA_TRY(count_work(&b, err));
+    CPA_TRY(cpa_cuda_plan_count_work(&b, err));
     CPA_TRY(share_keys(&b, plan, device, err));
     cpa_cuda_plan_choose_splits(&b);
     const int64_t most_teams = b.shares.teams;
-    if (!cpa_cuda_plan_reserve_blocks(plan, batch, b.n_widened)) b.n_widened = 0;
+    CPA_TRY(cpa_cuda_source_cut_prefill(&b, plan, err));
     place_sections(plan, &b);
     CPA_TRY(cpa_cuda_plan_reserve_image(plan, plan->image_bytes, err));
     memory->staging = memory->stagings[memory->staging == memory->stagings[0]];
-    CPA_TRY(cpa_cuda_plan_reserve_in_order(memory, b.n_pieces, err));
+    CPA_TRY(cpa_cuda_plan_reserve_in_order(memory, cpa_cuda_source_most_pieces(memory->source, b.n_pieces), err));
     b.decode = (cpa_cuda_piece *)(memory->staging + plan->decode_at);
-    b.prefill = (cpa_cuda_piece *)(memory->staging + plan->prefill_at);
-    b.splits = (cpa_cuda_split *)(memory->staging + plan->splits_at);
     b.in_order = memory->in_order;
-    memset(memory->staging + plan->counters_at, 0, (size_t)(plan->prefill_at - plan->counters_at));
+    memset(memory->staging + plan->counters_at, 0, (size_t)(plan->prefill.pieces_at - plan->counters_at));
     cpa_cuda_table_source *sources = NULL;
     if (plan->device_tables) {
         sources = (cpa_cuda_table_source *)(memory->staging + plan->sources_at);
@@ -221,10 +199,12 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
     }
     cpa_cuda_item *items = (cpa_cuda_item *)(memory->staging + plan->items_at);
     copy_items(&b, items, &plan->rows);
-    cpa_cuda_plan_place_blocks(&b, (int32_t *)(memory->staging + plan->widened_tables_at),
-                               (int32_t *)(memory->staging + plan->widened_blocks_at), sources);
+    cpa_cuda_source_write_blocks(memory->source, &b, (int32_t *)(memory->staging + plan->place_tables_at),
+                                 (int32_t *)(memory->staging + plan->listed_blocks_at), sources);
     cpa_cuda_plan_write_decode(&b);
-    cpa_cuda_plan_write_prefill(&b);
+    const int64_t decode_partial_rows = b.partial_rows;
+    cpa_cuda_plan_write_prefill(&b, memory->staging, &plan->prefill);
+    cpa_cuda_source_write_pieces(&b, plan, decode_partial_rows);
     if (b.padded_items) fill_up(&b, most_teams, items, &plan->rows);
     CPA_TRY(write_shared(&b, memory->staging, plan, err));
     if (b.partial_rows > INT32_MAX)
@@ -238,11 +218,8 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
     plan->decode_ctas = (int32_t)(b.shares.teams * b.team.ctas);
     plan->decode_wide = b.shares.wide;
     plan->decode_row_tiles = b.shares.row_tiles;
-    plan->n_prefill = (int32_t)b.n_pieces;
     plan->most_keys = b.most_keys * CPA_CUDA_PREFILL_KEYS;
-    plan->by_head = (int32_t)b.by_head;
-    plan->n_splits = (int32_t)b.n_splits;
-    plan->n_widened = (int32_t)b.n_widened;
+    plan->n_places = b.n_places;
     plan->n_shared = (int32_t)b.n_shared;
     plan->partial_rows = b.partial_rows;
     cpa_attend_plan_describe(base, batch, fusion);
@@ -260,17 +237,16 @@ uint64_t cpa_cuda_plan_shape(const cpa_attend_plan *base) {
         (uint64_t)base->n_items,           (uint64_t)plan->rows,
         (uint64_t)base->fusion.ready_row,  (uint64_t)base->fusion.ready_rows,
         (uint64_t)plan->decode_ctas,       (uint64_t)plan->decode_wide,
-        (uint64_t)plan->tile_rows,         (uint64_t)plan->n_prefill,
-        (uint64_t)plan->by_head,           (uint64_t)plan->n_splits,
-        (uint64_t)plan->partial_rows,      (uint64_t)plan->image_bytes,
-        (uint64_t)plan->tables_at,         (uint64_t)plan->decode_at,
-        (uint64_t)plan->counters_at,       (uint64_t)plan->prefill_at,
-        (uint64_t)plan->splits_at,         (uint64_t)plan->widened_tables_at,
-        (uint64_t)plan->widened_blocks_at, (uint64_t)plan->n_widened,
+        (uint64_t)plan->decode_row_tiles,  (uint64_t)plan->tile_rows,
+        (uint64_t)plan->prefill.n_pieces,  (uint64_t)plan->prefill.by_head,
+        (uint64_t)plan->prefill.n_splits,  (uint64_t)plan->partial_rows,
+        (uint64_t)plan->image_bytes,       (uint64_t)plan->tables_at,
+        (uint64_t)plan->decode_at,         (uint64_t)plan->counters_at,
+        (uint64_t)plan->prefill.pieces_at, (uint64_t)plan->prefill.splits_at,
+        (uint64_t)plan->place_tables_at,   (uint64_t)plan->listed_blocks_at,
         (uint64_t)plan->n_shared,          (uint64_t)plan->shared_at,
         (uint64_t)plan->rows_at,           (uintptr_t)plan->memory->image,
-        (uintptr_t)plan->memory->partial,  (uintptr_t)plan->memory->widened,
-        (uint64_t)plan->decode_row_tiles,
+        (uintptr_t)plan->memory->partial,  cpa_cuda_source_shape(plan->memory->source),
     };
     return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }

@@ -41,40 +41,27 @@ typedef struct cpa_cuda_plan_builder {
     int64_t n_splits;
     int64_t n_decode_splits;
     int64_t partial_rows;
-    int64_t n_widened; /* places of blocks of prefill items, and of shared ones, if their kernels take no others */
+    int64_t n_places; /* blocks that are prepared */
 } cpa_cuda_plan_builder;
 
 static inline int cpa_cuda_is_decode(const cpa_cuda_plan_builder *b, const cpa_attend_item *item) {
     return cpa_cuda_packed_rows(b->batch, item) <= b->decode_rows;
 }
 
-/* Whether prefill kernels may need blocks widened: where the cache is quantised, or its rows lie in runs. */
-static inline int cpa_cuda_may_widen(const cpa_attend_batch *batch) {
-    return cpa_dtype_is_quantised(batch->shape.kv_dtype) || batch->shape.layout == CPA_VLLM_X;
-}
-
-static inline int64_t cpa_cuda_places_of(const cpa_attend_batch *batch, const cpa_attend_item *item) {
-    return cpa_cuda_wide_places(batch->block_size, cpa_cuda_ceil_div(item->k_count, batch->block_size));
-}
-
-/* attend_plan_pieces.c. Decides where keys are cut, which tells how many pieces there may be. */
+/* attend_plan_pieces.c. How many units, tiles and keys there are. */
+cpa_status cpa_cuda_plan_count_work(cpa_cuda_plan_builder *b, cpa_error *err);
+/* Decides where keys are cut, which tells how many pieces there may be. */
 void cpa_cuda_plan_choose_splits(cpa_cuda_plan_builder *b);
-/* Writes the pieces; those of prefill in the order in which they run. */
+/* Finds sections for the pieces of prefill, large enough for what the splits may come to; *end moves behind them. */
+void cpa_cuda_plan_place_prefill(const cpa_cuda_plan_builder *b, cpa_cuda_prefill *set, int64_t *end);
+/* Writes the pieces; those of prefill in the order in which they run, to the sections that were found. */
 void cpa_cuda_plan_write_decode(cpa_cuda_plan_builder *b);
-void cpa_cuda_plan_write_prefill(cpa_cuda_plan_builder *b);
+void cpa_cuda_plan_write_prefill(cpa_cuda_plan_builder *b, char *image, cpa_cuda_prefill *set);
 
 /* attend_plan_blocks.c. Whether items get tables of their own: those that lie on the device have to, and so do small
- * blocks that are widened together, since their places depend on where an item begins and ends. */
+ * blocks that are prepared together, since their places depend on where an item begins and ends. */
 int cpa_cuda_plan_packs_tables(const cpa_attend_batch *batch);
 /* Items whose tables lie one behind the other; those of the host are copied. Notes the most entries of an item. */
 cpa_status cpa_cuda_plan_pack_items(cpa_cuda_plan_memory *memory, const cpa_attend_batch *batch,
                                     cpa_attend_batch *packed, int64_t *most_entries, cpa_error *err);
-/* Room for so many blocks in the dtype of the queries; 0: there is none. */
-int cpa_cuda_plan_reserve_blocks(cpa_cuda_plan *plan, const cpa_attend_batch *batch, int64_t blocks);
-/* Places for the blocks of shared keys, if these have to be widened and there is room; 0: there is none. */
-int cpa_cuda_plan_widens_shared(cpa_cuda_plan_builder *b, cpa_cuda_plan *plan);
-/* Gives each block of the prefill items, and of shared keys, a place; what lies on the device is placed there. */
-void cpa_cuda_plan_place_blocks(const cpa_cuda_plan_builder *b, int32_t *tables, int32_t *blocks,
-                                cpa_cuda_table_source *sources);
-
 #endif

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "kernels/cuda/attend/attend_cascade.h"
 #include "kernels/cuda/attend/attend_kernels.h"
+#include "kernels/cuda/attend/attend_source.h"
 
 /* Room in the pinned images and their twin on the device; what was there is lost when they grow, but for the attends
  * that are enqueued. */
@@ -53,42 +54,15 @@ cpa_status cpa_cuda_plan_reserve_in_order(cpa_cuda_plan_memory *memory, int64_t 
     return cpa_fail(err, CPA_NO_MEMORY, "attend plan: no memory for %lld tiles", (long long)n);
 }
 
-/* Room for `tokens` tokens of all heads in the dtype of queries; 0 if there is none, or no kernel that would use it:
- * the one for the widest heads has no registers for the scales of keys. Where memory is too short to double it, it
- * becomes just large enough. */
-int cpa_cuda_plan_reserve_widened(cpa_cuda_plan *plan, const cpa_attend_batch *batch, int64_t tokens) {
-    const int64_t element = 2, scale = (int64_t)sizeof(float);
-    const int64_t bytes =
-        tokens * batch->shape.kv_heads * ((batch->shape.k_dim + batch->shape.v_dim) * element + scale);
-    cpa_cuda_plan_memory *memory = plan->memory;
-    const int quantised = cpa_dtype_is_quantised(batch->shape.kv_dtype);
-    const int hopper = ((const cpa_cuda_device *)plan->base.device)->path == CPA_CUDA_HOPPER;
-    if (quantised && (!hopper || cpa_cuda_width_of(batch->shape.k_dim, batch->shape.v_dim) == CPA_CUDA_256)) return 0;
-    if (bytes <= memory->widened_capacity) return 1;
-    int64_t capacity = bytes > 2 * memory->widened_capacity ? bytes : 2 * memory->widened_capacity;
-    cpa_cuda_retire(plan->base.device, memory->widened);
-    memory->widened = NULL;
-    memory->widened_capacity = 0;
-    cudaError_t error = cpa_cuda_malloc(plan->base.device, capacity, (void **)&memory->widened);
-    if (error != cudaSuccess && capacity > bytes) {
-        (void)cudaGetLastError();
-        capacity = bytes;
-        error = cpa_cuda_malloc(plan->base.device, capacity, (void **)&memory->widened);
-    }
-    if (error != cudaSuccess) {
-        (void)cudaGetLastError();
-        return 0;
-    }
-    memory->widened_capacity = capacity;
-    return 1;
-}
-
-cpa_status cpa_cuda_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_error *err) {
+cpa_status cpa_cuda_plan_create(cpa_device *device, const cpa_key_workspace *workspace, cpa_attend_plan **out,
+                                cpa_error *err) {
     cpa_cuda_plan *plan = calloc(1, sizeof *plan);
     cpa_cuda_plan_memory *memory = calloc(1, sizeof *memory);
     cpa_cuda_cascade *cascade = calloc(1, sizeof *cascade);
     struct cpa_cuda_attend_choices *choices = calloc(1, sizeof *choices);
-    if (!plan || !memory || !cascade || !choices) {
+    struct cpa_cuda_source *source = calloc(1, sizeof *source);
+    if (!plan || !memory || !cascade || !choices || !source) {
+        free(source);
         free(choices);
         free(cascade);
         free(memory);
@@ -99,6 +73,8 @@ cpa_status cpa_cuda_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_e
     plan->memory = memory;
     memory->cascade = cascade;
     memory->choices = choices;
+    memory->source = source;
+    source->workspace = workspace ? workspace : &source->own;
     *out = &plan->base;
     return CPA_OK;
 }
@@ -107,7 +83,7 @@ void cpa_cuda_plan_destroy(cpa_attend_plan *base) {
     cpa_cuda_plan *plan = (cpa_cuda_plan *)base;
     if (!plan) return;
     (void)cpa_cuda_select(base->device, NULL);
-    cpa_cuda_free(base->device, plan->memory->widened);
+    cpa_cuda_source_destroy(base->device, plan->memory->source);
     cpa_cuda_free(base->device, plan->memory->partial);
     cpa_cuda_free(base->device, plan->memory->image);
     (void)cudaFreeHost(plan->memory->stagings[0]);

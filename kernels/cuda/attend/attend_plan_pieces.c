@@ -7,6 +7,7 @@
  * the longest first, cut only where there are too few tiles to fill the device, or where those that come last would
  * leave most of it idle. All but the last run for one KV head after the other: CTAs that run at once then read the same
  * keys, which stay in the L2 cache. */
+#include "base/check.h"
 #include "kernels/cuda/attend/attend_plan.h"
 
 enum {
@@ -16,6 +17,27 @@ enum {
     MOST_TAIL_CUTS = 8,         /* of one of the last tiles */
     TAIL_WAVES = 2              /* the last tiles run for all KV heads at once, so that they are the shortest of all */
 };
+
+cpa_status cpa_cuda_plan_count_work(cpa_cuda_plan_builder *b, cpa_error *err) {
+    for (int64_t i = 0; i < b->batch->n_items; i++) {
+        const cpa_attend_item *item = &b->batch->items[i];
+        int64_t rows = cpa_cuda_packed_rows(b->batch, item);
+        if (rows > INT32_MAX / 2 || item->k_count > INT32_MAX / 2)
+            return cpa_fail(err, CPA_UNSUPPORTED, "attend plan: items[%lld] has %lld rows and %lld keys, at most %d",
+                            (long long)i, (long long)rows, (long long)item->k_count, INT32_MAX / 2);
+        if (rows == 0) continue;
+        if (cpa_cuda_is_decode(b, item)) {
+            b->n_decode += cpa_cuda_decode_units(b->team, rows);
+        } else {
+            int64_t tiles = cpa_cuda_prefill_tiles(b->batch, item, b->tile_rows),
+                    keys = cpa_cuda_ceil_div(item->k_count, CPA_CUDA_PREFILL_KEYS);
+            b->n_tiles += tiles;
+            b->tile_keys += tiles * keys;
+            if (keys > b->most_keys) b->most_keys = keys;
+        }
+    }
+    return CPA_OK;
+}
 
 static int64_t state_shift(const cpa_cuda_plan_builder *b, const cpa_attend_item *item) {
     return b->state_shifts ? b->state_shifts[item - b->batch->items] : 0;
@@ -278,9 +300,19 @@ static void cut_tail(cpa_cuda_plan_builder *b) {
     }
 }
 
-void cpa_cuda_plan_write_prefill(cpa_cuda_plan_builder *b) {
+void cpa_cuda_plan_place_prefill(const cpa_cuda_plan_builder *b, cpa_cuda_prefill *set, int64_t *end) {
+    set->pieces_at = cpa_cuda_place_section(end, (b->n_pieces + b->tail_pieces) * (int64_t)sizeof(cpa_cuda_piece));
+    set->splits_at = cpa_cuda_place_section(end, b->n_tiles * (int64_t)sizeof(cpa_cuda_split));
+}
+
+void cpa_cuda_plan_write_prefill(cpa_cuda_plan_builder *b, char *image, cpa_cuda_prefill *set) {
+    b->prefill = (cpa_cuda_piece *)(image + set->pieces_at);
+    b->splits = (cpa_cuda_split *)(image + set->splits_at);
     split_prefill(b);
     sort_prefill(b);
     choose_order(b);
     if (b->tail_pieces > 0) cut_tail(b);
+    set->n_pieces = (int32_t)b->n_pieces;
+    set->n_splits = (int32_t)b->n_splits;
+    set->by_head = (int32_t)b->by_head;
 }

@@ -12,7 +12,7 @@ struct take_args {
     const int32_t *from;
     const cpa_cuda_item *items;
     const cpa_cuda_table_source *sources;
-    int32_t *tables, *widened_tables, *widened_blocks;
+    int32_t *tables, *place_tables, *listed_blocks;
     int32_t block_size;
     int64_t num_blocks;
 };
@@ -26,7 +26,8 @@ __global__ void __launch_bounds__(THREADS) take_tables(const __grid_constant__ t
     const cpa_cuda_table_source source = a.sources[blockIdx.x];
     const int64_t entries = (item.k_count + a.block_size - 1) / a.block_size;
     const int32_t ratio = cpa_cuda_wide_block(a.block_size) / a.block_size;
-    const int64_t places = source.place < 0 ? 0 : cpa_cuda_wide_places(a.block_size, entries);
+    const cpa_cuda_key_place to = source.to;
+    const int64_t places = to.place < 0 ? 0 : cpa_cuda_wide_places(a.block_size, entries);
     for (int64_t first = (int64_t)blockIdx.y * THREADS * EACH; first < max(entries, places);
          first += (int64_t)gridDim.y * THREADS * EACH) {
         int32_t read[EACH];
@@ -40,9 +41,9 @@ __global__ void __launch_bounds__(THREADS) take_tables(const __grid_constant__ t
             const int64_t e = first + i * THREADS + threadIdx.x;
             const int32_t block = e < entries ? block_of(a, read[i]) : -1;
             if (e < entries) a.tables[item.table + e] = block;
-            if (e < places) a.widened_blocks[source.place + e] = block;
+            if (e < places) a.listed_blocks[to.place + e] = block;
             if (e < places && e % ratio == 0)
-                a.widened_tables[item.table + e / ratio] = (int32_t)((source.place + e) / ratio);
+                a.place_tables[item.table + e / ratio] = (int32_t)((to.at + e % to.part) / ratio);
         }
     }
 }
@@ -57,8 +58,8 @@ extern "C" cpa_status cpa_cuda_take_tables(const cpa_cuda_plan *plan, cpa_stream
         (const cpa_cuda_item *)(image + plan->items_at),
         (const cpa_cuda_table_source *)(image + plan->sources_at),
         (int32_t *)(image + plan->tables_at),
-        (int32_t *)(image + plan->widened_tables_at),
-        (int32_t *)(image + plan->widened_blocks_at),
+        (int32_t *)(image + plan->place_tables_at),
+        (int32_t *)(image + plan->listed_blocks_at),
         plan->base.block_size,
         plan->num_blocks,
     };

@@ -31,6 +31,7 @@ typedef struct cpa_cuda_device {
     int multiprocessors;
     cpa_cuda_path best;               /* that the device runs */
     cpa_cuda_path path;               /* the one in use; tests lower it */
+    int64_t workspace_bytes;          /* of a plan that is given none, at most; tests lower it */
     cpa_cuda_encode_fn encode;        /* cuTensorMapEncodeTiled; set where path is CPA_CUDA_HOPPER */
     struct cpa_cuda_retired *retired; /* memory.c */
 } cpa_cuda_device;
@@ -126,7 +127,9 @@ cpa_status cpa_cuda_kv_move(const cpa_kv_move_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_kv_convert(const cpa_kv_convert_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_kv_pack(const cpa_kv_pack_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_copy_blocks(const cpa_copy_blocks_args *args, cpa_stream *stream);
-cpa_status cpa_cuda_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_error *err);
+int64_t cpa_cuda_least_workspace(const cpa_attention_shape *shape, int32_t block_size);
+cpa_status cpa_cuda_plan_create(cpa_device *device, const cpa_key_workspace *workspace, cpa_attend_plan **out,
+                                cpa_error *err);
 cpa_status cpa_cuda_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *batch, cpa_attend_fusion fusion,
                              cpa_error *err);
 cpa_status cpa_cuda_plan_upload(const cpa_attend_plan *plan, cpa_stream *stream);

@@ -107,6 +107,7 @@ static cpa_status device_open(const cpa_device_options *options, cpa_device **ou
     };
     device->ordinal = options->ordinal;
     device->multiprocessors = properties.multiProcessorCount;
+    device->workspace_bytes = CPA_KEY_WORKSPACE_BYTES;
     device->path = properties.major == HOPPER_MAJOR ? CPA_CUDA_HOPPER : CPA_CUDA_PORTABLE;
     device->best = device->path;
     if (device->path == CPA_CUDA_HOPPER) CPA_TRY_GOTO(find_encode(device, err), failed);
@@ -258,6 +259,7 @@ static const cpa_graph_table graph_table = {
 };
 
 static const cpa_operator_table operator_table = {
+    .least_workspace = cpa_cuda_least_workspace,
     .plan_create = cpa_cuda_plan_create,
     .plan_set = cpa_cuda_plan_set,
     .plan_upload = cpa_cuda_plan_upload,

@@ -115,7 +115,9 @@ static int costlier_first(const void *a, const void *b) {
     return (left < right) - (left > right);
 }
 
-cpa_status cpa_host_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_error *err) {
+cpa_status cpa_host_plan_create(cpa_device *device, const cpa_key_workspace *workspace, cpa_attend_plan **out,
+                                cpa_error *err) {
+    (void)workspace;
     cpa_host_plan *plan = calloc(1, sizeof *plan);
     if (!plan) return cpa_fail(err, CPA_NO_MEMORY, "attend plan: no memory");
     plan->base.device = device;

@@ -1,0 +1,86 @@
+/* Keys of a plan that are prepared before they are attended: those of prefill items, and those that decode items share,
+ * where kernels do not take the cache as it lies. They go through a workspace in passes (kernels/key_source.h), each
+ * with pieces of its own.
+ *
+ *   attend_source.c  which blocks go where, and the pieces of each pass, while a plan is set
+ *   attend_passes.c  the launches
+ *   attend_widened.c a preparation: codes, and rows in runs, become rows of elements */
+#ifndef CPA_CUDA_ATTEND_SOURCE_H
+#define CPA_CUDA_ATTEND_SOURCE_H
+
+#include "kernels/cuda/attend/attend_kernels.h"
+#include "kernels/cuda/attend/attend_plan.h"
+
+/* What is prepared together, and the pieces over it. */
+typedef struct cpa_cuda_pass {
+    cpa_cuda_prefill pieces;
+    int64_t first_place,
+        n_places;         /* entries of the plan's list of blocks, which take the workspace from its beginning */
+    int is_cut;           /* rows of one item over some of its keys: */
+    cpa_attend_item item; /* these, and */
+    int begins, ends;     /* whether their first are among them, and their last */
+} cpa_cuda_pass;
+
+typedef struct cpa_cuda_passes {
+    cpa_cuda_pass *list;
+    int64_t n, capacity;
+} cpa_cuda_passes;
+
+/* What is cut into passes: prefill items, or nodes of shared keys. */
+typedef struct cpa_cuda_prepared {
+    cpa_key_item *keys;
+    int64_t n, capacity;
+    cpa_key_pass *cut;
+    int64_t cut_capacity;
+    cpa_cuda_key_place *places;
+    int64_t places_capacity;
+} cpa_cuda_prepared;
+
+struct cpa_cuda_source {
+    const cpa_key_workspace *workspace; /* that of the context, or: */
+    cpa_key_workspace own;
+    int is_short; /* there was no memory for more of it */
+    cpa_cuda_passes prefill, shared;
+    /* Scratch of plan_set. */
+    cpa_cuda_prepared items, nodes;
+    int64_t *indices; /* of the prefill items in the batch */
+    int64_t indices_capacity;
+    cpa_cuda_plan_builder *builders; /* of the passes, unless all is one */
+    int64_t builders_capacity, n_builders;
+    cpa_attend_item *pass_items; /* and their items */
+    int64_t *pass_shifts;
+    int64_t pass_items_capacity, pass_shifts_capacity;
+};
+
+void cpa_cuda_source_destroy(cpa_device *device, struct cpa_cuda_source *source);
+
+/* ---- while a plan is set, in this order ---- */
+
+void cpa_cuda_source_clear(struct cpa_cuda_source *source);
+/* The passes of shared keys, if these have to be prepared; where the workspace cannot hold them, nothing is shared. */
+cpa_status cpa_cuda_source_cut_shared(cpa_cuda_plan_builder *b, cpa_cuda_plan *plan, cpa_error *err);
+/* The passes of prefill items, likewise: none where there is no workspace. */
+cpa_status cpa_cuda_source_cut_prefill(cpa_cuda_plan_builder *b, cpa_cuda_plan *plan, cpa_error *err);
+/* Sections for the pieces of the passes. */
+void cpa_cuda_source_place(struct cpa_cuda_source *source, int64_t *end);
+/* The most pieces of a pass, or `pieces` if that is more. */
+int64_t cpa_cuda_source_most_pieces(const struct cpa_cuda_source *source, int64_t pieces);
+/* The list of blocks, and the tables with their places; what lies on the device is placed there. */
+void cpa_cuda_source_write_blocks(const struct cpa_cuda_source *source, const cpa_cuda_plan_builder *b, int32_t *tables,
+                                  int32_t *blocks, cpa_cuda_table_source *sources);
+/* The pieces of the passes, when those of the plan are written; their states begin at `partial_rows`. */
+void cpa_cuda_source_write_pieces(cpa_cuda_plan_builder *b, cpa_cuda_plan *plan, int64_t partial_rows);
+
+/* A number that two settings share only if they launch the same over shared keys, and at the same place. */
+uint64_t cpa_cuda_source_shape(const struct cpa_cuda_source *source);
+
+/* ---- attend ---- */
+
+/* Launches a set of prefill pieces, and what joins the states of their splits. */
+cpa_status cpa_cuda_launch_prefill(const cpa_cuda_attend_launch *launch, const cpa_cuda_prefill *pieces,
+                                   cpa_stream *stream);
+/* Prepares and attends one pass after the other: all prefill items of a plan, or all keys that decode items share. */
+cpa_status cpa_cuda_launch_passes(const cpa_cuda_attend_launch *launch, const cpa_cuda_passes *passes,
+                                  cpa_stream *stream);
+
+#endif
