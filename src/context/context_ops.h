@@ -65,7 +65,7 @@ cpa_status cpa_context_upload(cpa_context_ops *ops, void *dst, const void *src, 
 /* States of `rows` rows: O, then LSE. */
 cpa_status cpa_context_ensure_state(cpa_context_ops *ops, cpa_context_buffer *buffer, int64_t rows, cpa_partial *out);
 cpa_partial cpa_context_state_at(cpa_partial state, int64_t row);
-/* Sets a plan of the first n of ops->items. */
+/* Sets a plan of the first n of ops->items, by block tables on the host or those that stay of the fusion. */
 cpa_status cpa_context_set_plan(cpa_context_ops *ops, cpa_attend_plan *plan, int64_t n_items,
                                 const int32_t *block_tables, int64_t n_table_entries, cpa_attend_fusion fusion);
 

@@ -41,7 +41,7 @@ static int64_t most_decode_splits(const cpa_cuda_plan_builder *b, int64_t units)
     return units < b->shares.ctas || b->cut.split_keys > 0 ? units : b->shares.ctas;
 }
 
-/* The sections of block tables. */
+/* The sections of block tables, of a plan that has some of its own. */
 static void place_tables(cpa_cuda_plan *plan, const cpa_cuda_plan_builder *b, int64_t entries, int64_t *end) {
     const int64_t widened = b->n_widened > 0 ? entries : 0;
     plan->tables_at = cpa_cuda_place_section(end, entries * (int64_t)sizeof(int32_t));
@@ -53,8 +53,8 @@ static void place_tables(cpa_cuda_plan *plan, const cpa_cuda_plan_builder *b, in
  * come to. */
 static void place_sections(cpa_cuda_plan *plan, const cpa_cuda_plan_builder *b) {
     int64_t end = 0, items = b->batch->n_items, units = b->n_decode, entries = b->batch->n_table_entries;
-    if (b->padded_items) {
-        items = units = b->padded_items;
+    if (b->padded_items) items = units = b->padded_items;
+    if (b->padded_items && !b->tables.tables) {
         int64_t room = LEAST_STEADY_ENTRIES;
         while (room < entries) room *= 2;
         entries = room;
@@ -101,11 +101,18 @@ static int may_share(const cpa_cuda_plan_builder *b, const cpa_cuda_device *devi
            tensor_cores && !b->full && !b->masked;
 }
 
+/* Whether the kernels read tables that stay as they are: widened blocks have places by the entries of a plan's own. */
+static int reads_tables_that_stay(const cpa_cuda_plan_builder *b, cpa_attend_fusion fusion,
+                                  const cpa_cuda_device *device) {
+    const int widens = cpa_cuda_may_widen(b->given) && (b->n_tiles > 0 || may_share(b, device));
+    return fusion.tables.tables && !widens;
+}
+
 /* Finds what items share, where that pays, and leaves each with the keys that are its own. */
 static cpa_status share_keys(cpa_cuda_plan_builder *b, cpa_cuda_plan *plan, const cpa_cuda_device *device,
                              cpa_error *err) {
     if (!may_share(b, device)) return CPA_OK;
-    CPA_TRY(cpa_cuda_cascade_plan(b->cascade, b->given, b->tile_rows, b->multiprocessors, &b->cut, err));
+    CPA_TRY(cpa_cuda_cascade_plan(b->cascade, b->given, b->tables, b->tile_rows, b->multiprocessors, &b->cut, err));
     if (b->cut.split_keys > 0 && !cpa_cuda_plan_widens_shared(b, plan)) b->cut = (cpa_cuda_cascade_cut){0};
     if (b->cut.split_keys == 0) return CPA_OK;
     b->own = *b->given;
@@ -180,11 +187,17 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
     CPA_TRY(cpa_cuda_select(base->device, err));
     plan->base.n_items = 0; /* until the plan is whole again */
     packed.cascade_attention = given->block_tables_on_device ? CPA_CASCADE_OFF : given->cascade_attention;
-    if (cpa_cuda_plan_packs_tables(given))
-        CPA_TRY(cpa_cuda_plan_pack_items(memory, given, &packed, &plan->most_entries, err));
+    CPA_TRY(count_work(&b, err));
+    if (!reads_tables_that_stay(&b, fusion, device)) {
+        if (fusion.tables.tables || cpa_cuda_plan_packs_tables(given))
+            CPA_TRY(cpa_cuda_plan_pack_items(memory, given, &packed, &plan->most_entries, err));
+        fusion.tables.tables = NULL;
+    } else {
+        packed.n_table_entries = 0; /* of the plan's own */
+    }
+    b.tables = fusion.tables;
     plan->device_tables = given->block_tables_on_device ? given->block_tables : NULL;
     plan->num_blocks = given->num_blocks;
-    CPA_TRY(count_work(&b, err));
     CPA_TRY(choose_padded(&b, fusion.padded_items, err));
     CPA_TRY(share_keys(&b, plan, device, err));
     cpa_cuda_plan_choose_splits(&b);
@@ -242,6 +255,12 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
     return CPA_OK;
 }
 
+const int32_t *cpa_cuda_plan_tables(const cpa_cuda_plan *plan) {
+    const cpa_table_set stay = plan->base.fusion.tables;
+    if (stay.tables) return cpa_block_tables_device(stay);
+    return (const int32_t *)(plan->memory->image + plan->tables_at);
+}
+
 uint64_t cpa_cuda_plan_shape(const cpa_attend_plan *base) {
     const cpa_cuda_plan *plan = (const cpa_cuda_plan *)base;
     const uint64_t shape[] = {
@@ -258,7 +277,7 @@ uint64_t cpa_cuda_plan_shape(const cpa_attend_plan *base) {
         (uint64_t)plan->n_shared,          (uint64_t)plan->shared_at,
         (uint64_t)plan->rows_at,           (uintptr_t)plan->memory->image,
         (uintptr_t)plan->memory->partial,  (uintptr_t)plan->memory->widened,
-        (uint64_t)plan->decode_row_tiles,
+        (uint64_t)plan->decode_row_tiles,  (uintptr_t)cpa_cuda_plan_tables(plan),
     };
     return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }
