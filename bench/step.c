@@ -25,8 +25,7 @@ typedef struct step_state {
     cpa_block_tables *tables;
     cpa_context_chunk *chunks; /* [sequences] */
     int64_t *rows;             /* [sequences] */
-    int64_t padded_rows;
-    cpa_events *turns; /* 0 and 1: what the last two steps enqueued */
+    cpa_events *turns;         /* 0 and 1: what the last two steps enqueued */
 } step_state;
 
 static cpa_placement placement_of(const step_state *s, int64_t sequence) {
@@ -67,7 +66,6 @@ static cpa_status take_blocks(step_state *s, int64_t sequence, int64_t tokens, c
 
 static cpa_status open_context(step_state *s, cpa_error *err) {
     const cpa_bench_options *o = &s->site->options;
-    const int64_t rows = s->sequences / s->map.cp_size + 1;
     const cpa_context_options options = {
         .size = sizeof options,
         .shape = cpa_bench_shape(o),
@@ -77,7 +75,6 @@ static cpa_status open_context(step_state *s, cpa_error *err) {
         .max_rows = cpa_max64(s->sequences, cpa_graphs_rows(s->sequences)),
         .cascade_attention = (cpa_cascade_attention)o->cascade,
     };
-    s->padded_rows = s->site->device->caps.has_graphs ? cpa_graphs_rows(cpa_min64(rows, s->sequences)) : 0;
     return cpa_context_create(s->site->control.comm, s->site->device, &options, &s->attention, err);
 }
 
@@ -104,6 +101,15 @@ static cpa_status prepare(cpa_bench_site *site, const int64_t *shape, cpa_bench_
     return site->device->table->events_create(site->device, &s->turns, err);
 }
 
+/* The rows that a step is planned with where it may become a graph, as in the program. */
+static int64_t padded_rows(const step_state *s, int64_t call) {
+    int64_t rows[CPA_MERGE_MAX_STATES] = {0}, most = 0;
+    if (!s->site->device->caps.has_graphs) return 0;
+    for (int64_t i = 0; i < s->sequences; i++)
+        most = cpa_max64(most, ++rows[cpa_owner_rank(s->map, placement_of(s, i), length_of(s, i, call) - 1)]);
+    return cpa_graphs_rows(most);
+}
+
 static cpa_status context_status(const step_state *s, cpa_status status, cpa_error *err) {
     return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "%s", cpa_context_error(s->attention));
 }
@@ -120,7 +126,8 @@ static cpa_status run(void *state, int64_t call, cpa_error *err) {
             .start = tokens - 1, .count = 1, .placement = placement_of(s, i), .algorithm = CPA_PASS_Q};
     }
     CPA_TRY(context_status(
-        s, cpa_context_plan_ahead(s->attention, s->chunks, s->sequences, s->tables, s->rows, s->padded_rows), err));
+        s, cpa_context_plan_ahead(s->attention, s->chunks, s->sequences, s->tables, s->rows, padded_rows(s, call)),
+        err));
     CPA_TRY(context_status(s, cpa_context_upload_plan(s->attention, s->site->stream), err));
     return cpa_bench_enqueued(s->site, table->event_record(s->turns, turn, s->site->stream), err);
 }

@@ -101,13 +101,6 @@ static int may_share(const cpa_cuda_plan_builder *b, const cpa_cuda_device *devi
            tensor_cores && !b->full && !b->masked;
 }
 
-/* Whether the kernels read tables that stay as they are: widened blocks have places by the entries of a plan's own. */
-static int reads_tables_that_stay(const cpa_cuda_plan_builder *b, cpa_attend_fusion fusion,
-                                  const cpa_cuda_device *device) {
-    const int widens = cpa_cuda_may_widen(b->given) && (b->n_tiles > 0 || may_share(b, device));
-    return fusion.tables.tables && !widens;
-}
-
 /* Finds what items share, where that pays, and leaves each with the keys that are its own. */
 static cpa_status share_keys(cpa_cuda_plan_builder *b, cpa_cuda_plan *plan, const cpa_cuda_device *device,
                              cpa_error *err) {
@@ -124,6 +117,26 @@ static cpa_status share_keys(cpa_cuda_plan_builder *b, cpa_cuda_plan *plan, cons
     b->n_shared = cpa_cuda_ceil_div(b->n_shared, STEADY_SHARED) * STEADY_SHARED;
     b->n_listed = b->n_shared * cpa_cuda_tile_tokens(b->given, b->tile_rows);
     return CPA_OK;
+}
+
+/* Shares keys, and says by which tables the kernels read: those that stay as they are, but where blocks are widened,
+ * whose places follow from the entries of the plan's own; or the plan's own, which the batch then is of. */
+static cpa_status take_tables(cpa_cuda_plan_builder *b, cpa_cuda_plan *plan, const cpa_attend_batch *given,
+                              cpa_attend_batch *packed, cpa_table_set stay, cpa_error *err) {
+    const cpa_cuda_device *device = (const cpa_cuda_device *)plan->base.device;
+    if (stay.tables && b->n_widened == 0) {
+        b->tables = stay;
+        packed->n_table_entries = 0;
+        CPA_TRY(share_keys(b, plan, device, err));
+        if (b->n_widened == 0) return CPA_OK;
+        b->tables = (cpa_table_set){0};
+        b->batch = b->given;
+        b->n_widened = b->n_shared = b->n_listed = 0;
+        b->cut = (cpa_cuda_cascade_cut){0};
+    }
+    if (stay.tables || cpa_cuda_plan_packs_tables(given))
+        CPA_TRY(cpa_cuda_plan_pack_items(plan->memory, given, packed, &plan->most_entries, err));
+    return share_keys(b, plan, device, err);
 }
 
 /* The pieces over shared keys; those that fill up have no rows. */
@@ -188,18 +201,11 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
     plan->base.n_items = 0; /* until the plan is whole again */
     packed.cascade_attention = given->block_tables_on_device ? CPA_CASCADE_OFF : given->cascade_attention;
     CPA_TRY(count_work(&b, err));
-    if (!reads_tables_that_stay(&b, fusion, device)) {
-        if (fusion.tables.tables || cpa_cuda_plan_packs_tables(given))
-            CPA_TRY(cpa_cuda_plan_pack_items(memory, given, &packed, &plan->most_entries, err));
-        fusion.tables.tables = NULL;
-    } else {
-        packed.n_table_entries = 0; /* of the plan's own */
-    }
-    b.tables = fusion.tables;
     plan->device_tables = given->block_tables_on_device ? given->block_tables : NULL;
     plan->num_blocks = given->num_blocks;
     CPA_TRY(choose_padded(&b, fusion.padded_items, err));
-    CPA_TRY(share_keys(&b, plan, device, err));
+    CPA_TRY(take_tables(&b, plan, given, &packed, fusion.tables, err));
+    fusion.tables = b.tables;
     cpa_cuda_plan_choose_splits(&b);
     const int64_t most_ctas = b.shares.ctas;
     if (!cpa_cuda_plan_reserve_blocks(plan, batch, b.n_widened)) b.n_widened = 0;
