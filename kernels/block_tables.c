@@ -78,12 +78,12 @@ static int32_t *host_row(cpa_table_set at, int64_t row) {
 
 /* ---- memory ---- */
 
-/* The first change since an upload takes the staging that is not on its way. */
-static cpa_status reserve_staging(cpa_block_tables *t, cpa_error *err) {
+/* Room for so many lines in the staging at hand. */
+static cpa_status reserve_staging(cpa_block_tables *t, int64_t n, cpa_error *err) {
     const cpa_device_table *table = t->device->table;
     int64_t *lines = &t->staging_lines[t->turn], wanted = cpa_max64(*lines, LEAST_LINES);
     void *grown;
-    while (wanted < t->n_changed) wanted *= 2;
+    while (wanted < n) wanted *= 2;
     if (wanted == *lines) return CPA_OK;
     CPA_TRY(table->alloc_host(t->device, wanted * LINE_BYTES, &grown, err));
     table->free_host(t->device, t->stagings[t->turn]);
@@ -92,21 +92,23 @@ static cpa_status reserve_staging(cpa_block_tables *t, cpa_error *err) {
     return CPA_OK;
 }
 
-/* Notes the lines of entries [first, end) of a set. */
-static cpa_status note_changed(cpa_table_set at, int64_t first, int64_t end, cpa_error *err) {
+/* Notes the lines of entries [first, end) of a set, which change next: those that are written before a failure would
+ * not come to the device. The first change since an upload takes the staging that is not on its way. */
+static cpa_status note_changes(cpa_table_set at, int64_t first, int64_t end, cpa_error *err) {
     cpa_block_tables *t = at.tables;
     if (t->on_device == t->host || first == end) return CPA_OK;
-    const int64_t n = (end - 1) / LINE - first / LINE + 1;
+    const int64_t n = t->n_changed + (end - 1) / LINE - first / LINE + 1;
     if (t->n_changed == 0) t->turn = !t->turn;
-    if (!cpa_array_reserve(&t->changed, &t->changed_capacity, t->n_changed + n, sizeof *t->changed) ||
-        !cpa_array_reserve(&t->pairs, &t->pairs_capacity, t->n_changed + n, sizeof *t->pairs))
+    if (!cpa_array_reserve(&t->changed, &t->changed_capacity, n, sizeof *t->changed) ||
+        !cpa_array_reserve(&t->pairs, &t->pairs_capacity, n, sizeof *t->pairs))
         return no_memory(err, end - first);
+    CPA_TRY(reserve_staging(t, n, err));
     for (int64_t i = first / LINE; i <= (end - 1) / LINE; i++) {
         uint8_t *is_changed = &t->is_changed[at.set * (t->capacity / LINE) + i];
         if (!*is_changed) t->changed[t->n_changed++] = (line){at.set, i};
         *is_changed = 1;
     }
-    return reserve_staging(t, err);
+    return CPA_OK;
 }
 
 /* From an array of so many bytes a set to a larger one. */
@@ -226,9 +228,12 @@ static cpa_status move_row(cpa_block_tables *t, int64_t row, int64_t count, cpa_
     for (int32_t set = 0; set < t->sets; set++) {
         const cpa_table_set at = {t, set};
         const int64_t held = entries_of(at, row)->count;
-        if (held == 0) continue;
-        memcpy(t->host + set * t->capacity + to.place, host_row(at, row), (size_t)held * sizeof *t->host);
-        CPA_TRY(note_changed(at, to.place, to.place + held, err));
+        const cpa_status status = note_changes(at, to.place, to.place + held, err);
+        if (status != CPA_OK) {
+            t->left[t->n_left++] = to;
+            return status;
+        }
+        if (held > 0) memcpy(t->host + set * t->capacity + to.place, host_row(at, row), (size_t)held * sizeof *t->host);
     }
     leave_range(t, row);
     t->ranges[row] = to;
@@ -266,14 +271,15 @@ cpa_status cpa_block_tables_append(cpa_table_set at, int64_t row, const int32_t 
     const int64_t first = of_row->count;
     if (n == 0) return CPA_OK;
     if (first + n > t->ranges[row].capacity) CPA_TRY(move_row(t, row, first + n, err));
+    const int64_t place = t->ranges[row].place;
+    CPA_TRY(note_changes(at, place + first, place + first + n, err));
     int32_t *to = host_row(at, row) + first;
     for (int64_t i = 0; i < n; i++) {
         to[i] = ids[i] < 0 ? none : ids[i];
         if (to[i] > of_row->largest) of_row->largest = to[i];
     }
     of_row->count += n;
-    const int64_t place = t->ranges[row].place;
-    return note_changed(at, place + first, place + first + n, err);
+    return CPA_OK;
 }
 
 void cpa_block_tables_cut(cpa_table_set at, int64_t row, int64_t count) {
@@ -291,10 +297,11 @@ void cpa_block_tables_cut(cpa_table_set at, int64_t row, int64_t count) {
 cpa_status cpa_block_tables_replace(cpa_table_set at, int64_t row, int64_t entry, int32_t id, cpa_error *err) {
     const int64_t place = at.tables->ranges[row].place + entry;
     entries *of_row = entries_of(at, row);
+    CPA_TRY(note_changes(at, place, place + 1, err));
     forget_alike(at, row, entry);
     host_row(at, row)[entry] = id;
     if (id > of_row->largest) of_row->largest = id;
-    return note_changed(at, place, place + 1, err);
+    return CPA_OK;
 }
 
 cpa_status cpa_block_tables_give(cpa_table_set at, int64_t row, const int32_t *ids, int64_t n, cpa_error *err) {

@@ -48,13 +48,14 @@ int64_t cpa_block_tables_capacity(const cpa_block_tables *tables);
 /* Enqueues what brings the changes to the device, behind all attends that read the tables so far. */
 cpa_status cpa_block_tables_upload(cpa_block_tables *tables, cpa_stream *stream);
 
-/* What rows of a set are known to have in common, for those who look for shared blocks each step (kernels/cascade.h).
- * The row whose entries begin at a place, -1: none; */
+/* ---- what rows have in common, for who looks for shared blocks each step (kernels/cascade.h) ---- */
+
+/* The row whose entries begin at a place; -1: none do. */
 int64_t cpa_block_tables_row_at(const cpa_block_tables *tables, int64_t place);
-/* so many first entries of two rows are equal, or more are; */
+/* How many first entries of two rows are known to be equal; there may be more. */
 int64_t cpa_block_tables_alike(cpa_table_set at, int64_t a, int64_t b);
-/* it was found that the first n of a row are those of `other`, which it is compared with from now on; other -1: it is
- * one that others are compared with. What is found of a row after another has to lead to such a one. */
+/* The first n entries of a row were found to be those of `other`; this takes the place of what was found of it before.
+ * other -1: it is one that others are compared with, to which what was found of these leads. */
 void cpa_block_tables_found_alike(cpa_table_set at, int64_t row, int64_t other, int64_t n);
 
 #endif

@@ -139,6 +139,8 @@ device_results_are_right() { # RANKS
     bench "$1" merge --iters 3 --shapes 40x2,1200x5:dtype=fp32
     ! grep 'found [0-9]* CUDA devices for' err.txt || exit 77
     expect_right 2
+    bench "$1" step --iters 500 --shapes 5x300:block-size=16,9x4K:block-size=16:shared=2K
+    expect_right 2
     if [ "$1" -gt 1 ]; then
         bench "$1" exchange --iters 3 --shapes 1000:transport=peer,1M:transport=nccl:pattern=at-once
         expect_right 2
