@@ -154,10 +154,11 @@ static void change_rows(changing *c, int step, cpa_test_chunk *chunks) {
     for (int64_t row = 0; row < CHANGING_ROWS; row++) {
         const int64_t length = c->cache->sequences[c->sequences[row]].length, way = cpa_test_random_below(8);
         int64_t sequence = c->sequences[row], tokens = c->tokens[row] + 1;
-        if (way == 0) sequence = cpa_test_random_below(c->cache->n_sequences);
-        if (way <= 1) tokens = 1 + cpa_test_random_below(c->cache->sequences[sequence].length);
-        if (way == 2) tokens = c->tokens[row] + 40;
-        if (way > 1 && tokens > length) tokens = 1 + length / 2;
+        if (way <= 1) sequence = cpa_test_random_below(c->cache->n_sequences);
+        if (way <= 1) tokens = c->cache->sequences[sequence].length - cpa_test_random_below(90);
+        if (way == 2) tokens = 1 + cpa_test_random_below(length);
+        if (way == 3) tokens = c->tokens[row] + 40;
+        if (way > 2 && tokens > length) tokens = 1 + length / 2;
         change_row(c, row, sequence, tokens);
         chunks[row] = (cpa_test_chunk){sequence, tokens - 1, 1, step % 3 == 2 ? CPA_PASS_KV : CPA_PASS_Q};
     }
@@ -178,12 +179,13 @@ static void plan_rows(cpa_context *context, changing *c, int step, const cpa_tes
     CU_ASSERT_EQUAL(cpa_context_upload_plan(context, stream), CPA_OK);
 }
 
-/* The tables of a step change, and are uploaded, while the one before runs; sequences share a prefix. */
+/* The tables of a step change, and are uploaded, while the one before runs; sequences share a prefix, one of them less
+ * of it than the others. */
 static void tables_change_while_the_step_before_runs(void) {
     enum { SEQUENCES = 6 };
     const cpa_test_shape shape = {
         .q_heads = 4, .kv_heads = 2, .k_dim = 64, .v_dim = 64, .block_size = 16, .interleave = 16, .dtype = CPA_BF16};
-    const int64_t lengths[SEQUENCES] = {2700, 90, 2257, 2900, 400, 2128};
+    const int64_t lengths[SEQUENCES] = {2700, 90, 2257, 2900, 2400, 2128};
     const int64_t bytes = cpa_test_promises_bits() ? 1 << 10 : (int64_t)1 << 28;
     cpa_device *device;
     cpa_stream *stream;
@@ -194,8 +196,7 @@ static void tables_change_while_the_step_before_runs(void) {
     cpa_test_device_open(0, &device, &stream);
     CU_ASSERT_EQUAL(cpa_device_alloc(device, 2 * bytes, &memory, NULL), CPA_OK);
     cpa_test_cache_init(&cache, shape, 75, lengths, NULL, SEQUENCES);
-    for (int64_t i = 2; i < SEQUENCES; i++)
-        if (i != 4) cpa_test_cache_share(&cache, i, 0, 2048);
+    for (int64_t i = 2; i < SEQUENCES; i++) cpa_test_cache_share(&cache, i, 0, i == 4 ? 1024 : 2048);
     changing c = {.cache = &cache, .sequences = {0, 2, 3, 5}, .tokens = {2600, 2200, 2800, 2100}};
     CU_ASSERT_EQUAL_FATAL(cpa_block_tables_create(device, 1, &c.tables, NULL), CPA_OK);
     cpa_test_random_seed(76);
