@@ -60,5 +60,6 @@ extern const cpa_bench cpa_bench_swiglu;
 extern const cpa_bench cpa_bench_qk_norm_rope;
 extern const cpa_bench cpa_bench_sample;
 extern const cpa_bench cpa_bench_exchange;
+extern const cpa_bench cpa_bench_step;
 
 #endif

@@ -247,7 +247,7 @@ static cpa_status plan_step(team *t, int64_t start, int64_t count, cpa_error *er
     CPA_TRY(cpa_control_max(&t->control, &most_rows, 1, err));
     int64_t padded_rows = t->graphs ? cpa_graphs_rows((int64_t)most_rows) : 0;
     cpa_context_begin(t->context);
-    cpa_status status = cpa_context_plan_ahead(t->context, t->planned, n, NULL, 1, padded_rows);
+    cpa_status status = cpa_context_plan_ahead(t->context, t->planned, n, NULL, NULL, padded_rows);
     if (status == CPA_OK) status = cpa_context_upload_plan(t->context, t->site->stream);
     return cpa_control_agree(&t->control, context_status(t, status, err), err);
 }

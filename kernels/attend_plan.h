@@ -6,6 +6,8 @@
 
 #include <cpattn/ops.h>
 
+#include "kernels/block_tables.h"
+
 /* What ties a setting of a plan, and its attends, to the exchanges and graphs around them. All zero: nothing. */
 typedef struct cpa_attend_fusion {
     /* For plans whose attends are captured in graphs: at most so many rows are ever attended, in items of few. What
@@ -26,6 +28,9 @@ typedef struct cpa_attend_fusion {
     int full;
     /* 1: attends come with a selection. A device whose kernels know none over shared keys then shares none. */
     int masked;
+    /* The block tables of the batch are this set of tables that stay, and its block_tables are what the host has of them:
+     * the plan takes no copy. What changes in them is uploaded before the plan, and the plan is set anew when they do. */
+    cpa_table_set tables;
 } cpa_attend_fusion;
 
 /* Keys and values in tensors, without pages, are a cache of one-token steps whose blocks overlap: block b begins at row

@@ -1,6 +1,7 @@
 /* The tree is found from the longest path down. Of items that agree so far one leads: how far the others go along with
  * it cuts its path into nodes, and those that leave it at the same place are looked at again, from there on. So an
- * entry is compared once with that of a leader, and once more where the item itself leads. */
+ * entry is compared once with that of a leader, and once more where the item itself leads. Tables that stay remember how
+ * far: there the next search goes on, and a leader of all is one that others are compared with. */
 #include "kernels/cascade.h"
 
 #include <stdlib.h>
@@ -14,6 +15,7 @@
 typedef struct cascade_search {
     cpa_cascade *cascade;
     const cpa_attend_batch *batch;
+    cpa_table_set tables;  /* that stay */
     int64_t unit, entries; /* keys of a unit, and entries */
     cpa_error *err;
 } cascade_search;
@@ -37,8 +39,12 @@ static cpa_status list_items(const cascade_search *s, int64_t most_rows) {
         const int64_t seen = cpa_tokens_before(batch->map, item->k_set, position + 1) - item->k_first;
         const int64_t units = cpa_min64(item->k_count, seen) / s->unit;
         if (units < 1) continue;
-        c->items[c->n_items++] =
-            (cpa_cascade_item){.index = i, .entries = batch->block_tables + item->table, .units = units};
+        c->items[c->n_items++] = (cpa_cascade_item){
+            .index = i,
+            .entries = batch->block_tables + item->table,
+            .row = s->tables.tables ? cpa_block_tables_row_at(s->tables.tables, item->table) : -1,
+            .units = units,
+        };
     }
     return CPA_OK;
 }
@@ -49,16 +55,27 @@ static int begin_alike(const cascade_search *s, const cpa_cascade_item *a, const
     return x->k_first == y->k_first && x->k_set.kind == y->k_set.kind && x->k_set.shard == y->k_set.shard;
 }
 
-/* Units in which two items agree that agree in the first `from`. */
-static int64_t common_units(const cascade_search *s, const cpa_cascade_item *a, const cpa_cascade_item *b,
-                            int64_t from) {
+/* First entries in which two items agree, that agree in the first `from`. */
+static int64_t common_entries(const cascade_search *s, const cpa_cascade_item *a, const cpa_cascade_item *b,
+                              int64_t from) {
     enum { RUN = 256 };
-    int64_t i = from * s->entries;
+    int64_t i = from;
     const int64_t end = cpa_min64(a->units, b->units) * s->entries;
     if (!begin_alike(s, a, b)) return from;
+    if (a->row >= 0 && b->row >= 0) i = cpa_max64(i, cpa_min64(cpa_block_tables_alike(s->tables, a->row, b->row), end));
     while (end - i >= RUN && !memcmp(a->entries + i, b->entries + i, RUN * sizeof *a->entries)) i += RUN;
     while (i < end && a->entries[i] == b->entries[i]) i++;
-    return i / s->entries;
+    return i;
+}
+
+/* What the next search is told of the rows of items [begin, end), compared with the leader behind them. */
+static void remember(const cascade_search *s, int64_t begin, int64_t end, int64_t unit) {
+    const cpa_cascade_item *items = s->cascade->items, *leader = &items[end];
+    if (leader->row < 0) return;
+    if (unit == 0) cpa_block_tables_found_alike(s->tables, leader->row, -1, 0);
+    for (int64_t i = begin; i < end; i++)
+        if (items[i].row >= 0 && items[i].row != leader->row)
+            cpa_block_tables_found_alike(s->tables, items[i].row, leader->row, items[i].alike);
 }
 
 /* Puts items [begin, end) that have the same first and last entry in a unit side by side: a counting sort by a hash of
@@ -116,9 +133,12 @@ static int64_t follow(const cascade_search *s, int64_t begin, int64_t end, int64
     for (int64_t i = begin; i < end - 1; i++)
         if (items[i].units > leader->units) swap_items(&items[i], leader);
     for (int64_t i = begin; i < end - 1; i++) {
-        items[i].common = common_units(s, &items[i], leader, unit);
-        if (items[i].common == unit) swap_items(&items[i], &items[first++]);
+        items[i].alike = common_entries(s, &items[i], leader, unit * s->entries);
+        items[i].common = items[i].alike / s->entries;
     }
+    remember(s, begin, end - 1, unit);
+    for (int64_t i = begin; i < end - 1; i++)
+        if (items[i].common == unit) swap_items(&items[i], &items[first++]);
     for (int64_t i = first + 1; i < end - 1; i++) {
         if (items[i].common >= items[i - 1].common) continue;
         qsort(items + first, (size_t)(end - 1 - first), sizeof *items, shorter_first);
@@ -166,9 +186,9 @@ static cpa_status find_below(const cascade_search *s, int64_t begin, int64_t end
     return CPA_OK;
 }
 
-cpa_status cpa_cascade_find(cpa_cascade *cascade, const cpa_attend_batch *batch, int64_t unit, int64_t most_rows,
-                            cpa_error *err) {
-    const cascade_search s = {cascade, batch, unit, unit / batch->block_size, err};
+cpa_status cpa_cascade_find(cpa_cascade *cascade, const cpa_attend_batch *batch, cpa_table_set tables, int64_t unit,
+                            int64_t most_rows, cpa_error *err) {
+    const cascade_search s = {cascade, batch, tables, unit, unit / batch->block_size, err};
     cascade->n_nodes = cascade->n_items = 0;
     /* Tensors without pages share nothing: one of their blocks reaches further than any unit. */
     if (batch->n_items < 2 || unit < batch->block_size) return CPA_OK;

@@ -6,6 +6,8 @@
 
 #include <cpattn/ops.h>
 
+#include "kernels/block_tables.h"
+
 /* Keys [k_begin, k_end) of its items, counted from their k_first, which their tables place alike. Every row of theirs
  * sees these keys unless a window hides them. */
 typedef struct cpa_cascade_node {
@@ -17,8 +19,9 @@ typedef struct cpa_cascade_node {
 typedef struct cpa_cascade_item {
     int64_t index;          /* in the batch */
     const int32_t *entries; /* its table */
+    int64_t row;            /* whose entries these are in tables that stay; -1: there are none */
     int64_t units;          /* that all its rows see */
-    int64_t common;         /* scratch */
+    int64_t common, alike;  /* scratch: in units and in entries */
     uint64_t key;           /* scratch */
 } cpa_cascade_item;
 
@@ -43,9 +46,10 @@ typedef struct cpa_cascade {
 
 /* Nodes begin and end at multiples of `unit` keys, itself a multiple of the block. Items of no rows, of more than
  * `most_rows` tokens, or whose k_first is no multiple of the unit share nothing. Reads each table entry that is shared
- * about once. */
-cpa_status cpa_cascade_find(cpa_cascade *cascade, const cpa_attend_batch *batch, int64_t unit, int64_t most_rows,
-                            cpa_error *err);
+ * about once; where the block_tables of the batch are a set of tables that stay, those alone that have changed since
+ * they were read last. */
+cpa_status cpa_cascade_find(cpa_cascade *cascade, const cpa_attend_batch *batch, cpa_table_set tables, int64_t unit,
+                            int64_t most_rows, cpa_error *err);
 /* Keeps the nodes for which pays(ctx, node) is not 0, asked from parents to children: the keys of a node that is left
  * out become those of its children, and are its items' own where it has none. */
 void cpa_cascade_keep(cpa_cascade *cascade, int (*pays)(const void *ctx, const cpa_cascade_node *node),

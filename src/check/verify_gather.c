@@ -111,18 +111,18 @@ static head_copy copy_of_scales(const cpa_kv_view *all, int32_t head, int64_t co
 static cpa_status read_cache(const gather *g, const cpa_verify_group *group, int64_t first, int64_t count, char *k_out,
                              char *v_out) {
     cpa_worker *worker = g->verify->worker;
-    const cpa_worker_seq *seq = &worker->seqs[chunk_of(g, group)->seq];
     const int32_t layer = g->verify->samples[group->first].layer;
     cpa_kv_view all = cpa_worker_kv(worker, layer);
     cpa_kv_range range = {.first = first, .count = count};
     if (count == 0) return CPA_OK;
     head_copy rows = copy_of_head(&all, group->kv_head, count, k_out, v_out);
-    cpa_kv_pack_args args = {.size = sizeof args,
-                             .src = rows.head,
-                             .dst = rows.out,
-                             .block_tables = seq->tables[worker->places[layer].group].blocks,
-                             .ranges = &range,
-                             .n_ranges = 1};
+    cpa_kv_pack_args args = {
+        .size = sizeof args,
+        .src = rows.head,
+        .dst = rows.out,
+        .block_tables = cpa_worker_blocks(worker, worker->places[layer].group, chunk_of(g, group)->seq),
+        .ranges = &range,
+        .n_ranges = 1};
     CPA_TRY(worker->device->operators->kv_pack(&args, worker->stream));
     if (!cpa_kv_words_at(&all, CPA_KEYS)) return CPA_OK;
     head_copy scales =

@@ -111,6 +111,8 @@ static cpa_status create_local(cpa_context *c) {
     }
     CPA_TRY(cpa_context_ops_create(&c->ops));
     CPA_TRY(c->ops.device->table->events_create(c->ops.device, &c->steps, &c->ops.error));
+    CPA_TRY(cpa_block_tables_create(c->ops.device, 1, &c->tables, &c->ops.error));
+    c->step.tables = c->tables;
     CPA_TRY(cpa_table_plans_create(&c->own, &c->ops));
     c->attended = &c->step;
     c->step.gathers = cpa_pass_kv_gathers(&c->ops.device->caps, &c->ops.options);
@@ -164,6 +166,7 @@ static void destroy(cpa_context *c) {
     if (c->ops.device) {
         if (c->steps) c->ops.device->table->events_destroy(c->steps);
         cpa_table_plans_destroy(&c->own, &c->ops);
+        cpa_block_tables_destroy(c->tables);
         cpa_context_free(&c->ops, &c->own_memory);
         cpa_context_free(&c->ops, &c->slices_memory);
     }

@@ -25,6 +25,7 @@ struct cpa_context {
     cpa_context_ops ops;
     cpa_control control;
     cpa_planned_step step;
+    cpa_block_tables *tables; /* a row for each chunk, of steps whose chunks bring theirs */
     cpa_pass_kv kv;
     cpa_pass_q q;
     cpa_scatter_heads scatter;
@@ -61,6 +62,8 @@ cpa_status cpa_context_check_whole(cpa_context *c);
 /* Starts and ends an exchange of the messages in c->ops.messages between two layers. */
 cpa_status cpa_context_exchange_between(cpa_context *c, int32_t n_messages, cpa_span_kind kind, cpa_stream *stream);
 
+/* Enqueues what brings changed block tables of the planned step to the device. */
+cpa_status cpa_context_upload_tables(cpa_context *c, cpa_stream *stream);
 /* Counts the planned chunks, and their keys, for so many layers. */
 void cpa_context_count_chunks(cpa_context *c, int32_t layers);
 

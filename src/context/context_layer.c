@@ -182,6 +182,7 @@ static cpa_status attend_layer(cpa_context *c, const cpa_context_args *args, cpa
     cpa_status status = agree_on_plan(c);
     if (status != CPA_OK && !c->broken) return status; /* on all ranks alike */
     if (status == CPA_OK) status = check_layer(c, args, stream, &layer);
+    if (status == CPA_OK) status = cpa_context_upload_tables(c, stream);
     if (status == CPA_OK) status = cpa_score_rows_upload(&c->score_rows, &c->ops, stream);
     if (status != CPA_OK) {
         if (exchanges) c->planned = 0;

@@ -105,6 +105,10 @@ cpa_status cpa_context_set_plan(cpa_context_ops *ops, cpa_attend_plan *plan, int
         .n_table_entries = n_table_entries,
         .cascade_attention = ops->options.cascade_attention,
     };
+    if (fusion.tables.tables) {
+        batch.block_tables = cpa_block_tables_host(fusion.tables);
+        batch.n_table_entries = cpa_block_tables_capacity(fusion.tables.tables);
+    }
     fusion.masked = ops->masked;
     CPA_TRY(ops->device->operators->plan_set(plan, &batch, fusion, &ops->error));
     ops->keys_attended += plan->keys_attended;

@@ -74,7 +74,7 @@ cpa_status cpa_context_ensure_state(cpa_context_ops *ops, cpa_context_buffer *bu
 cpa_partial cpa_context_state_at(cpa_partial state, int64_t row);
 /* A plan that prepares keys in the workspace of the context. */
 cpa_status cpa_context_create_plan(cpa_context_ops *ops, cpa_attend_plan **out);
-/* Sets a plan of the first n of ops->items. */
+/* Sets a plan of the first n of ops->items, by block tables on the host or those that stay of the fusion. */
 cpa_status cpa_context_set_plan(cpa_context_ops *ops, cpa_attend_plan *plan, int64_t n_items,
                                 const int32_t *block_tables, int64_t n_table_entries, cpa_attend_fusion fusion);
 

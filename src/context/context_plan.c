@@ -73,16 +73,15 @@ static cpa_status check_chunks(cpa_context *c, const cpa_context_chunk *chunks, 
     return CPA_OK;
 }
 
-/* The block tables of a step: of each chunk in each set, or, where `list` is NULL, the one that a chunk has. */
+/* Where the block tables of a step are: rows that the caller keeps, or, where `tables` is NULL, those that the chunks
+ * bring, which become rows of the context's own. */
 typedef struct given_tables {
-    const int32_t *const *list; /* [sets, chunks] */
-    int32_t sets;
+    cpa_block_tables *tables;
+    const int64_t *rows; /* [chunks] */
 } given_tables;
 
-/* Copies the entries of a chunk's block table that this rank uses. */
-static cpa_status copy_table(cpa_context *c, int64_t index, int32_t set, const int32_t *table, int64_t entries) {
-    cpa_planned_step *step = &c->step;
-    int32_t *to = step->block_tables + set * step->n_table_entries + step->chunks[index].table;
+/* Takes the entries of a chunk's block table that this rank uses. */
+static cpa_status take_table(cpa_context *c, int64_t index, const int32_t *table, int64_t entries) {
     if (entries > 0 && !table) {
         return cpa_fail(&c->ops.error, CPA_INVALID,
                         "plan: chunk %" PRId64 " has no block table, expected one of %" PRId64 " entries on rank %d",
@@ -94,26 +93,46 @@ static cpa_status copy_table(cpa_context *c, int64_t index, int32_t set, const i
                             "plan: entry %" PRId64 " of the block table of chunk %" PRId64 " is %d, expected 0 or more",
                             i, index, table[i]);
         }
-        if (table[i] > step->max_block[set]) step->max_block[set] = table[i];
-        to[i] = table[i];
+    }
+    return cpa_block_tables_give((cpa_table_set){c->tables, 0}, index, table, entries, &c->ops.error);
+}
+
+/* The rows of the chunks have their entries, of all sets. */
+static cpa_status check_row(cpa_context *c, int64_t index, int64_t row, int64_t entries) {
+    for (int32_t set = 0; set < cpa_block_tables_sets(c->step.tables); set++) {
+        const int64_t count = cpa_block_tables_count((cpa_table_set){c->step.tables, set}, row);
+        if (count < entries)
+            return cpa_fail(&c->ops.error, CPA_INTERNAL,
+                            "plan: the block table of chunk %" PRId64 " has %" PRId64
+                            " entries in set %d, expected %" PRId64,
+                            index, count, set, entries);
     }
     return CPA_OK;
 }
 
-/* Those of all chunks in all sets, where each chunk has its place. */
-static cpa_status copy_tables(cpa_context *c, const cpa_context_chunk *chunks, int64_t n, given_tables given) {
+/* Places the block tables of the chunks. */
+static cpa_status place_tables(cpa_context *c, const cpa_context_chunk *chunks, int64_t n, given_tables given) {
     cpa_planned_step *step = &c->step;
-    step->table_sets = given.list ? given.sets : 1;
-    CPA_TRY(cpa_context_ensure_array(&c->ops, &step->block_tables, &step->tables_capacity,
-                                     step->table_sets * step->n_table_entries, sizeof *step->block_tables));
-    for (int32_t set = 0; set < step->table_sets; set++) {
-        step->max_block[set] = -1;
-        for (int64_t i = 0; i < n; i++) {
-            const int64_t end = i + 1 < n ? step->chunks[i + 1].table : step->n_table_entries;
-            const int32_t *table = given.list ? given.list[set * n + i] : chunks[i].block_table;
-            CPA_TRY(copy_table(c, i, set, table, end - step->chunks[i].table));
+    step->tables = given.tables ? given.tables : c->tables;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t keys = cpa_planned_share(step, &step->chunks[i], step->rank).keys;
+        const int64_t entries = (keys + c->ops.options.block_size - 1) / c->ops.options.block_size;
+        if (given.tables) {
+            CPA_TRY(check_row(c, i, given.rows[i], entries));
+        } else {
+            CPA_TRY(take_table(c, i, chunks[i].block_table, entries));
         }
     }
+    for (int32_t set = 0; set < cpa_block_tables_sets(step->tables); set++) {
+        const cpa_table_set at = {step->tables, set};
+        step->max_block[set] = -1;
+        for (int64_t i = 0; i < n; i++) {
+            const int32_t largest = cpa_block_tables_largest(at, given.tables ? given.rows[i] : i);
+            if (largest > step->max_block[set]) step->max_block[set] = largest;
+        }
+    }
+    for (int64_t i = 0; i < n; i++)
+        step->chunks[i].table = cpa_block_tables_place(step->tables, given.tables ? given.rows[i] : i);
     return CPA_OK;
 }
 
@@ -136,7 +155,6 @@ static cpa_status copy_chunks(cpa_context *c, const cpa_context_chunk *chunks, i
     CPA_TRY(cpa_context_ensure_array(ops, &step->chunks, &step->chunks_capacity, n, sizeof *step->chunks));
     CPA_TRY(cpa_context_ensure_array(ops, &ops->items, &ops->items_capacity, n * ops->map.cp_size, sizeof *ops->items));
     step->n_chunks = n;
-    step->n_table_entries = 0;
     step->rows = 0;
     step->kind = kind_of(c, chunks, n);
     for (int64_t i = 0; i < n; i++) {
@@ -148,15 +166,13 @@ static cpa_status copy_chunks(cpa_context *c, const cpa_context_chunk *chunks, i
             .algorithm = cpa_step_is_replicated(step) ? CPA_PASS_Q
                          : on_rank                    ? CPA_AUTO
                                                       : chunks[i].algorithm,
-            .table = step->n_table_entries,
             .row = step->rows,
         };
         cpa_chunk_share own = cpa_planned_share(step, &step->chunks[i], step->rank);
-        step->n_table_entries += (own.keys + ops->options.block_size - 1) / ops->options.block_size;
         step->rows += cpa_step_is_replicated(step) ? chunks[i].count : own.rows;
     }
     if (step->padded_rows) step->rows = step->padded_rows;
-    return copy_tables(c, chunks, n, tables);
+    return place_tables(c, chunks, n, tables);
 }
 
 /* Own rows over the own shard, but those that pass-KV or pass-Q takes along. */
@@ -217,7 +233,7 @@ cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunk
     context->is_ahead = 0;
     take_turn(context);
     cpa_error *err = &context->ops.error, none;
-    const cpa_status status = plan_step(context, chunks, n_chunks, (given_tables){NULL, 1}, 0);
+    const cpa_status status = plan_step(context, chunks, n_chunks, (given_tables){NULL, NULL}, 0);
     cpa_status told = cpa_plan_agreement_tell(&context->agreement, chunks, n_chunks, context->layers_exchanged, status,
                                               err, status == CPA_OK ? err : &none);
     return status == CPA_OK ? told : status;
@@ -228,7 +244,7 @@ void cpa_context_use_tables(cpa_context *c, int32_t set) {
 }
 
 cpa_status cpa_context_plan_ahead(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks,
-                                  const int32_t *const *tables, int32_t table_sets, int64_t padded_rows) {
+                                  cpa_block_tables *tables, const int64_t *rows, int64_t padded_rows) {
     for (int64_t i = 0; i < n_chunks && padded_rows > 0; i++) {
         int any_algorithm =
             c->ops.map.cp_size == 1 || chunks[i].placement.kind == CPA_ON_RANK || c->rows == CPA_ROWS_REPLICATED;
@@ -238,10 +254,16 @@ cpa_status cpa_context_plan_ahead(cpa_context *c, const cpa_context_chunk *chunk
                         cpa_algorithm_name(chunks[i].algorithm));
     }
     c->is_ahead = 1;
-    return plan_step(c, chunks, n_chunks, (given_tables){tables, table_sets}, padded_rows);
+    return plan_step(c, chunks, n_chunks, (given_tables){tables, rows}, padded_rows);
+}
+
+cpa_status cpa_context_upload_tables(cpa_context *c, cpa_stream *stream) {
+    if (cpa_context_is_reserved(c)) return CPA_OK;
+    return cpa_context_check(&c->ops, cpa_block_tables_upload(c->step.tables, stream), stream);
 }
 
 cpa_status cpa_context_upload_plan(cpa_context *c, cpa_stream *stream) {
+    CPA_TRY(cpa_context_upload_tables(c, stream));
     if (cpa_step_is_replicated(&c->step)) return cpa_scatter_heads_upload(&c->scatter, stream);
     CPA_TRY(cpa_table_plans_upload(&c->own, &c->ops, stream));
     CPA_TRY(cpa_score_rows_upload(&c->score_rows, &c->ops, stream));

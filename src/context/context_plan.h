@@ -4,15 +4,19 @@
 
 #include <cpattn/context.h>
 
+#include "kernels/block_tables.h"
+
 /* The same as cpa_context_plan, except that it waits for nothing and does not touch the spans of the step before, which
  * may still run; the one before that is done. Call cpa_context_begin before the layers. padded_rows > 0: the chunks are
  * of one token, or of few (cpa_graph_table.padded_rows), and go by pass-Q, or lie on one rank, or rows are replicated,
  * and the step is planned with so many rows on every rank, of which those past its own are attended to no use: messages
  * hold so many rows for each pair of ranks, and layers enqueue the same for any such chunks. q and out of its layers
- * have room for them. `tables`: [table_sets, n_chunks] the block tables of the chunks in each set of layers, in the
- * place of the one that a chunk has; NULL: that one, in one set. A layer reads the first unless it is told otherwise. */
+ * have room for them. `tables`, in the place of the one that a chunk has: those of the chunks are their `rows`
+ * [n_chunks] of it, with a set for each set of layers. They stay as they are until the layers are enqueued, and may
+ * change while these run. NULL: the ones that the chunks have, in one set. A layer reads the first set unless it is told
+ * otherwise. */
 cpa_status cpa_context_plan_ahead(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks,
-                                  const int32_t *const *tables, int32_t table_sets, int64_t padded_rows);
+                                  cpa_block_tables *tables, const int64_t *rows, int64_t padded_rows);
 /* The layers that are attended from now on read their blocks by that set of tables. */
 void cpa_context_use_tables(cpa_context *c, int32_t set);
 /* Enqueues what brings the plan of the step to the device, as far as it is made before the first layer. */

@@ -37,7 +37,6 @@ static cpa_status reserve_step(cpa_context *c, const cpa_attend_reservation *r) 
         .rank = c->ops.rank,
         .kind = CPA_STEP_RESERVED,
         .padded_rows = r->sequences,
-        .table_sets = 1,
         .max_block = {(int32_t)(r->num_blocks - 1)},
         .rows = r->sequences,
     };

@@ -37,7 +37,7 @@ void cpa_kv_transfers_destroy(cpa_kv_transfers *t) {
 /* ---- planning ---- */
 
 void cpa_kv_transfers_clear(cpa_kv_transfers *t) {
-    t->count = t->n_ranges = t->n_routes = t->plans_in_use = 0;
+    t->count = t->n_ranges = t->n_pairs = t->n_routes = t->plans_in_use = 0;
 }
 
 cpa_status cpa_kv_transfers_take_plan(cpa_kv_transfers *t, cpa_attend_plan **out) {
@@ -109,9 +109,13 @@ void cpa_kv_transfers_place(const cpa_kv_transfers *t, cpa_kv_transfer *open, in
 
 cpa_status cpa_kv_transfers_add(cpa_kv_transfers *t, const cpa_kv_transfer *placed, cpa_kv_attended attended) {
     CPA_TRY(cpa_context_ensure_array(t->ops, &t->list, &t->capacity, t->count + 1, sizeof *t->list));
-    CPA_TRY(cpa_context_ensure_array(t->ops, &t->pairs, &t->pairs_capacity, placed->send_blocks, sizeof *t->pairs));
-    t->list[t->count] = *placed;
-    t->list[t->count++].attended = attended;
+    cpa_kv_transfer *added = &t->list[t->count];
+    *added = *placed;
+    added->attended = attended;
+    added->pair = t->n_pairs;
+    if (added->packs) t->n_pairs += added->send_blocks;
+    CPA_TRY(cpa_context_ensure_array(t->ops, &t->pairs, &t->pairs_capacity, t->n_pairs, sizeof *t->pairs));
+    t->count++;
     return CPA_OK;
 }
 
@@ -148,27 +152,35 @@ void cpa_kv_transfers_begin(cpa_kv_transfers *t) {
     t->bytes_in_use = t->ops->workspace.bytes;
 }
 
-/* Copies whole blocks out of a cache of the layout of staging; what lies past the tokens of a range goes along. */
-static cpa_status pack_blocks(cpa_kv_transfers *t, const cpa_kv_transfer *transfer, const cpa_kv_view *cache,
-                              const int32_t *block_tables, cpa_stream *stream) {
-    const int64_t block_size = cache->block_size, bytes = t->staging.layout.bytes;
-    const int64_t stride = cpa_kv_view_resolve(*cache).k_block_stride * cpa_dtype_bytes(cache->dtype);
+/* Lists the blocks of a transfer, for all layers that read by these tables. */
+static void list_pairs(cpa_kv_transfers *t, cpa_kv_transfer *transfer, int64_t block_size,
+                       const int32_t *block_tables) {
+    int64_t(*pairs)[2] = t->pairs + transfer->pair;
     int64_t n = 0;
     for (int64_t i = transfer->range; i < transfer->range + transfer->n_ranges; i++) {
         const cpa_kv_range *range = &t->ranges[i];
         const int32_t *table = block_tables + range->table + range->first / block_size;
         for (int64_t block = 0; block * block_size < range->count; block++, n++) {
-            t->pairs[n][0] = table[block];
-            t->pairs[n][1] = range->dst_block + block;
+            pairs[n][0] = table[block];
+            pairs[n][1] = range->dst_block + block;
         }
     }
+    transfer->n_pairs = n;
+}
+
+/* Copies whole blocks out of a cache of the layout of staging; what lies past the tokens of a range goes along. */
+static cpa_status pack_blocks(cpa_kv_transfers *t, cpa_kv_transfer *transfer, const cpa_kv_view *cache,
+                              const int32_t *block_tables, cpa_stream *stream) {
+    const int64_t bytes = t->staging.layout.bytes;
+    const int64_t stride = cpa_kv_view_resolve(*cache).k_block_stride * cpa_dtype_bytes(cache->dtype);
+    if (transfer->n_pairs == 0) list_pairs(t, transfer, cache->block_size, block_tables);
     const cpa_copy_blocks_args copy = {
         .src = {cache->k, stride, 0},
         .dst = {staging_at(t, cpa_kv_transfers_send_block(t, transfer)), bytes, 0},
         .bytes = bytes,
         .layers = 1,
-        .pairs = (const int64_t(*)[2])t->pairs,
-        .n_pairs = n,
+        .pairs = (const int64_t(*)[2])(t->pairs + transfer->pair),
+        .n_pairs = transfer->n_pairs,
     };
     return t->ops->device->operators->copy_blocks(&copy, stream);
 }
@@ -188,7 +200,7 @@ static cpa_status pack_rows(cpa_kv_transfers *t, const cpa_kv_transfer *transfer
 
 cpa_status cpa_kv_transfers_pack(cpa_kv_transfers *t, int64_t index, const cpa_kv_view *cache,
                                  const int32_t *block_tables, cpa_stream *stream) {
-    const cpa_kv_transfer *transfer = &t->list[index];
+    cpa_kv_transfer *transfer = &t->list[index];
     use_staging(t, transfer->send_blocks);
     if (!transfer->packs) return CPA_OK;
     int64_t span = cpa_spans_begin(&t->ops->spans, CPA_SPAN_PACK, transfer->round, stream);

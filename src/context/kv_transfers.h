@@ -31,6 +31,7 @@ typedef struct cpa_kv_transfer {
     int32_t round;           /* peer by peer; 0: all peers at once */
     cpa_attend_plan *plan;   /* of what this rank attends of it */
     int64_t range, n_ranges; /* of what is packed */
+    int64_t pair, n_pairs;   /* the same in blocks, once the first layer has packed it; room for send_blocks */
     int64_t route;
     int32_t n_routes;
     int32_t send_buffer;              /* which half of the send staging */
@@ -58,8 +59,8 @@ typedef struct cpa_kv_transfers {
     int64_t n_plans, plans_capacity, plans_in_use;
     cpa_kv_range *ranges;
     int64_t n_ranges, ranges_capacity;
-    int64_t (*pairs)[2]; /* blocks of the cache and of staging, of the transfer that is packed */
-    int64_t pairs_capacity;
+    int64_t (*pairs)[2]; /* blocks of the cache and of staging */
+    int64_t n_pairs, pairs_capacity;
     cpa_kv_route *routes;
     int64_t n_routes, routes_capacity;
     cpa_context_exchange exchange; /* the transfer in flight */

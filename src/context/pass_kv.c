@@ -264,7 +264,7 @@ int64_t cpa_pass_kv_open_rows(const cpa_pass_kv *kv) {
 
 static cpa_status pack(cpa_pass_kv *kv, int64_t index, const cpa_kv_layer *layer, cpa_stream *stream) {
     return cpa_kv_transfers_pack(&kv->transfers, index, &layer->args->kv,
-                                 cpa_planned_tables(kv->step, kv->now.table_set), stream);
+                                 cpa_block_tables_host((cpa_table_set){kv->step->tables, kv->now.table_set}), stream);
 }
 
 cpa_status cpa_pass_kv_start(cpa_pass_kv *kv, const cpa_kv_layer *layer, cpa_stream *stream) {

@@ -287,8 +287,8 @@ static cpa_status plan_own(cpa_pass_kv *kv) {
     }
     if (n == 0) return CPA_OK;
     CPA_TRY(cpa_kv_transfers_take_plan(&kv->transfers, &kv->now.own));
-    return cpa_context_set_plan(kv->ops, kv->now.own, n, cpa_planned_tables(kv->step, kv->now.table_set),
-                                kv->step->n_table_entries, (cpa_attend_fusion){0});
+    const cpa_attend_fusion fusion = {.tables = {kv->step->tables, kv->now.table_set}};
+    return cpa_context_set_plan(kv->ops, kv->now.own, n, NULL, 0, fusion);
 }
 
 /* ---- all of it ---- */

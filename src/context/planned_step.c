@@ -5,7 +5,6 @@
 #include "base/min_max.h"
 
 void cpa_planned_step_destroy(cpa_planned_step *step) {
-    free(step->block_tables);
     free(step->chunks);
 }
 

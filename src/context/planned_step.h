@@ -5,6 +5,8 @@
 
 #include <cpattn/context.h>
 
+#include "kernels/block_tables.h"
+
 /* Layers whose keys lie in other blocks have sets of block tables of their own: at most so many. */
 enum { CPA_MOST_TABLE_SETS = 8 };
 
@@ -13,7 +15,7 @@ typedef struct cpa_planned_chunk {
     int64_t start, end;
     cpa_placement placement;
     cpa_algorithm algorithm; /* CPA_AUTO: nothing travels, as it lies on one rank */
-    int64_t table;           /* index into each set of tables of this rank's first entry */
+    int64_t table;           /* place in each set of tables of this rank's first entry */
     int64_t row;             /* first of its rows on this rank, or of all its rows */
 } cpa_planned_chunk;
 
@@ -41,16 +43,10 @@ typedef struct cpa_planned_step {
     int64_t padded_rows; /* rows that every rank plans for, see cpa_context_plan_ahead; 0: each its own */
     cpa_planned_chunk *chunks;
     int64_t n_chunks, chunks_capacity;
-    int32_t *block_tables; /* [table_sets, n_table_entries] */
-    int32_t table_sets;
-    int64_t n_table_entries, tables_capacity;
-    int32_t max_block[CPA_MOST_TABLE_SETS]; /* of each set, the largest block id in use; -1: none */
+    cpa_block_tables *tables;               /* of its sequences, on this rank; the step does not own them */
+    int32_t max_block[CPA_MOST_TABLE_SETS]; /* of each set, what cpa_block_tables_largest says of its rows */
     int64_t rows;                           /* of this rank */
 } cpa_planned_step;
-
-static inline const int32_t *cpa_planned_tables(const cpa_planned_step *step, int32_t set) {
-    return step->block_tables + set * step->n_table_entries;
-}
 
 void cpa_planned_step_destroy(cpa_planned_step *step);
 

@@ -50,7 +50,7 @@ static cpa_status capture(decode_probe *p, cpa_error *err) {
 static cpa_status plan_layer(decode_probe *p, const cpa_context_chunk *chunk, cpa_error *err) {
     cpa_calibrate_probe *base = &p->base;
     cpa_context_begin(base->context);
-    CPA_TRY(cpa_calibrate_context_failed(base, cpa_context_plan_ahead(base->context, chunk, 1, NULL, 1, 1), err));
+    CPA_TRY(cpa_calibrate_context_failed(base, cpa_context_plan_ahead(base->context, chunk, 1, NULL, NULL, 1), err));
     CPA_TRY(cpa_calibrate_context_failed(base, cpa_context_upload_plan(base->context, base->stream), err));
     return capture(p, err);
 }

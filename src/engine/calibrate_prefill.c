@@ -15,7 +15,7 @@ static const int64_t CACHED[] = {CPA_PLANNER_PROBE_CACHED, 4 * CPA_PLANNER_PROBE
 
 static cpa_status plan_chunk(cpa_calibrate_probe *p, const cpa_context_chunk *chunk, cpa_error *err) {
     cpa_context_begin(p->context);
-    CPA_TRY(cpa_calibrate_context_failed(p, cpa_context_plan_ahead(p->context, chunk, 1, NULL, 1, 0), err));
+    CPA_TRY(cpa_calibrate_context_failed(p, cpa_context_plan_ahead(p->context, chunk, 1, NULL, NULL, 0), err));
     CPA_TRY(cpa_calibrate_context_failed(p, cpa_context_upload_plan(p->context, p->stream), err));
     CPA_TRY(cpa_calibrate_probe_attend(p, 1, err)); /* the warm-up */
     return cpa_calibrate_context_failed(p, cpa_context_sync(p->context, p->stream), err);

@@ -170,6 +170,7 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
         if (status == CPA_OK) status = cpa_worker_score_create(worker, err);
         if (status == CPA_OK) status = cpa_token_masks_open(worker, err);
         if (status == CPA_OK) status = cpa_layer_caches_create(worker, err);
+        if (status == CPA_OK) status = cpa_block_tables_create(device, options->groups.count, &worker->tables, err);
         if (status == CPA_OK) status = clear_sums(worker, err);
     }
     /* The context is collective: ranks that came this far must not wait for one that did not. */
@@ -195,7 +196,6 @@ void cpa_worker_destroy(cpa_worker *worker) {
     for (int32_t i = 0; worker->seqs && i < worker->options.max_seqs; i++) {
         free(worker->seqs[i].tokens);
         free(worker->seqs[i].biases);
-        for (int32_t g = 0; g < CPA_MAX_LAYER_GROUPS; g++) free(worker->seqs[i].tables[g].blocks);
     }
     buffer list[WORKER_BUFFERS];
     list_buffers(worker, list);
@@ -212,7 +212,8 @@ void cpa_worker_destroy(cpa_worker *worker) {
     cpa_layer_caches_destroy(worker);
     free(worker->damaged);
     free(worker->nonfinite.last);
-    free(worker->tables);
+    cpa_block_tables_destroy(worker->tables);
+    free(worker->table_rows);
     free(worker->chunks);
     free(worker);
 }
@@ -244,7 +245,7 @@ static cpa_status prepare_step(cpa_worker *worker, const cpa_step_plan *plan, co
     cpa_context_set_masked(worker->context,
                            worker->rows->sizes.masked_rows > 0 || worker->rows->sizes.selected_rows > 0);
     cpa_status status = cpa_context_plan_ahead(worker->context, worker->chunks, plan->n_chunks, worker->tables,
-                                               worker->options.groups.count, rows);
+                                               worker->table_rows, rows);
     if (status != CPA_OK) return cpa_fail(err, status, "%s", cpa_context_error(worker->context));
     return upload_step(worker, err);
 }

@@ -9,18 +9,13 @@
 #include <cpattn/engine.h>
 
 #include "comm/comm.h"
+#include "kernels/block_tables.h"
 #include "src/cache/kv_cache.h"
 #include "src/schedule/step_plan.h"
 #include "src/trace/timeline.h"
 #include "src/worker/graphs.h"
 #include "src/worker/nonfinite.h"
 #include "src/worker/step_arrays.h"
-
-/* The blocks of a sequence on this rank in a group of layers. */
-typedef struct cpa_block_table {
-    int32_t *blocks;
-    int64_t count, capacity;
-} cpa_block_table;
 
 /* A running sequence as a rank knows it. */
 typedef struct cpa_worker_seq {
@@ -30,7 +25,6 @@ typedef struct cpa_worker_seq {
     int64_t len;      /* tokens in the cache, over all ranks */
     uint32_t *tokens; /* [cap_tokens], the first len, and one more that was drawn since, once its step is done */
     int64_t cap_tokens;
-    cpa_block_table tables[CPA_MAX_LAYER_GROUPS];
     cpa_plan_sampling sampling; /* how its tokens are drawn */
     cpa_plan_bias *biases;      /* [cap_biases] that `sampling` adds to logits */
     int64_t cap_biases;
@@ -131,6 +125,7 @@ struct cpa_worker {
     cpa_kv_cache *caches[CPA_MAX_LAYER_GROUPS]; /* of each group of layers */
     cpa_layer_place *places;                    /* [layers] */
     cpa_worker_seq *seqs;                       /* [max_seqs] */
+    cpa_block_tables *tables; /* the blocks of each of them on this rank, a set for each group of layers */
 
     /* Of the step's moves. */
     uint64_t *damaged; /* [swap_ins]: 1 where this rank's block came back damaged */
@@ -157,14 +152,19 @@ struct cpa_worker {
     void *q, *k, *v, *out;
     cpa_context_chunk *chunks;
     int64_t cap_chunks;
-    const int32_t **tables; /* [groups, chunks] the block tables of these */
-    int64_t cap_tables;
+    int64_t *table_rows; /* [chunks] the rows of `tables` that are theirs */
+    int64_t cap_table_rows;
 
     cpa_token_masks token_masks;
 
     cpa_status (*give_masks)(void *ctx, cpa_error *err); /* see cpa_worker_set_token_masks */
     void *masks_ctx;
 };
+
+/* The blocks of a sequence, which has its number as a row, in a group of layers. */
+static inline const int32_t *cpa_worker_blocks(const cpa_worker *worker, int32_t group, int32_t seq) {
+    return cpa_block_tables_host((cpa_table_set){worker->tables, group}) + cpa_block_tables_place(worker->tables, seq);
+}
 
 /* Those of a context for steps of up to so many rows of such a worker. */
 cpa_context_options cpa_worker_context_options(const cpa_worker_options *options, int64_t max_rows);

@@ -10,26 +10,19 @@
 static cpa_status apply_append(cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_append *append,
                                cpa_error *err) {
     if (append->rank != worker->rank) return CPA_OK;
-    cpa_block_table *table = &worker->seqs[append->seq].tables[append->group];
-    const int64_t count = table->count + append->count;
-    if (!cpa_array_reserve(&table->blocks, &table->capacity, count, sizeof *table->blocks))
-        return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for a table of %lld blocks", (long long)count);
-    int32_t *blocks = table->blocks + table->count;
-    memcpy(blocks, plan->block_ids + append->blocks, (size_t)append->count * sizeof *blocks);
-    for (int32_t i = 0; i < append->count; i++)
-        if (blocks[i] < 0) blocks[i] = cpa_kv_cache_null_block(worker->caches[append->group]);
-    table->count = count;
-    return CPA_OK;
+    return cpa_block_tables_append((cpa_table_set){worker->tables, append->group}, append->seq,
+                                   plan->block_ids + append->blocks, append->count,
+                                   cpa_kv_cache_null_block(worker->caches[append->group]), err);
 }
 
 static cpa_status apply_nulled(cpa_worker *worker, const cpa_plan_nulled *v, cpa_error *err) {
-    const cpa_block_table *table = &worker->seqs[v->seq].tables[v->group];
+    const cpa_table_set at = {worker->tables, v->group};
     if (v->rank != worker->rank) return CPA_OK;
-    if (v->entry >= table->count)
+    const int64_t count = cpa_block_tables_count(at, v->seq);
+    if (v->entry >= count)
         return cpa_fail(err, CPA_INTERNAL, "entry %d of sequence %d is void, its table has %lld", v->entry, v->seq,
-                        (long long)table->count);
-    table->blocks[v->entry] = cpa_kv_cache_null_block(worker->caches[v->group]);
-    return CPA_OK;
+                        (long long)count);
+    return cpa_block_tables_replace(at, v->seq, v->entry, cpa_kv_cache_null_block(worker->caches[v->group]), err);
 }
 
 static cpa_status take_sampling(cpa_worker_seq *seq, const cpa_step_plan *plan, const cpa_plan_sampling *sampling,
@@ -69,11 +62,12 @@ static cpa_status apply_chunk(cpa_worker *worker, const cpa_step_plan *plan, con
     const cpa_owner_map map = worker->options.map;
     int64_t owned = cpa_tokens_before(map, cpa_tokens_on(map, seq->placement, worker->rank), seq->len);
     int64_t needs = (owned + worker->options.block_size - 1) / worker->options.block_size;
-    for (int32_t g = 0; g < worker->options.groups.count; g++)
-        if (needs != seq->tables[g].count)
+    for (int32_t g = 0; g < worker->options.groups.count; g++) {
+        const int64_t count = cpa_block_tables_count((cpa_table_set){worker->tables, g}, chunk->seq);
+        if (needs != count)
             return cpa_fail(err, CPA_INTERNAL, "request %llu owns %lld tokens in %lld blocks here, expected %lld",
-                            (unsigned long long)chunk->request, (long long)owned, (long long)seq->tables[g].count,
-                            (long long)needs);
+                            (unsigned long long)chunk->request, (long long)owned, (long long)count, (long long)needs);
+    }
     return CPA_OK;
 }
 
@@ -101,12 +95,11 @@ cpa_status cpa_worker_apply(cpa_worker *worker, const cpa_step_plan *plan, cpa_e
     for (int64_t i = 0; i < plan->n_nulled; i++) CPA_TRY(apply_nulled(worker, &plan->nulled[i], err));
     for (int64_t i = 0; i < plan->n_releases; i++) {
         worker->seqs[plan->releases[i]].active = 0;
-        for (int32_t g = 0; g < worker->options.groups.count; g++) worker->seqs[plan->releases[i]].tables[g].count = 0;
+        cpa_worker_cut_tables(worker, plan->releases[i], 0);
     }
     for (int64_t i = 0; i < plan->n_appends; i++) CPA_TRY(apply_append(worker, plan, &plan->appends[i], err));
-    const int32_t groups = worker->options.groups.count;
     if (!cpa_array_reserve(&worker->chunks, &worker->cap_chunks, plan->n_chunks, sizeof *worker->chunks) ||
-        !cpa_array_reserve(&worker->tables, &worker->cap_tables, groups * plan->n_chunks, sizeof(int32_t *)))
+        !cpa_array_reserve(&worker->table_rows, &worker->cap_table_rows, plan->n_chunks, sizeof *worker->table_rows))
         return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for the chunks");
     cpa_context_chunk *chunks = worker->chunks;
     for (int64_t i = 0; i < plan->n_chunks; i++) {
@@ -114,8 +107,7 @@ cpa_status cpa_worker_apply(cpa_worker *worker, const cpa_step_plan *plan, cpa_e
         CPA_TRY(apply_chunk(worker, plan, chunk, err));
         chunks[i] = (cpa_context_chunk){
             .start = chunk->start, .count = chunk->count, .placement = chunk->placement, .algorithm = chunk->algorithm};
-        for (int32_t g = 0; g < groups; g++)
-            worker->tables[g * plan->n_chunks + i] = worker->seqs[chunk->seq].tables[g].blocks;
+        worker->table_rows[i] = chunk->seq;
     }
     return CPA_OK;
 }

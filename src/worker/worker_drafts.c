@@ -45,6 +45,11 @@ void cpa_worker_judge_drafts(cpa_worker *worker, const cpa_step_plan *plan) {
     }
 }
 
+void cpa_worker_cut_tables(cpa_worker *worker, int32_t seq, int64_t blocks) {
+    for (int32_t g = 0; g < worker->options.groups.count; g++)
+        cpa_block_tables_cut((cpa_table_set){worker->tables, g}, seq, blocks);
+}
+
 cpa_status cpa_worker_cut(cpa_worker *worker, const cpa_plan_cut *cut, cpa_error *err) {
     cpa_worker_seq *seq = &worker->seqs[cut->seq];
     const cpa_owner_map map = worker->options.map;
@@ -54,7 +59,6 @@ cpa_status cpa_worker_cut(cpa_worker *worker, const cpa_plan_cut *cut, cpa_error
                         (unsigned long long)seq->request, (long long)cut->tokens, (long long)seq->right);
     seq->len = cut->tokens;
     const int64_t owned = cpa_tokens_before(map, cpa_tokens_on(map, seq->placement, worker->rank), seq->len);
-    for (int32_t g = 0; g < worker->options.groups.count; g++)
-        seq->tables[g].count = (owned + worker->options.block_size - 1) / worker->options.block_size;
+    cpa_worker_cut_tables(worker, cut->seq, (owned + worker->options.block_size - 1) / worker->options.block_size);
     return CPA_OK;
 }

@@ -14,6 +14,8 @@ int64_t cpa_worker_next_accepted(const cpa_worker *worker, const cpa_step_plan *
 /* The step is done: notes how far its sequences have come, and forgets what is not finite in rows of wrong drafts. */
 void cpa_worker_judge_drafts(cpa_worker *worker, const cpa_step_plan *plan);
 
+/* Leaves a sequence its first blocks on this rank, in all groups of layers. */
+void cpa_worker_cut_tables(cpa_worker *worker, int32_t seq, int64_t blocks);
 /* The cache of a sequence ends where the plan says: the length of this rank's shard follows from that alone.
  * CPA_INTERNAL where this rank has counted otherwise. */
 cpa_status cpa_worker_cut(cpa_worker *worker, const cpa_plan_cut *cut, cpa_error *err);

@@ -172,11 +172,14 @@ static void set_slots(const cpa_worker *worker, const cpa_worker_seq *seq, int64
     const cpa_owner_map map = worker->options.map;
     const int32_t block_size = worker->options.block_size;
     const cpa_step_sizes *sizes = &worker->rows->sizes;
+    const int32_t number = (int32_t)(seq - worker->seqs);
     const int is_own = cpa_owner_rank(map, seq->placement, position) == worker->rank;
     const int64_t i = cpa_tokens_before(map, cpa_tokens_on(map, seq->placement, worker->rank), position);
     for (int64_t g = 0; g < sizes->groups; g++)
         worker->rows->host.slots[g * sizes->rows + row] =
-            is_own ? seq->tables[g].blocks[i / block_size] * (int64_t)block_size + i % block_size : -1;
+            is_own
+                ? cpa_worker_blocks(worker, (int32_t)g, number)[i / block_size] * (int64_t)block_size + i % block_size
+                : -1;
 }
 
 /* Adds the rows of a chunk that this rank has. */

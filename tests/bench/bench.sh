@@ -89,6 +89,10 @@ results_are_right() {
         bench 1 sample --dtype $dtype --shapes 3x1000,20x500 --iters 3
         expect_right 2
     done
+    for ranks in 1 2 3; do
+        bench $ranks step --shapes 5x300:block-size=16,9x4K:block-size=16:shared=2K --iters 2000
+        expect_right 2
+    done
     bench 1 attend --shapes 3x1x500,9x1x500:ragged=true,1x20x90:mask=full,1x20x90:v-head-dim=72:dtype=bf16 --iters 3
     expect_right 4
     awk '!/^#/ && $(NF - 3) <= 0 { bad = 1 } END { exit bad }' out.txt || fail "no share of the read bandwidth"
@@ -134,6 +138,8 @@ device_results_are_right() { # RANKS
     device=cuda
     bench "$1" merge --iters 3 --shapes 40x2,1200x5:dtype=fp32
     ! grep 'found [0-9]* CUDA devices for' err.txt || exit 77
+    expect_right 2
+    bench "$1" step --iters 500 --shapes 5x300:block-size=16,9x4K:block-size=16:shared=2K
     expect_right 2
     if [ "$1" -gt 1 ]; then
         bench "$1" exchange --iters 3 --shapes 1000:transport=peer,1M:transport=nccl:pattern=at-once

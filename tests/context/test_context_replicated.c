@@ -226,7 +226,7 @@ static uint64_t run_padded(site *s, const cpa_test_chunk *chunks, int64_t n, int
         planned[i].algorithm = chunks[i].algorithm;
         planned[i].block_table = s->cache.tables[chunks[i].sequence];
     }
-    CU_ASSERT_EQUAL(cpa_context_plan_ahead(s->context, planned, n, NULL, 1, padded), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_context_plan_ahead(s->context, planned, n, NULL, NULL, padded), CPA_OK);
     cpa_context_begin(s->context);
     CU_ASSERT_EQUAL(cpa_context_upload_plan(s->context, s->stream), CPA_OK);
     if (captured) {

@@ -339,7 +339,8 @@ static void deal_cascade(cascade_batch *b, int64_t n, int64_t shared, int64_t ow
 
 static cpa_cuda_cascade_cut plan_cascade(cpa_cuda_cascade *cascade, const cascade_batch *b) {
     cpa_cuda_cascade_cut cut;
-    CU_ASSERT_EQUAL_FATAL(cpa_cuda_cascade_plan(cascade, &b->batch, TILE_ROWS, DEVICE, &cut, NULL), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(cpa_cuda_cascade_plan(cascade, &b->batch, (cpa_table_set){0}, TILE_ROWS, DEVICE, &cut, NULL),
+                          CPA_OK);
     return cut;
 }
 

@@ -110,7 +110,7 @@ static void the_tree_is_what_pairs_of_tables_have_in_common(void) {
     int64_t wrong = 0, nodes = 0, deep = 0;
     for (int i = 0; i < BATCHES; i++) {
         deal_tables(&t, cpa_test_random_below(MOST_TABLES + 1));
-        CU_ASSERT_EQUAL_FATAL(cpa_cascade_find(&cascade, &t.batch, UNIT, 2, NULL), CPA_OK);
+        CU_ASSERT_EQUAL_FATAL(cpa_cascade_find(&cascade, &t.batch, (cpa_table_set){0}, UNIT, 2, NULL), CPA_OK);
         wrong += wrong_pairs(&t, &cascade);
         nodes += cascade.n_nodes;
         for (int64_t n = 0; n < cascade.n_nodes; n++) {
@@ -143,7 +143,7 @@ static void keys_of_a_node_that_is_left_out_go_to_those_below(void) {
         uint64_t out = (uint64_t)cpa_test_random_below(1 << 24), bits = out;
         const uint64_t *const ctx = &bits;
         deal_tables(&t, MOST_TABLES);
-        CU_ASSERT_EQUAL_FATAL(cpa_cascade_find(&cascade, &t.batch, UNIT, 2, NULL), CPA_OK);
+        CU_ASSERT_EQUAL_FATAL(cpa_cascade_find(&cascade, &t.batch, (cpa_table_set){0}, UNIT, 2, NULL), CPA_OK);
         for (int64_t n = 0; n < cascade.n_nodes; n++)
             for (int64_t k = 0; !(out >> n & 1) && k < cascade.nodes[n].count; k++)
                 end[cascade.items[cascade.nodes[n].first + k].index] = cascade.nodes[n].k_end;

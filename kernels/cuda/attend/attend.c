@@ -88,7 +88,7 @@ static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cp
         .lse_row_stride = state.lse_row_stride,
         .out = args->out,
         .out_scale = args->out_scale,
-        .tables = (const int32_t *)(image + plan->tables_at),
+        .tables = cpa_cuda_plan_tables(plan),
         .items = (const cpa_cuda_item *)(image + plan->items_at),
         .n_items = plan->base.n_items,
         .counters = (uint32_t *)(plan->memory->image + plan->counters_at),

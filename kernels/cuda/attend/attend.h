@@ -285,6 +285,9 @@ cpa_status cpa_cuda_plan_reserve_in_order(cpa_cuda_plan_memory *memory, int64_t 
 /* The image alone, for plans that write theirs on the device. */
 cpa_status cpa_cuda_plan_allocate_image(cpa_cuda_plan *plan, int64_t bytes, cpa_error *err);
 
+/* attend_plan.c: the block tables that the kernels read, on the device. */
+const int32_t *cpa_cuda_plan_tables(const cpa_cuda_plan *plan);
+
 /* Where a section of so many bytes of an image begins; *end moves behind it. */
 static inline int64_t cpa_cuda_place_section(int64_t *end, int64_t bytes) {
     const int64_t alignment = 64, at = *end;

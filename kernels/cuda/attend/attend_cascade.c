@@ -191,12 +191,13 @@ static cpa_status part_items(cpa_cuda_cascade *cascade, const cpa_attend_batch *
     return CPA_OK;
 }
 
-cpa_status cpa_cuda_cascade_plan(cpa_cuda_cascade *cascade, const cpa_attend_batch *batch, int32_t tile_rows,
-                                 int32_t multiprocessors, cpa_cuda_cascade_cut *cut, cpa_error *err) {
+cpa_status cpa_cuda_cascade_plan(cpa_cuda_cascade *cascade, const cpa_attend_batch *batch, cpa_table_set tables,
+                                 int32_t tile_rows, int32_t multiprocessors, cpa_cuda_cascade_cut *cut,
+                                 cpa_error *err) {
     const int64_t unit = cpa_max64(CPA_CUDA_PREFILL_KEYS, batch->block_size);
     const int always = batch->cascade_attention == CPA_CASCADE_ALWAYS;
     *cut = (cpa_cuda_cascade_cut){0};
-    CPA_TRY(cpa_cascade_find(&cascade->tree, batch, unit, CPA_CUDA_DECODE_ROWS / group_of(batch), err));
+    CPA_TRY(cpa_cascade_find(&cascade->tree, batch, tables, unit, CPA_CUDA_DECODE_ROWS / group_of(batch), err));
     if (cascade->tree.n_nodes == 0) return CPA_OK;
     *cut = cpa_cuda_choose_cascade(&cascade->tree, batch, tile_rows, multiprocessors, always);
     return cut->split_keys > 0 ? part_items(cascade, batch, cut, err) : CPA_OK;

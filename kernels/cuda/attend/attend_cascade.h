@@ -43,8 +43,8 @@ int64_t cpa_cuda_tokens_of_node(const cpa_cascade *tree, const cpa_attend_batch 
 cpa_cuda_cascade_cut cpa_cuda_choose_cascade(cpa_cascade *tree, const cpa_attend_batch *batch, int32_t tile_rows,
                                              int32_t multiprocessors, int always);
 /* Finds the tree, chooses, and fills `own` and `items`, as far as these are known before the work space is divided. */
-cpa_status cpa_cuda_cascade_plan(cpa_cuda_cascade *cascade, const cpa_attend_batch *batch, int32_t tile_rows,
-                                 int32_t multiprocessors, cpa_cuda_cascade_cut *cut, cpa_error *err);
+cpa_status cpa_cuda_cascade_plan(cpa_cuda_cascade *cascade, const cpa_attend_batch *batch, cpa_table_set tables,
+                                 int32_t tile_rows, int32_t multiprocessors, cpa_cuda_cascade_cut *cut, cpa_error *err);
 /* Writes the pieces and the rows of the kept nodes. Items from `first_ready` on have ready queries. */
 cpa_status cpa_cuda_cascade_write(cpa_cuda_cascade *cascade, const cpa_attend_batch *batch, int32_t tile_rows,
                                   const cpa_cuda_cascade_cut *cut, int64_t first_ready, cpa_cuda_piece *pieces,

@@ -21,7 +21,7 @@ static int64_t most_decode_splits(const cpa_cuda_plan_builder *b, int64_t units)
     return units < b->shares.teams || b->cut.split_keys > 0 ? units : b->shares.teams;
 }
 
-/* The sections of block tables. */
+/* The sections of block tables, of a plan that has some of its own. */
 static void place_tables(cpa_cuda_plan *plan, const cpa_cuda_plan_builder *b, int64_t entries, int64_t *end) {
     const int64_t places = b->n_places > 0 ? entries : 0;
     plan->tables_at = cpa_cuda_place_section(end, entries * (int64_t)sizeof(int32_t));
@@ -33,8 +33,8 @@ static void place_tables(cpa_cuda_plan *plan, const cpa_cuda_plan_builder *b, in
  * come to. */
 static void place_sections(cpa_cuda_plan *plan, const cpa_cuda_plan_builder *b) {
     int64_t end = 0, items = b->batch->n_items, units = b->n_decode, entries = b->batch->n_table_entries;
-    if (b->padded_items) {
-        items = units = b->padded_items;
+    if (b->padded_items) items = units = b->padded_items;
+    if (b->padded_items && !b->tables.tables) {
         int64_t room = LEAST_STEADY_ENTRIES;
         while (room < entries) room *= 2;
         entries = room;
@@ -86,7 +86,7 @@ static int may_share(const cpa_cuda_plan_builder *b, const cpa_cuda_device *devi
 static cpa_status share_keys(cpa_cuda_plan_builder *b, cpa_cuda_plan *plan, const cpa_cuda_device *device,
                              cpa_error *err) {
     if (!may_share(b, device)) return CPA_OK;
-    CPA_TRY(cpa_cuda_cascade_plan(b->cascade, b->given, b->tile_rows, b->multiprocessors, &b->cut, err));
+    CPA_TRY(cpa_cuda_cascade_plan(b->cascade, b->given, b->tables, b->tile_rows, b->multiprocessors, &b->cut, err));
     if (b->cut.split_keys == 0) return CPA_OK;
     CPA_TRY(cpa_cuda_source_cut_shared(b, plan, err));
     if (b->cut.split_keys == 0) return CPA_OK;
@@ -99,6 +99,28 @@ static cpa_status share_keys(cpa_cuda_plan_builder *b, cpa_cuda_plan *plan, cons
     b->n_shared = cpa_cuda_ceil_div(b->n_shared, STEADY_SHARED) * STEADY_SHARED;
     b->n_listed = b->n_shared * cpa_cuda_tile_tokens(b->given, b->tile_rows);
     return CPA_OK;
+}
+
+/* Shares keys, and says by which tables the kernels read: those that stay as they are, but where keys are prepared,
+ * whose places follow from the entries of the plan's own; or the plan's own, which the batch then is of. */
+static cpa_status take_tables(cpa_cuda_plan_builder *b, cpa_cuda_plan *plan, const cpa_attend_batch *given,
+                              cpa_attend_batch *packed, cpa_table_set stay, cpa_error *err) {
+    const cpa_cuda_device *device = (const cpa_cuda_device *)plan->base.device;
+    const int prepares = b->n_tiles > 0 && cpa_cuda_source_prepares(plan->base.device, &given->shape);
+    if (stay.tables && !prepares) {
+        b->tables = stay;
+        packed->n_table_entries = 0;
+        CPA_TRY(share_keys(b, plan, device, err));
+        if (b->n_places == 0) return CPA_OK;
+        cpa_cuda_source_clear(plan->memory->source);
+        b->tables = (cpa_table_set){0};
+        b->batch = b->given;
+        b->n_places = b->n_shared = b->n_listed = 0;
+        b->cut = (cpa_cuda_cascade_cut){0};
+    }
+    if (stay.tables || cpa_cuda_plan_packs_tables(given))
+        CPA_TRY(cpa_cuda_plan_pack_items(plan->memory, given, packed, &plan->most_entries, err));
+    return share_keys(b, plan, device, err);
 }
 
 /* The pieces over shared keys; those that fill up have no rows. */
@@ -171,14 +193,13 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
     CPA_TRY(cpa_cuda_select(base->device, err));
     plan->base.n_items = 0; /* until the plan is whole again */
     packed.cascade_attention = given->block_tables_on_device ? CPA_CASCADE_OFF : given->cascade_attention;
-    if (cpa_cuda_plan_packs_tables(given))
-        CPA_TRY(cpa_cuda_plan_pack_items(memory, given, &packed, &plan->most_entries, err));
-    plan->device_tables = given->block_tables_on_device ? given->block_tables : NULL;
-    plan->num_blocks = given->num_blocks;
     cpa_cuda_source_clear(memory->source);
     CPA_TRY(choose_decode(&b, fusion.padded_items, err));
     CPA_TRY(cpa_cuda_plan_count_work(&b, err));
-    CPA_TRY(share_keys(&b, plan, device, err));
+    plan->device_tables = given->block_tables_on_device ? given->block_tables : NULL;
+    plan->num_blocks = given->num_blocks;
+    CPA_TRY(take_tables(&b, plan, given, &packed, fusion.tables, err));
+    fusion.tables = b.tables;
     cpa_cuda_plan_choose_splits(&b);
     const int64_t most_teams = b.shares.teams;
     CPA_TRY(cpa_cuda_source_cut_prefill(&b, plan, err));
@@ -231,22 +252,42 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
     return CPA_OK;
 }
 
+const int32_t *cpa_cuda_plan_tables(const cpa_cuda_plan *plan) {
+    const cpa_table_set stay = plan->base.fusion.tables;
+    if (stay.tables) return cpa_block_tables_device(stay);
+    return (const int32_t *)(plan->memory->image + plan->tables_at);
+}
+
 uint64_t cpa_cuda_plan_shape(const cpa_attend_plan *base) {
     const cpa_cuda_plan *plan = (const cpa_cuda_plan *)base;
     const uint64_t shape[] = {
-        (uint64_t)base->n_items,           (uint64_t)plan->rows,
-        (uint64_t)base->fusion.ready_row,  (uint64_t)base->fusion.ready_rows,
-        (uint64_t)plan->decode_ctas,       (uint64_t)plan->decode_wide,
-        (uint64_t)plan->decode_row_tiles,  (uint64_t)plan->tile_rows,
-        (uint64_t)plan->prefill.n_pieces,  (uint64_t)plan->prefill.by_head,
-        (uint64_t)plan->prefill.n_splits,  (uint64_t)plan->partial_rows,
-        (uint64_t)plan->image_bytes,       (uint64_t)plan->tables_at,
-        (uint64_t)plan->decode_at,         (uint64_t)plan->counters_at,
-        (uint64_t)plan->prefill.pieces_at, (uint64_t)plan->prefill.splits_at,
-        (uint64_t)plan->place_tables_at,   (uint64_t)plan->listed_blocks_at,
-        (uint64_t)plan->n_shared,          (uint64_t)plan->shared_at,
-        (uint64_t)plan->rows_at,           (uintptr_t)plan->memory->image,
-        (uintptr_t)plan->memory->partial,  cpa_cuda_source_shape(plan->memory->source),
+        (uint64_t)base->n_items,
+        (uint64_t)plan->rows,
+        (uint64_t)base->fusion.ready_row,
+        (uint64_t)base->fusion.ready_rows,
+        (uint64_t)plan->decode_ctas,
+        (uint64_t)plan->decode_wide,
+        (uint64_t)plan->decode_row_tiles,
+        (uint64_t)plan->tile_rows,
+        (uint64_t)plan->prefill.n_pieces,
+        (uint64_t)plan->prefill.by_head,
+        (uint64_t)plan->prefill.n_splits,
+        (uint64_t)plan->partial_rows,
+        (uint64_t)plan->image_bytes,
+        (uint64_t)plan->tables_at,
+        (uint64_t)plan->decode_at,
+        (uint64_t)plan->counters_at,
+        (uint64_t)plan->prefill.pieces_at,
+        (uint64_t)plan->prefill.splits_at,
+        (uint64_t)plan->place_tables_at,
+        (uint64_t)plan->listed_blocks_at,
+        (uint64_t)plan->n_shared,
+        (uint64_t)plan->shared_at,
+        (uint64_t)plan->rows_at,
+        (uintptr_t)plan->memory->image,
+        (uintptr_t)plan->memory->partial,
+        cpa_cuda_source_shape(plan->memory->source),
+        (uintptr_t)cpa_cuda_plan_tables(plan),
     };
     return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }

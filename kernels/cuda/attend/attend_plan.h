@@ -15,6 +15,7 @@ typedef struct cpa_cuda_plan_builder {
     int64_t n_shared;         /* pieces over them, and those that fill a padded plan up */
     int64_t n_listed;         /* rows of theirs */
     const int64_t *state_shifts;
+    cpa_table_set tables; /* that stay, and that the kernels read */
     int32_t group;
     int32_t multiprocessors;
     int wide_fits;              /* CTAs of decode */

@@ -30,8 +30,7 @@ int64_t cpa_cuda_least_workspace(const cpa_attention_shape *shape, int32_t block
     return none.token_bytes > 0 ? cpa_key_room_least(&none) - none.bytes : 0;
 }
 
-/* Whether prefill kernels of the device need the keys of such a cache prepared. */
-static int prepares(const cpa_device *device, const cpa_attention_shape *shape) {
+int cpa_cuda_source_prepares(const cpa_device *device, const cpa_attention_shape *shape) {
     const int hopper = ((const cpa_cuda_device *)device)->path == CPA_CUDA_HOPPER;
     return cpa_cuda_prepared_token_bytes(shape) > 0 && (hopper || !cpa_dtype_is_quantised(shape->kv_dtype));
 }
@@ -171,7 +170,7 @@ cpa_status cpa_cuda_source_cut_shared(cpa_cuda_plan_builder *b, cpa_cuda_plan *p
     const int32_t block_size = b->given->block_size;
     const int64_t steady = b->padded_items > 0 ? STEADY_PLACES : 1;
     int64_t n_pieces = 0;
-    if (!prepares(plan->base.device, &b->given->shape)) return CPA_OK;
+    if (!cpa_cuda_source_prepares(plan->base.device, &b->given->shape)) return CPA_OK;
     for (int64_t i = 0; i < tree->n_nodes; i++) {
         const cpa_cascade_node *node = &tree->nodes[i];
         CPA_TRY(add_keys(&s->nodes, cpa_cuda_tokens_of_node(tree, b->given, node), node->k_end - node->k_begin, err));
@@ -252,7 +251,7 @@ static cpa_status begin_passes(const cpa_cuda_plan_builder *b, struct cpa_cuda_s
 cpa_status cpa_cuda_source_cut_prefill(cpa_cuda_plan_builder *b, cpa_cuda_plan *plan, cpa_error *err) {
     struct cpa_cuda_source *s = plan->memory->source;
     const int32_t block_size = b->batch->block_size;
-    if (b->n_tiles == 0 || !prepares(plan->base.device, &b->batch->shape)) return CPA_OK;
+    if (b->n_tiles == 0 || !cpa_cuda_source_prepares(plan->base.device, &b->batch->shape)) return CPA_OK;
     for (int64_t i = 0; i < b->batch->n_items; i++) {
         const cpa_attend_item *item = &b->batch->items[i];
         if (cpa_cuda_packed_rows(b->batch, item) == 0 || cpa_cuda_is_decode(b, item)) continue;

@@ -53,6 +53,8 @@ struct cpa_cuda_source {
 };
 
 void cpa_cuda_source_destroy(cpa_device *device, struct cpa_cuda_source *source);
+/* Whether prefill kernels of the device need the keys of such a cache prepared. */
+int cpa_cuda_source_prepares(const cpa_device *device, const cpa_attention_shape *shape);
 
 /* ---- while a plan is set, in this order ---- */
 

@@ -133,7 +133,7 @@ static cpa_status list_shared_rows(cpa_host_plan *plan, cpa_error *err) {
     return CPA_OK;
 }
 
-cpa_status cpa_host_plan_cascade(cpa_host_plan *plan, cpa_error *err) {
+cpa_status cpa_host_plan_cascade(cpa_host_plan *plan, cpa_table_set tables, cpa_error *err) {
     const cpa_attend_batch *batch = &plan->batch;
     int64_t left = MOST_FLOATS;
     plan->n_shared = plan->n_shared_units = plan->n_members = plan->n_shared_rows = 0;
@@ -141,7 +141,7 @@ cpa_status cpa_host_plan_cascade(cpa_host_plan *plan, cpa_error *err) {
     for (int64_t i = 0; i < batch->n_items; i++)
         plan->paths[i] = (cpa_host_path){.split_begin = plan->items[i].k_first / CPA_HOST_SPLIT_TOKENS};
     if (batch->cascade_attention == CPA_CASCADE_OFF) return CPA_OK;
-    CPA_TRY(cpa_cascade_find(&plan->cascade, batch, CPA_HOST_SPLIT_TOKENS, MOST_ROWS, err));
+    CPA_TRY(cpa_cascade_find(&plan->cascade, batch, tables, CPA_HOST_SPLIT_TOKENS, MOST_ROWS, err));
     const cascade_room room = {plan, &left};
     cpa_cascade_keep(&plan->cascade, fits, &room);
     for (int64_t i = 0; i < plan->cascade.n_nodes; i++) CPA_TRY(add_node(plan, &plan->cascade.nodes[i], err));

@@ -6,7 +6,7 @@
 
 /* Finds the whole splits that items of the batch share, and deals them to shared units; none where the batch says off.
  * Afterwards paths tell of each item which splits are its own. */
-cpa_status cpa_host_plan_cascade(cpa_host_plan *plan, cpa_error *err);
+cpa_status cpa_host_plan_cascade(cpa_host_plan *plan, cpa_table_set tables, cpa_error *err);
 void cpa_host_cascade_release(cpa_host_plan *plan);
 
 /* Folds the shared states of a row of a unit, in the order of the keys, into its state. */

@@ -125,19 +125,24 @@ cpa_status cpa_host_plan_create(cpa_device *device, const cpa_key_workspace *wor
     return CPA_OK;
 }
 
+static cpa_status copy_tables(cpa_host_plan *plan, const cpa_attend_batch *batch, cpa_error *err) {
+    CPA_TRY(reserve(&plan->tables, &plan->tables_capacity, batch->n_table_entries, sizeof *plan->tables, err));
+    if (batch->n_table_entries)
+        memcpy(plan->tables, batch->block_tables, (size_t)batch->n_table_entries * sizeof *plan->tables);
+    plan->batch.block_tables = plan->tables;
+    return CPA_OK;
+}
+
 cpa_status cpa_host_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batch, cpa_attend_fusion fusion,
                              cpa_error *err) {
     cpa_host_plan *plan = (cpa_host_plan *)base;
     base->n_items = plan->n_units = plan->n_folds = plan->n_partials = 0;
     CPA_TRY(reserve(&plan->items, &plan->items_capacity, batch->n_items, sizeof *plan->items, err));
-    CPA_TRY(reserve(&plan->tables, &plan->tables_capacity, batch->n_table_entries, sizeof *plan->tables, err));
     if (batch->n_items) memcpy(plan->items, batch->items, (size_t)batch->n_items * sizeof *plan->items);
-    if (batch->n_table_entries)
-        memcpy(plan->tables, batch->block_tables, (size_t)batch->n_table_entries * sizeof *plan->tables);
     plan->batch = *batch;
     plan->batch.items = plan->items;
-    plan->batch.block_tables = plan->tables;
-    CPA_TRY(cpa_host_plan_cascade(plan, err));
+    if (!fusion.tables.tables) CPA_TRY(copy_tables(plan, batch, err));
+    CPA_TRY(cpa_host_plan_cascade(plan, fusion.tables, err));
     for (int64_t i = 0; i < batch->n_items; i++) CPA_TRY(add_item(plan, i, fusion.full, err));
     CPA_TRY(divide_units(plan, ((const cpa_host_device *)base->device)->thread_count, err));
     if (plan->n_shared_units)

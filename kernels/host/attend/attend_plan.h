@@ -52,7 +52,7 @@ typedef struct cpa_host_shared_row {
 
 typedef struct cpa_host_plan {
     cpa_attend_plan base;
-    cpa_attend_batch batch; /* items and block_tables point at the copies below */
+    cpa_attend_batch batch; /* items and block_tables point at the copies below; of tables that stay there is none */
     cpa_attend_item *items;
     int64_t items_capacity;
     int32_t *tables;

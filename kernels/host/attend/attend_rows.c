@@ -248,7 +248,7 @@ static cpa_attend_pages find_pages(const cpa_attend_job *job, const cpa_host_uni
         .dtype = kv->dtype,
         .dim = pool.dim,
         .keys = job->plan->items[unit->item].k_count,
-        .table = job->plan->tables + job->plan->items[unit->item].table,
+        .table = job->plan->batch.block_tables + job->plan->items[unit->item].table,
         .run_bytes = pool.runs > 1 ? pool.run_bytes : 0,
         .run_stride = pool.run_stride,
         .tensor_scale = pool.tensor_scale,
