@@ -1,7 +1,7 @@
 /* The table of operators: enqueued on a stream, they allocate nothing and do not synchronise.
  *
- * The argument structs, their shapes, dtypes, units and aliasing rules are those of the public header cpattn/ops.h; the
- * two that are not public are here. CPA_UNSUPPORTED says that there is no kernel for a shape. */
+ * The argument structs, their shapes, dtypes, units and aliasing rules are those of the public header cpattn/ops.h; those
+ * that are not public are here. CPA_UNSUPPORTED says that there is no kernel for a shape. */
 #ifndef CPA_KERNELS_OPERATORS_H
 #define CPA_KERNELS_OPERATORS_H
 
@@ -61,6 +61,17 @@ typedef struct cpa_hash_rows_args {
     uint8_t *nonfinite;
     cpa_dtype dtype;
 } cpa_hash_rows_args;
+
+/* project_states: partial states times a matrix of their head: O summed over v_dim in ascending order, in fp32; the LSE
+ * keeps its bits. O of an empty state is not read, and becomes 0. */
+typedef struct cpa_project_states_args {
+    int64_t rows;
+    int32_t heads, v_dim, out_dim;
+    cpa_partial from;   /* [rows, heads, v_dim]; strides are not 0 */
+    const void *matrix; /* [heads, v_dim, out_dim], dtype */
+    cpa_dtype dtype;
+    cpa_partial to; /* [rows, heads, out_dim]; strides are not 0, and its memory is not that of `from` */
+} cpa_project_states_args;
 
 /* copy_blocks: whole blocks as bytes, whatever their sections: in each of `layers` layers, block pairs[i][0] of src to
  * block pairs[i][1] of dst. Either may be page-locked host memory. No block is both read and written, or written twice.
@@ -153,6 +164,7 @@ struct cpa_operator_table {
     /* Strides are not 0; there are rows, and merge_packed has heads. */
     cpa_status (*state_pack)(const cpa_state_pack_args *args, cpa_stream *stream);
     cpa_status (*state_merge_packed)(const cpa_state_merge_packed_args *args, cpa_stream *stream);
+    cpa_status (*project_states)(const cpa_project_states_args *args, cpa_stream *stream); /* there are rows */
 
     /* Of kv_copy and kv_pack one side may have CPA_VLLM_X and the other rows in one piece. */
     cpa_status (*kv_write)(const cpa_kv_write_args *args, cpa_stream *stream);

@@ -9,7 +9,7 @@
  * from all peers at once (Liu et al., Ring Attention, arXiv:2310.01889; Yang et al., Context Parallelism for Scalable
  * Million-Token Inference, arXiv:2411.01783).
  * pass-Q (keys stay): queries travel, and partial states come back. Both give the same result; on the host the same
- * bits. */
+ * bits, but for rows of a form with a matrix (cpa_row_form). */
 #ifndef CPATTN_CONTEXT_H
 #define CPATTN_CONTEXT_H
 
@@ -48,6 +48,19 @@ CPA_API cpa_algorithm cpa_algorithm_choose(const cpa_algorithm_question *questio
  * algorithm of a chunk says; what travels are partial states. */
 typedef enum cpa_row_placement { CPA_ROWS_OWNED = 0, CPA_ROWS_REPLICATED } cpa_row_placement;
 
+/* A form of rows. The rows of a step may have several, of which each chunk names its own: rows of decode that attend
+ * latent keys as they lie, say, beside rows of prefill that attend narrower ones. All attend the same cache, with the
+ * heads of its shape. */
+typedef struct cpa_row_form {
+    int32_t k_dim; /* of a query head, which attends the first so many columns of a key; 0: that of the shape */
+    int32_t v_dim; /* of a partial state, over the first so many columns of a value; 0: that of the shape */
+    /* Of a head of the result, and of the partial states that travel between ranks; 0: v_dim. If it is not 0, each layer
+     * has a matrix for each head, which partial states are multiplied by before they travel: cpa_form_rows.matrix. */
+    int32_t out_dim;
+    int32_t reserved[5]; /* zero */
+} cpa_row_form;
+enum { CPA_MOST_ROW_FORMS = 3 };
+
 typedef struct cpa_context cpa_context;
 
 typedef struct cpa_context_options {
@@ -64,6 +77,10 @@ typedef struct cpa_context_options {
     int64_t max_rows; /* most new tokens in one step, over all ranks */
     cpa_row_placement rows;
     cpa_cascade_attention cascade_attention; /* of chunks of a few tokens over this rank's shard */
+    /* [n_forms], copied; NULL and 0: there is one form, that of the shape. Forms that attend fewer columns than a row has
+     * take a cache whose rows lie in one piece, without scales of their own. */
+    const cpa_row_form *forms;
+    int32_t n_forms; /* at most CPA_MOST_ROW_FORMS */
 } cpa_context_options;
 
 /* One chunk: the new tokens [start, start + count) of one sequence, over the keys up to their end. The same on every
@@ -77,8 +94,25 @@ typedef struct cpa_context_chunk {
     const int32_t *block_table; /* this rank's blocks of the sequence; ceil(len / block_size) entries for its
                                    len = cpa_tokens_before(map, cpa_tokens_on(map, placement, rank),
                                    start + count) tokens */
-    int64_t reserved[3];        /* zero */
+    int64_t form;               /* of its rows: an index among the forms of the options; 0 where they name none */
+    int64_t reserved[2];        /* zero */
 } cpa_context_chunk;
+
+/* The tensors of the rows of one form in a layer: those of its chunks, one behind the other. A form without rows on
+ * this rank may leave q, out and lse NULL; its mask, scale and matrix are the same on every rank that attends the step. A
+ * form that no chunk of the step names is not looked at. */
+typedef struct cpa_form_rows {
+    const void *q;          /* [rows, q_heads, k_dim], dtype */
+    void *out;              /* [rows, q_heads, out_dim], dtype or fp8; with replicated rows only the own heads */
+    float *lse;             /* [rows, q_heads], or NULL; likewise */
+    const float *out_scale; /* device [1]: `out` holds CPA_FP8_E4M3, as that of cpa_attend; NULL with replicated rows */
+    cpa_mask mask;
+    float scale; /* 0 = 1 / sqrt(k_dim) */
+    const void
+        *matrix; /* [q_heads, v_dim, out_dim], dtype: a result is O of its head times this, summed in fp32 over v_dim
+                           in ascending order; NULL for a form without out_dim */
+    int64_t reserved[4]; /* zero */
+} cpa_form_rows;
 
 /* The tensors of one layer. */
 typedef struct cpa_context_args {
@@ -98,6 +132,9 @@ typedef struct cpa_context_args {
     const cpa_key_selection *selection;
     const cpa_score_bias *bias;
     const float *out_scale; /* device [1]: `out` holds CPA_FP8_E4M3, as that of cpa_attend; NULL with replicated rows */
+    /* [n_forms] in the place of q, mask, scale, out, lse and out_scale; NULL: those are of form 0, and no other form has
+     * rows in the step. Rules, custom mask and bias are those of all forms. */
+    const cpa_form_rows *rows;
 } cpa_context_args;
 
 /* What has happened since the context was created, on this rank. */
@@ -134,6 +171,9 @@ CPA_API int64_t cpa_context_least_staging(const cpa_device *device, const cpa_co
 /* How many rows of the chunks this rank owns, or that there are if they are replicated; chunks that cpa_context_plan
  * refuses have none. Pure; thread-safe. */
 CPA_API int64_t cpa_context_rows(const cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks);
+/* The same of the rows of one form. */
+CPA_API int64_t cpa_context_rows_of(const cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks,
+                                    int64_t form);
 
 /* Plans a step: every rank derives the same exchanges from the same chunks. That all ranks have planned the same
  * chunks is found out by the first layer, which otherwise is CPA_INVALID on all of them, as are the others of the
@@ -175,6 +215,7 @@ typedef struct cpa_context_limits {
     int64_t sequences;  /* 1 to max_rows of the options */
     int64_t tokens;     /* most of a sequence, on all ranks together */
     int64_t num_blocks; /* the caches that are attended have at least so many blocks */
+    int64_t form;       /* of all rows */
 } cpa_context_limits;
 
 /* Collective, once a context; waits for the device. The limits are the same on every rank but for num_blocks. Steps of

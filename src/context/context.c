@@ -2,6 +2,7 @@
 #include <cpattn/context.h>
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/check.h"
@@ -60,8 +61,7 @@ enum { MOST_INTERLEAVE = 1 << 20 };
 /* More than any device has; a number beyond it is a mistake. */
 static const int64_t MOST_STAGING_BYTES = (int64_t)1 << 40;
 
-static cpa_status check_options(const cpa_context_options *o, const cpa_device *device, cpa_error *err) {
-    CPA_TRY(cpa_check_attend("context", device, &o->shape, NULL, err));
+static cpa_status check_options(const cpa_context_options *o, cpa_error *err) {
     CPA_TRY(cpa_check_block_size("context", o->block_size, err));
     if ((o->interleave != 0 && !cpa_interleave_fits(o->interleave, o->block_size)) || o->interleave > MOST_INTERLEAVE) {
         return cpa_fail(err, CPA_INVALID,
@@ -89,17 +89,21 @@ static cpa_status check_options(const cpa_context_options *o, const cpa_device *
 
 /* The options with their defaults filled in. */
 static cpa_status take_options(const cpa_context_options *given, const cpa_device *device, cpa_context_options *out,
-                               cpa_error *err) {
+                               cpa_forms *forms, cpa_error *err) {
     if (!device) return cpa_fail(err, CPA_INVALID, "context: no device");
     CPA_TRY(CPA_STRUCT_TAKE("context", given, cpa_context_options, max_rows, out, err));
-    CPA_TRY(check_options(out, device, err));
+    CPA_TRY(cpa_forms_take(device, out, forms, err));
+    CPA_TRY(check_options(out, err));
+    out->forms = NULL;
     if (!out->interleave) out->interleave = out->block_size;
     return CPA_OK;
 }
 
 int64_t cpa_context_least_staging(const cpa_device *device, const cpa_context_options *options, int32_t size) {
     cpa_context_options taken;
-    if (size < 1 || size > CPA_MERGE_MAX_STATES || take_options(options, device, &taken, NULL) != CPA_OK) return 0;
+    cpa_forms forms;
+    if (size < 1 || size > CPA_MERGE_MAX_STATES || take_options(options, device, &taken, &forms, NULL) != CPA_OK)
+        return 0;
     return cpa_pass_kv_least_staging(device, &taken, size);
 }
 
@@ -113,13 +117,24 @@ static cpa_status create_local(cpa_context *c) {
     CPA_TRY(c->ops.device->table->events_create(c->ops.device, &c->steps, &c->ops.error));
     CPA_TRY(cpa_block_tables_create(c->ops.device, 1, &c->tables, &c->ops.error));
     c->step.tables = c->tables;
-    CPA_TRY(cpa_table_plans_create(&c->own, &c->ops));
     c->attended = &c->step;
     c->step.gathers = cpa_pass_kv_gathers(&c->ops.device->caps, &c->ops.options);
     CPA_TRY(cpa_pass_kv_create(&c->kv, &c->ops, &c->step));
     c->rows = c->ops.options.rows;
-    CPA_TRY(cpa_scatter_heads_create(&c->scatter, &c->ops, &c->step));
-    return cpa_pass_q_create(&c->q, &c->ops, &c->step);
+    for (int32_t f = 0; f < c->ops.forms.count; f++)
+        CPA_TRY(cpa_form_lane_create(&c->lanes[f], &c->ops, &c->ops.forms.list[f], &c->step));
+    return CPA_OK;
+}
+
+static cpa_status agree_on_form(cpa_context *c, int32_t index) {
+    const cpa_form *form = &c->ops.forms.list[index];
+    char where[32];
+    snprintf(where, sizeof where, "context: form %d", index);
+    const cpa_named_value values[] = {{"k_dim", form->shape.k_dim},
+                                      {"v_dim", form->shape.v_dim},
+                                      {"out_dim", form->out_dim},
+                                      {"matrix", form->has_matrix}};
+    return cpa_control_same(&c->control, where, values, sizeof values / sizeof values[0], &c->ops.error);
 }
 
 /* Every rank derives the same exchanges from these. */
@@ -144,8 +159,11 @@ static cpa_status agree_on_options(cpa_context *c) {
         {"staging_bytes", (double)o->staging_bytes},
         {"rows", o->rows},
         {"cascade_attention", o->cascade_attention},
+        {"n_forms", o->n_forms},
     };
-    return cpa_control_same(&c->control, "context", values, sizeof values / sizeof values[0], &c->ops.error);
+    CPA_TRY(cpa_control_same(&c->control, "context", values, sizeof values / sizeof values[0], &c->ops.error));
+    for (int32_t f = 0; f < o->n_forms; f++) CPA_TRY(agree_on_form(c, f));
+    return CPA_OK;
 }
 
 static void destroy(cpa_context *c) {
@@ -158,16 +176,13 @@ static void destroy(cpa_context *c) {
         cpa_comm_end_wait(c->control.comm);
     }
     cpa_control_close(&c->control);
-    cpa_pass_q_destroy(&c->reserved_q);
-    cpa_scatter_heads_destroy(&c->scatter);
+    cpa_form_lane_destroy(&c->reserved, &c->ops);
+    for (int32_t f = 0; f < CPA_MOST_ROW_FORMS; f++) cpa_form_lane_destroy(&c->lanes[f], &c->ops);
     cpa_score_rows_free(&c->score_rows, &c->ops);
-    cpa_pass_q_destroy(&c->q);
     cpa_pass_kv_destroy(&c->kv);
     if (c->ops.device) {
         if (c->steps) c->ops.device->table->events_destroy(c->steps);
-        cpa_table_plans_destroy(&c->own, &c->ops);
         cpa_block_tables_destroy(c->tables);
-        cpa_context_free(&c->ops, &c->own_memory);
         cpa_context_free(&c->ops, &c->slices_memory);
     }
     cpa_planned_step_destroy(&c->step);
@@ -210,7 +225,7 @@ cpa_status cpa_context_create_over(cpa_comm *comm, cpa_device *device, const cpa
     c->awaiting = (cpa_progress_hook){.drain = drain_stream, .ctx = c};
     cpa_plan_agreement_open(&c->agreement, &c->control);
 
-    status = out ? take_options(options, device, &c->ops.options, &c->ops.error)
+    status = out ? take_options(options, device, &c->ops.options, &c->ops.forms, &c->ops.error)
                  : cpa_fail(&c->ops.error, CPA_INVALID, "context: out is NULL");
     if (status == CPA_OK) {
         c->ops.map = c->step.map = (cpa_owner_map){c->control.size, c->ops.options.interleave};

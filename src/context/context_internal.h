@@ -1,5 +1,7 @@
 /* A context, as the files of this folder see it. Others call src/context/context.h.
  *
+ *   forms.h         forms of rows, and the layer at hand as rows of each see it
+ *   form_lane.h     what is kept of the rows of one form
  *   context.c       create, destroy, statistics, exchanges between layers
  *   context_layer.c  one layer from start to end
  *   context_plan.c  a step: its chunks, and the rows of this rank against its own shard
@@ -15,10 +17,9 @@
 #ifndef CPA_CONTEXT_INTERNAL_H
 #define CPA_CONTEXT_INTERNAL_H
 
+#include "src/context/form_lane.h"
 #include "src/context/pass_kv.h"
-#include "src/context/pass_q.h"
 #include "src/context/plan_agreement.h"
-#include "src/context/scatter_heads.h"
 #include "src/context/score_rows.h"
 
 struct cpa_context {
@@ -27,14 +28,13 @@ struct cpa_context {
     cpa_planned_step step;
     cpa_block_tables *tables; /* a row for each chunk, of steps whose chunks bring theirs */
     cpa_pass_kv kv;
-    cpa_pass_q q;
-    cpa_scatter_heads scatter;
+    cpa_form_lane lanes[CPA_MOST_ROW_FORMS]; /* of each form of the rows of `step` */
     cpa_score_rows score_rows;
     cpa_context_buffer slices_memory; /* of cpa_context_slices: parts that other ranks send */
     cpa_row_placement rows;           /* of the steps that are planned next */
     /* Of cpa_context_reserve, beside the planned step: a row a sequence, and no chunks. */
     cpa_planned_step reserved_step;
-    cpa_pass_q reserved_q;
+    cpa_form_lane reserved;
     const cpa_planned_step *attended; /* by layers: one of these two steps */
     int broken;                       /* a layer failed half-way: the ranks no longer agree on what is in flight */
     double replayed_s;                /* see cpa_context_replayed_seconds */
@@ -52,9 +52,6 @@ struct cpa_context {
 
     int planned;             /* layers may attend */
     int32_t layers_attended; /* layers of the planned step that have been attended */
-    cpa_table_plans own;     /* own rows over the own shard, but those that pass-KV or pass-Q takes */
-    cpa_context_buffer own_memory;
-    cpa_partial own_state; /* of the rows of `own` */
 };
 
 /* Fails if a layer has failed half-way. */

@@ -1,6 +1,6 @@
 /* Context attention: one layer from start to end. */
 #include <inttypes.h>
-#include <math.h>
+#include <stdio.h>
 
 #include <cpattn/context.h>
 
@@ -27,6 +27,47 @@ static cpa_status check_score(cpa_context *c, const cpa_context_args *args) {
     return CPA_OK;
 }
 
+/* What the rows of a form are given. */
+static cpa_status check_rows(cpa_context *c, const cpa_form *form, const cpa_form_rows *rows, const char *where) {
+    const cpa_planned_step *step = c->attended;
+    cpa_error *err = &c->ops.error;
+    CPA_TRY(cpa_check_attend(where, c->ops.device, &form->shape, &rows->mask, err));
+    CPA_TRY(cpa_check_layer_mask(where, &rows->mask, err));
+    if (rows->scale - rows->scale != 0)
+        return cpa_fail(err, CPA_INVALID, "%s: scale is %g, expected a finite number", where, (double)rows->scale);
+    const int has_results = !cpa_step_is_replicated(step) || c->lanes[0].scatter.heads > 0;
+    if (step->rows[form->index] > 0 && (!rows->q || (has_results && !rows->out)))
+        return cpa_fail(err, CPA_INVALID, "%s: %" PRId64 " rows, but q %p and out %p, expected both", where,
+                        step->rows[form->index], rows->q, rows->out);
+    if (rows->out_scale && cpa_step_is_replicated(step))
+        return cpa_fail(err, CPA_UNSUPPORTED, "%s: out_scale with replicated rows, expected NULL", where);
+    if (form->has_matrix != (rows->matrix != NULL))
+        return cpa_fail(err, CPA_INVALID, "%s: the matrix is %p, expected %s", where, rows->matrix,
+                        form->has_matrix ? "one, as the form has an out_dim" : "NULL, as the form has no out_dim");
+    if (!CPA_RESERVED_IS_ZERO(*rows))
+        return cpa_fail(err, CPA_INVALID, "%s: the reserved bytes of the rows are not zero", where);
+    const int64_t element = cpa_dtype_bytes(form->shape.dtype);
+    CPA_TRY(cpa_check_aligned(where, "q", rows->q, element, err));
+    CPA_TRY(cpa_check_aligned(where, "out", rows->out, rows->out_scale ? 1 : element, err));
+    CPA_TRY(cpa_check_aligned(where, "out_scale", rows->out_scale, sizeof *rows->out_scale, err));
+    CPA_TRY(cpa_check_aligned(where, "matrix", rows->matrix, element, err));
+    return cpa_check_aligned(where, "lse", rows->lse, sizeof *rows->lse, err);
+}
+
+/* The rows of all forms that the step has; `layer` is what the arguments say. */
+static cpa_status check_forms(cpa_context *c, const cpa_context_args *args, const cpa_layer *layer) {
+    for (int32_t i = 0; i < c->ops.forms.count; i++) {
+        char where[32] = "attend";
+        if (args->rows) snprintf(where, sizeof where, "attend: form %d", i);
+        if (c->ops.forms.count > 1 && !cpa_planned_has_form(c->attended, i)) continue;
+        if (!args->rows && i > 0)
+            return cpa_fail(&c->ops.error, CPA_INVALID,
+                            "attend: the step has rows of form %d, but rows is NULL, expected those of each form", i);
+        CPA_TRY(check_rows(c, &c->ops.forms.list[i], &layer->forms[i].rows, where));
+    }
+    return CPA_OK;
+}
+
 static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const cpa_stream *stream) {
     const cpa_context_options *o = &c->ops.options;
     const cpa_kv_view *kv = &args->kv;
@@ -41,86 +82,118 @@ static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const
     CPA_TRY(cpa_check_view("attend", kv, &c->ops.error));
     const cpa_cache_form cache = cpa_cache_form_of("the cache", kv), own = {"the context", o->shape, o->block_size};
     CPA_TRY(cpa_check_same_cache("attend", &cache, &own, 0, &c->ops.error));
-    const cpa_planned_step *step = c->attended;
-    const int32_t max_block = step->max_block[c->ops.table_set];
+    const int32_t max_block = c->attended->max_block[c->ops.table_set];
     if (max_block >= kv->num_blocks) {
         return cpa_fail(&c->ops.error, CPA_INVALID,
                         "attend: a block table names block %d of a cache of %" PRId64 ", expected 0..%" PRId64,
                         max_block, kv->num_blocks, kv->num_blocks - 1);
     }
-    CPA_TRY(cpa_check_attend("attend", c->ops.device, &o->shape, &args->mask, &c->ops.error));
-    CPA_TRY(cpa_check_layer_mask("attend", &args->mask, &c->ops.error));
-    if (args->scale - args->scale != 0) {
-        return cpa_fail(&c->ops.error, CPA_INVALID, "attend: scale is %g, expected a finite number",
-                        (double)args->scale);
-    }
     CPA_TRY(check_score(c, args));
-    if (step->rows > 0 && (!args->q || (!args->out && !(cpa_step_is_replicated(step) && c->scatter.heads == 0)))) {
-        return cpa_fail(&c->ops.error, CPA_INVALID, "attend: %" PRId64 " rows, but q %p and out %p, expected both",
-                        step->rows, args->q, args->out);
-    }
-    if (args->out_scale && cpa_step_is_replicated(step))
-        return cpa_fail(&c->ops.error, CPA_UNSUPPORTED, "attend: out_scale with replicated rows, expected NULL");
     if (!cpa_context_is_reserved(c) && stream->device->table->stream_is_captured(stream)) {
         return cpa_fail(&c->ops.error, CPA_UNSUPPORTED,
                         "attend: the stream is in a capture of the caller's, and the step is not the reserved one");
     }
-    const int64_t element = cpa_dtype_bytes(o->shape.dtype);
-    CPA_TRY(cpa_check_aligned("attend", "q", args->q, element, &c->ops.error));
-    CPA_TRY(cpa_check_aligned("attend", "out", args->out, args->out_scale ? 1 : element, &c->ops.error));
-    CPA_TRY(cpa_check_aligned("attend", "out_scale", args->out_scale, sizeof *args->out_scale, &c->ops.error));
-    return cpa_check_aligned("attend", "lse", args->lse, sizeof *args->lse, &c->ops.error);
+    return CPA_OK;
 }
 
-/* The last merge, of the first `rows` rows: the own shard with what pass-KV added to it, and what came back in pass-Q.
- * Rounds once. */
-static cpa_status merge_states(cpa_context *c, cpa_pass_q *q, const cpa_context_args *args, cpa_partial own,
-                               int64_t rows, cpa_stream *stream) {
-    const cpa_context_options *o = &c->ops.options;
+/* The last merge, of the first `rows` rows of a form: the own shard with what pass-KV added to it, and what came back in
+ * pass-Q. Rounds once. */
+static cpa_status merge_states(cpa_form_lane *lane, const cpa_form_layer *layer, cpa_partial own, int64_t rows,
+                               cpa_stream *stream) {
+    const cpa_form *form = lane->form;
     cpa_merge_args merge = {
         .size = sizeof merge,
         .rows = rows,
-        .heads = o->shape.q_heads,
-        .v_dim = o->shape.v_dim,
-        .out_dtype = args->out_scale ? CPA_FP8_E4M3 : o->shape.dtype,
-        .out_scale = args->out_scale,
-        .out = args->out,
-        .out_row_stride = (int64_t)o->shape.q_heads * o->shape.v_dim,
-        .out_lse = args->lse,
-        .out_lse_row_stride = o->shape.q_heads,
-        .sink_logits = cpa_context_sinks(&c->ops),
+        .heads = form->shape.q_heads,
+        .v_dim = form->out_dim,
+        .out_dtype = layer->rows.out_scale ? CPA_FP8_E4M3 : form->shape.dtype,
+        .out_scale = layer->rows.out_scale,
+        .out = layer->rows.out,
+        .out_row_stride = (int64_t)form->shape.q_heads * form->out_dim,
+        .out_lse = layer->rows.lse,
+        .out_lse_row_stride = form->shape.q_heads,
+        .sink_logits = cpa_context_sinks(lane->q.ops),
     };
-    return cpa_pass_q_merge(q, own, &merge, stream);
+    return cpa_pass_q_merge(&lane->q, own, &merge, stream);
 }
 
-static cpa_status attend_alone(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
-    cpa_partial state = {.lse = args->lse, .lse_row_stride = c->ops.options.shape.q_heads};
-    const cpa_table_plans *plans = cpa_context_is_reserved(c) ? &c->reserved_q.plans : &c->own;
-    return cpa_context_attend_own(&c->ops, cpa_table_plans_now(plans, &c->ops), args, state, args->out, stream);
+/* The states of own rows that are not among those of pass-Q, multiplied by the matrix of the form, if it has one, and
+ * merged. */
+static cpa_status finish_own(cpa_form_lane *lane, const cpa_form_layer *layer, int64_t rows, cpa_stream *stream) {
+    if (!lane->form->has_matrix) return merge_states(lane, layer, lane->own_state, rows, stream);
+    CPA_TRY(cpa_context_run_project(lane->q.ops, lane->form, layer, rows, lane->own_state, lane->projected, stream));
+    return merge_states(lane, layer, lane->projected, rows, stream);
 }
 
-static cpa_status attend_shared(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
-    cpa_kv_layer layer = {args, cpa_step_joins_own(&c->step) ? cpa_pass_q_own_state(&c->q) : c->own_state,
-                          c->step.rows};
-    if (!c->q.active && !args->lse) layer.open_rows = cpa_pass_kv_open_rows(&c->kv);
-    CPA_TRY(cpa_pass_q_start(&c->q, args, stream));
-    CPA_TRY(cpa_pass_kv_start(&c->kv, &layer, stream));
-    CPA_TRY(cpa_context_attend_own(&c->ops, cpa_table_plans_now(&c->own, &c->ops), args, layer.own, NULL, stream));
-    CPA_TRY(cpa_pass_kv_attend_own(&c->kv, &layer, stream));
-    CPA_TRY(cpa_pass_q_attend_remote(&c->q, args, stream));
-    CPA_TRY(cpa_pass_kv_run(&c->kv, &layer, stream));
-    CPA_TRY(cpa_pass_q_finish(&c->q, layer.open_rows, stream));
-    return merge_states(c, &c->q, args, layer.own, layer.open_rows, stream);
+/* Rows that meet no key of another rank. */
+static cpa_status attend_lane_alone(cpa_context *c, cpa_form_lane *lane, const cpa_form_layer *layer,
+                                    cpa_stream *stream) {
+    const cpa_table_plans *plans = cpa_context_is_reserved(c) ? &lane->q.plans : &lane->own;
+    const cpa_attend_plan *plan = cpa_table_plans_now(plans, &c->ops);
+    if (lane->form->has_matrix) {
+        CPA_TRY(cpa_context_attend_own(&c->ops, plan, lane->form, layer, lane->own_state, NULL, stream));
+        return finish_own(lane, layer, c->attended->rows[lane->form->index], stream);
+    }
+    const cpa_partial state = {.lse = layer->rows.lse, .lse_row_stride = lane->form->shape.q_heads};
+    return cpa_context_attend_own(&c->ops, plan, lane->form, layer, state, layer->rows.out, stream);
+}
+
+static cpa_status attend_alone(cpa_context *c, const cpa_layer *layer, cpa_stream *stream) {
+    if (cpa_context_is_reserved(c))
+        return attend_lane_alone(c, &c->reserved, &layer->forms[c->reserved.form->index], stream);
+    for (int32_t f = 0; f < c->ops.forms.count; f++)
+        CPA_TRY(attend_lane_alone(c, &c->lanes[f], &layer->forms[f], stream));
+    return CPA_OK;
+}
+
+/* Where own states gather, and how many rows are merged at the end. */
+static cpa_kv_layer begin_states(cpa_context *c, const cpa_layer *layer) {
+    cpa_kv_layer states = {.layer = layer};
+    for (int32_t f = 0; f < c->ops.forms.count; f++) {
+        const cpa_form_lane *lane = &c->lanes[f];
+        const int is_merged = lane->q.active || lane->form->has_matrix || layer->forms[f].rows.lse;
+        states.own[f] = cpa_step_joins_own(&c->step) ? cpa_pass_q_own_state(&lane->q) : lane->own_state;
+        states.open_rows[f] = is_merged ? c->step.rows[f] : cpa_pass_kv_open_rows(&c->kv, f);
+    }
+    return states;
+}
+
+static cpa_status attend_shared(cpa_context *c, const cpa_layer *layer, cpa_stream *stream) {
+    const cpa_kv_layer states = begin_states(c, layer);
+    const int32_t n = c->ops.forms.count;
+    for (int32_t f = 0; f < n; f++) CPA_TRY(cpa_pass_q_start(&c->lanes[f].q, &layer->forms[f], stream));
+    CPA_TRY(cpa_pass_kv_start(&c->kv, &states, stream));
+    for (int32_t f = 0; f < n; f++)
+        CPA_TRY(cpa_context_attend_own(&c->ops, cpa_table_plans_now(&c->lanes[f].own, &c->ops), c->lanes[f].form,
+                                       &layer->forms[f], states.own[f], NULL, stream));
+    CPA_TRY(cpa_pass_kv_attend_own(&c->kv, &states, stream));
+    for (int32_t f = 0; f < n; f++) CPA_TRY(cpa_pass_q_attend_remote(&c->lanes[f].q, &layer->forms[f], stream));
+    CPA_TRY(cpa_pass_kv_run(&c->kv, &states, stream));
+    for (int32_t f = 0; f < n; f++) {
+        cpa_form_lane *lane = &c->lanes[f];
+        CPA_TRY(cpa_pass_q_finish(&lane->q, states.open_rows[f], stream));
+        CPA_TRY(cpa_step_joins_own(&c->step)
+                    ? merge_states(lane, &layer->forms[f], states.own[f], states.open_rows[f], stream)
+                    : finish_own(lane, &layer->forms[f], states.open_rows[f], stream));
+    }
+    return CPA_OK;
 }
 
 /* A layer of the reserved step, if ranks exchange. */
-static cpa_status attend_reserved(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
-    cpa_pass_q *q = &c->reserved_q;
-    const int64_t rows = c->reserved_step.rows;
-    CPA_TRY(cpa_pass_q_start(q, args, stream));
-    CPA_TRY(cpa_pass_q_attend_remote(q, args, stream));
+static cpa_status attend_reserved(cpa_context *c, const cpa_layer *layer, cpa_stream *stream) {
+    cpa_pass_q *q = &c->reserved.q;
+    const int64_t rows = c->reserved_step.rows[q->form->index];
+    const cpa_form_layer *of = &layer->forms[q->form->index];
+    CPA_TRY(cpa_pass_q_start(q, of, stream));
+    CPA_TRY(cpa_pass_q_attend_remote(q, of, stream));
     CPA_TRY(cpa_pass_q_finish(q, rows, stream));
-    return merge_states(c, q, args, cpa_pass_q_own_state(q), rows, stream);
+    return merge_states(&c->reserved, of, cpa_pass_q_own_state(q), rows, stream);
+}
+
+static cpa_status attend_replicated(cpa_context *c, const cpa_layer *layer, cpa_stream *stream) {
+    for (int32_t f = 0; f < c->ops.forms.count; f++)
+        CPA_TRY(cpa_scatter_heads_attend(&c->lanes[f].scatter, &layer->forms[f], stream));
+    return CPA_OK;
 }
 
 /* Whether all ranks have planned the same, before the first layer. */
@@ -137,21 +210,27 @@ static cpa_status agree_on_plan(cpa_context *c) {
 }
 
 /* What this rank finds out by itself before it begins; the arguments in *layer. */
-static cpa_status check_layer(cpa_context *c, const cpa_context_args *args, const cpa_stream *stream,
-                              cpa_context_args *layer) {
-    CPA_TRY(CPA_STRUCT_TAKE("attend", args, cpa_context_args, out, layer, &c->ops.error));
-    CPA_TRY(check_args(c, layer, stream));
-    CPA_TRY(cpa_score_rows_begin(&c->score_rows, &c->ops, cpa_context_is_reserved(c) ? NULL : &c->q, layer));
+static cpa_status check_layer(cpa_context *c, const cpa_context_args *given, const cpa_stream *stream,
+                              cpa_layer *layer) {
+    cpa_context_args args;
+    cpa_mask sent[CPA_MOST_ROW_FORMS];
+    CPA_TRY(CPA_STRUCT_TAKE("attend", given, cpa_context_args, out, &args, &c->ops.error));
+    CPA_TRY(check_args(c, &args, stream));
+    cpa_forms_layer(&c->ops.forms, &args, layer);
+    CPA_TRY(check_forms(c, &args, layer));
+    CPA_TRY(cpa_score_rows_begin(&c->score_rows, &c->ops, cpa_context_is_reserved(c) ? NULL : c->lanes, layer));
     if (cpa_context_is_reserved(c) || cpa_step_is_replicated(&c->step)) return CPA_OK;
-    cpa_mask sent = layer->mask;
-    if (layer->selection && layer->selection->bits) sent.causal = 0; /* bits may show what lies behind a query */
+    for (int32_t f = 0; f < c->ops.forms.count; f++) {
+        sent[f] = layer->forms[f].rows.mask;
+        if (layer->selection && layer->selection->bits) sent[f].causal = 0; /* bits may show what lies behind a query */
+    }
     return cpa_pass_kv_select(&c->kv, sent);
 }
 
-static cpa_status attend_by_kind(cpa_context *c, const cpa_context_args *layer, cpa_stream *stream) {
+static cpa_status attend_by_kind(cpa_context *c, const cpa_layer *layer, cpa_stream *stream) {
     switch (c->attended->kind) {
         case CPA_STEP_RESERVED: return attend_reserved(c, layer, stream);
-        case CPA_STEP_REPLICATED: return cpa_scatter_heads_attend(&c->scatter, layer, stream);
+        case CPA_STEP_REPLICATED: return attend_replicated(c, layer, stream);
         case CPA_STEP_ALONE:
         case CPA_STEP_MIXED:
         case CPA_STEP_DECODE: break;
@@ -159,7 +238,7 @@ static cpa_status attend_by_kind(cpa_context *c, const cpa_context_args *layer, 
     return attend_shared(c, layer, stream);
 }
 
-static cpa_status attend_exchanging(cpa_context *c, const cpa_context_args *layer, cpa_stream *stream, int64_t call) {
+static cpa_status attend_exchanging(cpa_context *c, const cpa_layer *layer, cpa_stream *stream, int64_t call) {
     cpa_progress_hook messages = cpa_context_hook(&c->ops);
     c->layers_exchanged++;
     c->exchanging = (cpa_calls){c->control.channel, c->exchanging.channel < 0 ? call : c->exchanging.first, call};
@@ -177,7 +256,7 @@ static cpa_status attend_exchanging(cpa_context *c, const cpa_context_args *laye
 /* Others that have begun the layer exchange by the order of their messages: where this rank refuses it, the rest of the
  * step is refused too, and the next plan finds out whether all ranks have refused the same. */
 static cpa_status attend_layer(cpa_context *c, const cpa_context_args *args, cpa_stream *stream, int64_t call) {
-    cpa_context_args layer;
+    cpa_layer layer;
     const int exchanges = cpa_step_exchanges(c->attended);
     cpa_status status = agree_on_plan(c);
     if (status != CPA_OK && !c->broken) return status; /* on all ranks alike */
@@ -187,7 +266,6 @@ static cpa_status attend_layer(cpa_context *c, const cpa_context_args *args, cpa
     if (status != CPA_OK) {
         if (exchanges) c->planned = 0;
     } else {
-        if (layer.scale == 0) layer.scale = 1.0f / sqrtf((float)c->ops.options.shape.k_dim);
         if (!exchanges) return attend_alone(c, &layer, stream);
         status = attend_exchanging(c, &layer, stream, call);
     }

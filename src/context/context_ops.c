@@ -68,8 +68,9 @@ cpa_status cpa_context_upload(cpa_context_ops *ops, void *dst, const void *src, 
     return cpa_context_check(ops, ops->device->table->stream_sync(ops->upload), ops->upload);
 }
 
-cpa_status cpa_context_ensure_state(cpa_context_ops *ops, cpa_context_buffer *buffer, int64_t rows, cpa_partial *out) {
-    int64_t heads = ops->options.shape.q_heads, width = heads * ops->options.shape.v_dim;
+cpa_status cpa_context_ensure_state(cpa_context_ops *ops, cpa_context_buffer *buffer, int64_t rows, int32_t v_dim,
+                                    cpa_partial *out) {
+    int64_t heads = ops->options.shape.q_heads, width = heads * v_dim;
     CPA_TRY(cpa_context_ensure(ops, buffer, rows * (width + heads) * (int64_t)sizeof(float)));
     float *o = buffer->memory;
     *out = (cpa_partial){.o = o, .o_row_stride = width, .lse = o + rows * width, .lse_row_stride = heads};
@@ -92,12 +93,12 @@ cpa_status cpa_context_create_plan(cpa_context_ops *ops, cpa_attend_plan **out) 
     return ops->device->operators->plan_create(ops->device, &ops->workspace, out, &ops->error);
 }
 
-cpa_status cpa_context_set_plan(cpa_context_ops *ops, cpa_attend_plan *plan, int64_t n_items,
+cpa_status cpa_context_set_plan(cpa_context_ops *ops, const cpa_form *form, cpa_attend_plan *plan, int64_t n_items,
                                 const int32_t *block_tables, int64_t n_table_entries, cpa_attend_fusion fusion) {
     cpa_attend_batch batch = {
         .size = sizeof batch,
         .map = ops->map,
-        .shape = ops->options.shape,
+        .shape = form->shape,
         .block_size = ops->options.block_size,
         .items = ops->items,
         .n_items = n_items,
@@ -116,10 +117,20 @@ cpa_status cpa_context_set_plan(cpa_context_ops *ops, cpa_attend_plan *plan, int
     return CPA_OK;
 }
 
-void cpa_context_set_score(const cpa_context_ops *ops, cpa_score_side side, cpa_attend_args *args) {
-    args->rules = ops->score.rules;
-    args->selection = ops->score.has_selection ? &ops->score.selection[side] : NULL;
-    args->bias = ops->score.has_bias ? &ops->score.bias[side] : NULL;
+cpa_attend_args cpa_context_attend_args(const cpa_context_ops *ops, const cpa_form *form, const cpa_form_layer *layer,
+                                        cpa_score_side side) {
+    return (cpa_attend_args){
+        .size = sizeof(cpa_attend_args),
+        .q = layer->rows.q,
+        .q_dtype = form->shape.dtype,
+        .q_row_stride = (int64_t)form->shape.q_heads * form->shape.k_dim,
+        .kv = layer->kv,
+        .mask = layer->rows.mask,
+        .scale = layer->rows.scale,
+        .rules = ops->score.rules,
+        .selection = ops->score.has_selection ? &ops->score.selection[form->index][side] : NULL,
+        .bias = ops->score.has_bias ? &ops->score.bias[form->index][side] : NULL,
+    };
 }
 
 cpa_status cpa_context_run_attend(cpa_context_ops *ops, const cpa_attend_plan *plan, const cpa_attend_args *args,
@@ -163,22 +174,32 @@ cpa_status cpa_context_finish(cpa_context_ops *ops, cpa_stream *stream, cpa_cont
     return status;
 }
 
-cpa_status cpa_context_attend_own(cpa_context_ops *ops, const cpa_attend_plan *plan, const cpa_context_args *args,
-                                  cpa_partial state, void *out, cpa_stream *stream) {
-    cpa_attend_args attend = {
-        .size = sizeof attend,
-        .q = args->q,
-        .q_dtype = ops->options.shape.dtype,
-        .q_row_stride = (int64_t)ops->options.shape.q_heads * ops->options.shape.k_dim,
-        .kv = args->kv,
-        .mask = args->mask,
-        .scale = args->scale,
-        .state = state,
-        .out = out,
-        .out_scale = out ? args->out_scale : NULL,
-    };
-    cpa_context_set_score(ops, CPA_SCORE_OWN, &attend);
+cpa_status cpa_context_attend_own(cpa_context_ops *ops, const cpa_attend_plan *plan, const cpa_form *form,
+                                  const cpa_form_layer *layer, cpa_partial state, void *out, cpa_stream *stream) {
+    cpa_attend_args attend = cpa_context_attend_args(ops, form, layer, CPA_SCORE_OWN);
+    attend.state = state;
+    attend.out = out;
+    attend.out_scale = out ? layer->rows.out_scale : NULL;
     return cpa_context_run_attend(ops, plan, &attend, NULL, CPA_SPAN_ATTEND_OWN, 0, stream);
+}
+
+cpa_status cpa_context_run_project(cpa_context_ops *ops, const cpa_form *form, const cpa_form_layer *layer,
+                                   int64_t rows, cpa_partial from, cpa_partial to, cpa_stream *stream) {
+    const cpa_project_states_args args = {
+        .rows = rows,
+        .heads = form->shape.q_heads,
+        .v_dim = form->shape.v_dim,
+        .out_dim = form->out_dim,
+        .from = from,
+        .matrix = layer->rows.matrix,
+        .dtype = form->shape.dtype,
+        .to = to,
+    };
+    if (rows == 0) return CPA_OK;
+    int64_t span = cpa_spans_begin(&ops->spans, CPA_SPAN_MERGE, 0, stream);
+    cpa_status status = ops->device->operators->project_states(&args, stream);
+    cpa_spans_end(&ops->spans, span, stream);
+    return cpa_context_check(ops, status, stream);
 }
 
 static void poll_transport(void *ctx) {

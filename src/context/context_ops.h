@@ -7,6 +7,7 @@
 
 #include "comm/comm.h"
 #include "kernels/operators.h"
+#include "src/context/forms.h"
 #include "src/trace/spans.h"
 
 /* Device memory that grows from plan to plan. */
@@ -22,20 +23,21 @@ typedef struct cpa_context_exchange {
     int32_t round;
 } cpa_context_exchange;
 
-/* What the layer at hand does to scores: for own rows, and for those of pass-Q's attend. */
+/* What the layer at hand does to scores: for own rows, and for those of pass-Q's attend, of each form. */
 typedef enum cpa_score_side { CPA_SCORE_OWN = 0, CPA_SCORE_REMOTE, CPA_SCORE_SIDES } cpa_score_side;
 typedef struct cpa_context_score {
     const cpa_score_rules *rules; /* of the layer; NULL: none */
     int has_selection, has_bias;
-    cpa_key_selection selection[CPA_SCORE_SIDES]; /* whose parts are: */
-    cpa_key_bits bits[CPA_SCORE_SIDES];
-    cpa_key_indices indices[CPA_SCORE_SIDES];
-    cpa_key_blocks blocks[CPA_SCORE_SIDES];
-    cpa_score_bias bias[CPA_SCORE_SIDES];
+    cpa_key_selection selection[CPA_MOST_ROW_FORMS][CPA_SCORE_SIDES]; /* whose parts are: */
+    cpa_key_bits bits[CPA_MOST_ROW_FORMS][CPA_SCORE_SIDES];
+    cpa_key_indices indices[CPA_MOST_ROW_FORMS][CPA_SCORE_SIDES];
+    cpa_key_blocks blocks[CPA_MOST_ROW_FORMS][CPA_SCORE_SIDES];
+    cpa_score_bias bias[CPA_MOST_ROW_FORMS][CPA_SCORE_SIDES];
 } cpa_context_score;
 
 typedef struct cpa_context_ops {
-    cpa_context_options options;
+    cpa_context_options options; /* without their forms, which are: */
+    cpa_forms forms;
     cpa_owner_map map;
     int32_t rank;
     cpa_device *device;
@@ -69,19 +71,22 @@ void cpa_context_free(cpa_context_ops *ops, cpa_context_buffer *buffer);
 void cpa_context_open_workspace(cpa_context_ops *ops, int64_t bytes, int64_t least);
 /* Copies host memory to the device, outside any layer. */
 cpa_status cpa_context_upload(cpa_context_ops *ops, void *dst, const void *src, int64_t bytes);
-/* States of `rows` rows: O, then LSE. */
-cpa_status cpa_context_ensure_state(cpa_context_ops *ops, cpa_context_buffer *buffer, int64_t rows, cpa_partial *out);
+/* States of `rows` rows of so many columns a head: O, then LSE. */
+cpa_status cpa_context_ensure_state(cpa_context_ops *ops, cpa_context_buffer *buffer, int64_t rows, int32_t v_dim,
+                                    cpa_partial *out);
 cpa_partial cpa_context_state_at(cpa_partial state, int64_t row);
 /* A plan that prepares keys in the workspace of the context. */
 cpa_status cpa_context_create_plan(cpa_context_ops *ops, cpa_attend_plan **out);
-/* Sets a plan of the first n of ops->items, by block tables on the host or those that stay of the fusion. */
-cpa_status cpa_context_set_plan(cpa_context_ops *ops, cpa_attend_plan *plan, int64_t n_items,
+/* Sets a plan of the first n of ops->items, whose rows have a form, by block tables on the host or those that stay of the
+ * fusion. */
+cpa_status cpa_context_set_plan(cpa_context_ops *ops, const cpa_form *form, cpa_attend_plan *plan, int64_t n_items,
                                 const int32_t *block_tables, int64_t n_table_entries, cpa_attend_fusion fusion);
 
 /* The message of a failed operation of the stream becomes that of the context. */
 cpa_status cpa_context_check(cpa_context_ops *ops, cpa_status status, const cpa_stream *stream);
-/* What an attend of the layer does to the scores of its rows. */
-void cpa_context_set_score(const cpa_context_ops *ops, cpa_score_side side, cpa_attend_args *args);
+/* An attend of rows of a form: all but where its queries and states lie, for rows of the own side. */
+cpa_attend_args cpa_context_attend_args(const cpa_context_ops *ops, const cpa_form *form, const cpa_form_layer *layer,
+                                        cpa_score_side side);
 /* The sinks that what finishes a row of the layer has; NULL: none. */
 static inline const float *cpa_context_sinks(const cpa_context_ops *ops) {
     return ops->score.rules ? ops->score.rules->sink_logits : NULL;
@@ -90,8 +95,11 @@ static inline const float *cpa_context_sinks(const cpa_context_ops *ops) {
 cpa_status cpa_context_run_attend(cpa_context_ops *ops, const cpa_attend_plan *plan, const cpa_attend_args *args,
                                   const void *ready_q, cpa_span_kind kind, int32_t round, cpa_stream *stream);
 /* The rows of a plan against the own shard, from the empty state. */
-cpa_status cpa_context_attend_own(cpa_context_ops *ops, const cpa_attend_plan *plan, const cpa_context_args *args,
-                                  cpa_partial state, void *out, cpa_stream *stream);
+cpa_status cpa_context_attend_own(cpa_context_ops *ops, const cpa_attend_plan *plan, const cpa_form *form,
+                                  const cpa_form_layer *layer, cpa_partial state, void *out, cpa_stream *stream);
+/* The first `rows` states times the matrix of their form. */
+cpa_status cpa_context_run_project(cpa_context_ops *ops, const cpa_form *form, const cpa_form_layer *layer,
+                                   int64_t rows, cpa_partial from, cpa_partial to, cpa_stream *stream);
 /* `awaited` as in the kernel table. */
 cpa_status cpa_context_run_merge(cpa_context_ops *ops, const cpa_merge_args *args, const cpa_store_batch *awaited,
                                  cpa_stream *stream);

@@ -14,8 +14,17 @@
 
 int64_t cpa_context_rows(const cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks) {
     int64_t rows = 0;
+    for (int64_t form = 0; context && form < context->ops.forms.count; form++)
+        rows += cpa_context_rows_of(context, chunks, n_chunks, form);
+    return rows;
+}
+
+int64_t cpa_context_rows_of(const cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks,
+                            int64_t form) {
+    int64_t rows = 0;
     for (int64_t i = 0; context && chunks && i < n_chunks; i++) {
         const cpa_context_chunk *chunk = &chunks[i];
+        if (chunk->form != form || chunk->form < 0 || chunk->form >= context->ops.forms.count) continue;
         if (chunk->start < 0 || chunk->count < 1 || chunk->count > CPA_MOST_TOKENS ||
             chunk->start > CPA_MOST_TOKENS - chunk->count ||
             !cpa_placement_is_valid(context->ops.map, chunk->placement))
@@ -63,6 +72,10 @@ static cpa_status check_chunks(cpa_context *c, const cpa_context_chunk *chunks, 
                             "plan: chunk %" PRId64 " has algorithm %d, expected pass-KV or pass-Q", i,
                             (int)chunk->algorithm);
         }
+        if (chunk->form < 0 || chunk->form >= c->ops.forms.count)
+            return cpa_fail(&c->ops.error, CPA_INVALID,
+                            "plan: chunk %" PRId64 " has form %" PRId64 ", expected 0..%d, those of the context", i,
+                            chunk->form, c->ops.forms.count - 1);
         total += chunk->count;
     }
     if (total > c->ops.options.max_rows) {
@@ -144,7 +157,8 @@ static cpa_step_kind kind_of(const cpa_context *c, const cpa_context_chunk *chun
     for (int64_t i = 0; i < n; i++) {
         const int is_sharded = chunks[i].placement.kind != CPA_ON_RANK;
         exchanges |= is_sharded;
-        decodes &= chunks[i].count == 1 && !(is_sharded && chunks[i].algorithm == CPA_PASS_KV);
+        decodes &= chunks[i].count == 1 && chunks[i].form == chunks[0].form &&
+                   !(is_sharded && chunks[i].algorithm == CPA_PASS_KV);
     }
     return !exchanges ? CPA_STEP_ALONE : decodes ? CPA_STEP_DECODE : CPA_STEP_MIXED;
 }
@@ -155,9 +169,10 @@ static cpa_status copy_chunks(cpa_context *c, const cpa_context_chunk *chunks, i
     CPA_TRY(cpa_context_ensure_array(ops, &step->chunks, &step->chunks_capacity, n, sizeof *step->chunks));
     CPA_TRY(cpa_context_ensure_array(ops, &ops->items, &ops->items_capacity, n * ops->map.cp_size, sizeof *ops->items));
     step->n_chunks = n;
-    step->rows = 0;
+    memset(step->rows, 0, sizeof step->rows);
     step->kind = kind_of(c, chunks, n);
     for (int64_t i = 0; i < n; i++) {
+        const int32_t form = (int32_t)chunks[i].form;
         int on_rank = chunks[i].placement.kind == CPA_ON_RANK;
         step->chunks[i] = (cpa_planned_chunk){
             .start = chunks[i].start,
@@ -166,22 +181,33 @@ static cpa_status copy_chunks(cpa_context *c, const cpa_context_chunk *chunks, i
             .algorithm = cpa_step_is_replicated(step) ? CPA_PASS_Q
                          : on_rank                    ? CPA_AUTO
                                                       : chunks[i].algorithm,
-            .row = step->rows,
+            .form = form,
+            .row = step->rows[form],
         };
         cpa_chunk_share own = cpa_planned_share(step, &step->chunks[i], step->rank);
-        step->rows += cpa_step_is_replicated(step) ? chunks[i].count : own.rows;
+        step->rows[form] += cpa_step_is_replicated(step) ? chunks[i].count : own.rows;
     }
-    if (step->padded_rows) step->rows = step->padded_rows;
+    if (step->padded_rows) step->rows[n > 0 ? chunks[0].form : 0] = step->padded_rows;
     return place_tables(c, chunks, n, tables);
 }
 
-/* Own rows over the own shard, but those that pass-KV or pass-Q takes along. */
-static cpa_status plan_own(cpa_context *c) {
+/* Own rows of a form over the own shard, but those that pass-KV or pass-Q takes along. */
+static cpa_status plan_own(cpa_context *c, cpa_form_lane *lane) {
     const cpa_planned_step *step = &c->step;
-    if (cpa_step_joins_own(step)) return cpa_table_plans_clear(&c->own, &c->ops, step);
-    if (cpa_step_exchanges(step)) CPA_TRY(cpa_context_ensure_state(&c->ops, &c->own_memory, step->rows, &c->own_state));
-    const int64_t n = cpa_planned_own_items(step, c->ops.items, 0, 0);
-    return cpa_table_plans_set(&c->own, &c->ops, step, n, (cpa_attend_fusion){.padded_items = step->padded_rows});
+    const int64_t rows = step->rows[lane->form->index];
+    if (cpa_step_joins_own(step)) return cpa_table_plans_clear(&lane->own, &c->ops, lane->form, step);
+    if (cpa_step_exchanges(step) || lane->form->has_matrix) CPA_TRY(cpa_form_lane_ensure(lane, &c->ops, rows));
+    const int64_t n = cpa_planned_own_items(step, lane->form->index, c->ops.items, 0, 0);
+    const cpa_attend_fusion fusion = {.padded_items = cpa_planned_padding(step, lane->form->index)};
+    return cpa_table_plans_set(&lane->own, &c->ops, lane->form, step, n, fusion);
+}
+
+/* What is planned of the rows of a form. */
+static cpa_status plan_lane(cpa_context *c, cpa_form_lane *lane) {
+    lane->q.active = 0;
+    if (cpa_step_is_replicated(&c->step)) return cpa_scatter_heads_plan(&lane->scatter);
+    CPA_TRY(plan_own(c, lane));
+    return cpa_pass_q_plan(&lane->q);
 }
 
 static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks, given_tables tables,
@@ -195,14 +221,9 @@ static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int
     c->step.padded_rows = padded_rows;
     c->layers_attended = 0;
     CPA_TRY(copy_chunks(c, chunks, n_chunks, tables));
-    if (cpa_step_is_replicated(&c->step)) {
-        CPA_TRY(cpa_scatter_heads_plan(&c->scatter));
-    } else {
-        CPA_TRY(plan_own(c));
-        CPA_TRY(cpa_pass_kv_plan(&c->kv));
-        CPA_TRY(cpa_pass_q_plan(&c->q));
-        if (c->ops.masked) CPA_TRY(cpa_score_rows_plan(&c->score_rows, &c->ops, &c->q));
-    }
+    for (int32_t f = 0; f < c->ops.forms.count; f++) CPA_TRY(plan_lane(c, &c->lanes[f]));
+    if (!cpa_step_is_replicated(&c->step)) CPA_TRY(cpa_pass_kv_plan(&c->kv));
+    if (c->ops.masked) CPA_TRY(cpa_score_rows_plan(&c->score_rows, &c->ops, c->lanes));
     c->planned = 1;
     return CPA_OK;
 }
@@ -248,6 +269,11 @@ cpa_status cpa_context_plan_ahead(cpa_context *c, const cpa_context_chunk *chunk
     for (int64_t i = 0; i < n_chunks && padded_rows > 0; i++) {
         int any_algorithm =
             c->ops.map.cp_size == 1 || chunks[i].placement.kind == CPA_ON_RANK || c->rows == CPA_ROWS_REPLICATED;
+        if (chunks[i].form != chunks[0].form)
+            return cpa_fail(&c->ops.error, CPA_INTERNAL,
+                            "plan: chunk %" PRId64 " of a padded step has form %" PRId64 ", expected %" PRId64
+                            ", that of the first",
+                            i, chunks[i].form, chunks[0].form);
         if (any_algorithm || chunks[i].algorithm == CPA_PASS_Q) continue;
         return cpa_fail(&c->ops.error, CPA_INTERNAL,
                         "plan: chunk %" PRId64 " of a padded step goes by %s, expected pass-q", i,
@@ -264,23 +290,33 @@ cpa_status cpa_context_upload_tables(cpa_context *c, cpa_stream *stream) {
 
 cpa_status cpa_context_upload_plan(cpa_context *c, cpa_stream *stream) {
     CPA_TRY(cpa_context_upload_tables(c, stream));
-    if (cpa_step_is_replicated(&c->step)) return cpa_scatter_heads_upload(&c->scatter, stream);
-    CPA_TRY(cpa_table_plans_upload(&c->own, &c->ops, stream));
-    CPA_TRY(cpa_score_rows_upload(&c->score_rows, &c->ops, stream));
-    return cpa_pass_q_upload(&c->q, stream);
+    for (int32_t f = 0; f < c->ops.forms.count; f++) {
+        cpa_form_lane *lane = &c->lanes[f];
+        if (cpa_step_is_replicated(&c->step)) {
+            CPA_TRY(cpa_scatter_heads_upload(&lane->scatter, stream));
+            continue;
+        }
+        CPA_TRY(cpa_table_plans_upload(&lane->own, &c->ops, stream));
+        CPA_TRY(cpa_pass_q_upload(&lane->q, stream));
+    }
+    return cpa_score_rows_upload(&c->score_rows, &c->ops, stream);
+}
+
+static uint64_t lane_shape(const cpa_context *c, const cpa_form_lane *lane) {
+    if (cpa_step_is_replicated(&c->step)) return cpa_scatter_heads_shape(&lane->scatter);
+    const uint64_t own = cpa_step_joins_own(&c->step) ? 0 : cpa_table_plans_shape(&lane->own, &c->ops);
+    const uint64_t states = lane->form->has_matrix ? (uintptr_t)lane->own_memory.memory : 0;
+    const uint64_t shape[] = {own, cpa_pass_q_shape(&lane->q), states, (uintptr_t)lane->projected_memory.memory};
+    return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }
 
 uint64_t cpa_context_shape(const cpa_context *c) {
-    uint64_t own =
-        cpa_step_is_replicated(&c->step) || cpa_step_joins_own(&c->step) ? 0 : cpa_table_plans_shape(&c->own, &c->ops);
-    const uint64_t exchanged =
-        cpa_step_is_replicated(&c->step) ? cpa_scatter_heads_shape(&c->scatter) : cpa_pass_q_shape(&c->q);
     const uint64_t slices = cpa_step_is_replicated(&c->step) ? (uintptr_t)c->slices_memory.memory : 0;
-    uint64_t shape[] = {(uint64_t)c->step.rows,
-                        (uint64_t)cpa_step_exchanges(&c->step),
-                        own,
-                        exchanged,
-                        slices,
-                        cpa_score_rows_shape(&c->score_rows)};
-    return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
+    const uint64_t shape[] = {(uint64_t)cpa_step_exchanges(&c->step), slices, cpa_score_rows_shape(&c->score_rows)};
+    uint64_t hash = cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
+    for (int32_t f = 0; f < c->ops.forms.count; f++) {
+        const uint64_t of_form[] = {(uint64_t)c->step.rows[f], lane_shape(c, &c->lanes[f])};
+        hash = cpa_hash_bytes(hash, of_form, sizeof of_form);
+    }
+    return hash;
 }

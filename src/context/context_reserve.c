@@ -12,8 +12,12 @@ static cpa_status check_limits(cpa_context *c, const cpa_context_limits *given, 
     const cpa_context_options *o = &c->ops.options;
     cpa_error *err = &c->ops.error;
     CPA_TRY(CPA_STRUCT_TAKE("context", given, cpa_context_limits, num_blocks, &limits, err));
+    REQUIRE(err, limits.form >= 0 && limits.form < c->ops.forms.count,
+            "context: reserved for rows of form %lld, expected 0..%d, those of the context", (long long)limits.form,
+            c->ops.forms.count - 1);
+    c->reserved.form = &c->ops.forms.list[limits.form];
     *out = (cpa_attend_reservation){
-        .shape = o->shape,
+        .shape = c->reserved.form->shape,
         .block_size = o->block_size,
         .rows = 1,
         .sequences = limits.sequences,
@@ -27,7 +31,7 @@ static cpa_status check_limits(cpa_context *c, const cpa_context_limits *given, 
     REQUIRE(err, limits.sequences <= o->max_rows,
             "context: reserved for %lld sequences, expected at most max_rows, %lld", (long long)limits.sequences,
             (long long)o->max_rows);
-    REQUIRE(err, !c->reserved_q.ops, "context: a step is reserved already");
+    REQUIRE(err, !c->reserved.q.ops, "context: a step is reserved already");
     return CPA_OK;
 }
 
@@ -38,11 +42,12 @@ static cpa_status reserve_step(cpa_context *c, const cpa_attend_reservation *r) 
         .kind = CPA_STEP_RESERVED,
         .padded_rows = r->sequences,
         .max_block = {(int32_t)(r->num_blocks - 1)},
-        .rows = r->sequences,
     };
-    CPA_TRY(cpa_pass_q_create(&c->reserved_q, &c->ops, &c->reserved_step));
-    if (cpa_step_exchanges(&c->reserved_step)) return cpa_pass_q_reserve(&c->reserved_q, *r);
-    return c->ops.device->operators->plan_reserve(c->reserved_q.plans.list[0], r, &c->ops.error);
+    c->reserved_step.rows[c->reserved.form->index] = r->sequences;
+    CPA_TRY(cpa_pass_q_create(&c->reserved.q, &c->ops, c->reserved.form, &c->reserved_step));
+    if (cpa_step_exchanges(&c->reserved_step)) return cpa_pass_q_reserve(&c->reserved.q, *r);
+    if (c->reserved.form->has_matrix) CPA_TRY(cpa_form_lane_ensure(&c->reserved, &c->ops, r->sequences));
+    return c->ops.device->operators->plan_reserve(c->reserved.q.plans.list[0], r, &c->ops.error);
 }
 
 cpa_status cpa_context_reserve(cpa_context *c, const cpa_context_limits *limits) {
@@ -50,12 +55,13 @@ cpa_status cpa_context_reserve(cpa_context *c, const cpa_context_limits *limits)
     if (!c) return CPA_INVALID;
     cpa_error *err = &c->ops.error;
     CPA_TRY(cpa_control_agree(&c->control, check_limits(c, limits, &r), err));
-    const cpa_named_value values[] = {{"sequences", (double)r.sequences}, {"tokens", (double)r.tokens}};
+    const cpa_named_value values[] = {
+        {"sequences", (double)r.sequences}, {"tokens", (double)r.tokens}, {"form", c->reserved.form->index}};
     CPA_TRY(cpa_control_same(&c->control, "context: reserve", values, sizeof values / sizeof values[0], err));
     cpa_status status = cpa_control_agree(&c->control, reserve_step(c, &r), err);
     if (status == CPA_OK) return CPA_OK;
-    cpa_pass_q_destroy(&c->reserved_q);
-    c->reserved_q = (cpa_pass_q){0};
+    cpa_form_lane_destroy(&c->reserved, &c->ops);
+    c->reserved = (cpa_form_lane){0};
     return status;
 }
 
@@ -63,11 +69,11 @@ cpa_status cpa_context_update(cpa_context *c, const cpa_attend_update_args *args
     cpa_attend_update update;
     if (!c) return CPA_INVALID;
     cpa_error *err = &c->ops.error;
-    REQUIRE(err, c->reserved_q.ops, "context: an update of what is not reserved");
+    REQUIRE(err, c->reserved.q.ops, "context: an update of what is not reserved");
     REQUIRE(err, stream && stream->device == c->ops.device,
             "context: the stream of an update is %s, expected one of the context's device",
             stream ? "of another device" : "NULL");
-    cpa_attend_plan *plan = c->reserved_q.plans.list[0];
+    cpa_attend_plan *plan = c->reserved.q.plans.list[0];
     CPA_TRY(cpa_take_attend_update("context", &plan->reservation, args, &update, err));
     REQUIRE(err, !update.kv_indptr, "context: kv_indptr counts the pages of one rank, expected lengths of sequences");
     REQUIRE(err, !update.qo_indptr, "context: qo_indptr counts the rows of one rank, expected NULL");

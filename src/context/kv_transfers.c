@@ -51,9 +51,8 @@ cpa_status cpa_kv_transfers_take_plan(cpa_kv_transfers *t, cpa_attend_plan **out
     return CPA_OK;
 }
 
-cpa_status cpa_kv_transfers_open(cpa_kv_transfers *t, int32_t round, cpa_kv_transfer *out) {
-    *out = (cpa_kv_transfer){.index = t->count, .round = round, .range = t->n_ranges, .route = t->n_routes};
-    return cpa_kv_transfers_take_plan(t, &out->plan);
+cpa_kv_transfer cpa_kv_transfers_open(const cpa_kv_transfers *t, int32_t round) {
+    return (cpa_kv_transfer){.index = t->count, .round = round, .range = t->n_ranges, .route = t->n_routes};
 }
 
 cpa_status cpa_kv_transfers_add_range(cpa_kv_transfers *t, cpa_kv_transfer *open, cpa_kv_range range) {
@@ -107,11 +106,10 @@ void cpa_kv_transfers_place(const cpa_kv_transfers *t, cpa_kv_transfer *open, in
     choose_send_buffer(t, open, since);
 }
 
-cpa_status cpa_kv_transfers_add(cpa_kv_transfers *t, const cpa_kv_transfer *placed, cpa_kv_attended attended) {
+cpa_status cpa_kv_transfers_add(cpa_kv_transfers *t, const cpa_kv_transfer *placed) {
     CPA_TRY(cpa_context_ensure_array(t->ops, &t->list, &t->capacity, t->count + 1, sizeof *t->list));
     cpa_kv_transfer *added = &t->list[t->count];
     *added = *placed;
-    added->attended = attended;
     added->pair = t->n_pairs;
     if (added->packs) t->n_pairs += added->send_blocks;
     CPA_TRY(cpa_context_ensure_array(t->ops, &t->pairs, &t->pairs_capacity, t->n_pairs, sizeof *t->pairs));

@@ -18,18 +18,17 @@ typedef struct cpa_kv_route {
     int64_t send_blocks, recv_blocks;
 } cpa_kv_route;
 
-/* What this rank attends of a transfer. */
+/* What this rank attends of a transfer, for its rows of one form. */
 typedef struct cpa_kv_attended {
-    int64_t rows;      /* own rows that it is attended for; 0: none */
+    cpa_attend_plan *plan;
+    int64_t rows;      /* that it is attended for; 0: none */
     int64_t first_row; /* all peers at once: the first of them */
-    int begins, ends;  /* peer by peer: whether it is the first, the last that the peer sends */
 } cpa_kv_attended;
 
 /* One exchange of keys and values. */
 typedef struct cpa_kv_transfer {
     int64_t index;           /* among the transfers of the step */
     int32_t round;           /* peer by peer; 0: all peers at once */
-    cpa_attend_plan *plan;   /* of what this rank attends of it */
     int64_t range, n_ranges; /* of what is packed */
     int64_t pair, n_pairs;   /* the same in blocks, once the first layer has packed it; room for send_blocks */
     int64_t route;
@@ -37,7 +36,8 @@ typedef struct cpa_kv_transfer {
     int32_t send_buffer;              /* which half of the send staging */
     int packs;                        /* 0: nothing is sent, or it lies there already */
     int64_t send_blocks, recv_blocks; /* in use */
-    cpa_kv_attended attended;
+    int begins, ends; /* peer by peer: whether it is the first, the last that the peer sends; 0: nothing is attended */
+    cpa_kv_attended attended[CPA_MOST_ROW_FORMS];
 } cpa_kv_transfer;
 
 /* How staging is divided, in segments of `capacity` blocks. */
@@ -75,14 +75,14 @@ void cpa_kv_transfers_destroy(cpa_kv_transfers *t);
 void cpa_kv_transfers_clear(cpa_kv_transfers *t);
 /* A plan for this step; the transfers keep it. */
 cpa_status cpa_kv_transfers_take_plan(cpa_kv_transfers *t, cpa_attend_plan **out);
-/* An empty transfer behind those that were added, with a plan for what this rank attends of it. */
-cpa_status cpa_kv_transfers_open(cpa_kv_transfers *t, int32_t round, cpa_kv_transfer *out);
+/* An empty transfer behind those that were added. */
+cpa_kv_transfer cpa_kv_transfers_open(const cpa_kv_transfers *t, int32_t round);
 cpa_status cpa_kv_transfers_add_range(cpa_kv_transfers *t, cpa_kv_transfer *open, cpa_kv_range range);
 cpa_status cpa_kv_transfers_add_route(cpa_kv_transfers *t, cpa_kv_transfer *open, cpa_kv_route route);
 /* Sums up the routes, and finds the send staging for the ranges. `since`: the first transfer of its schedule.
  * `own_blocks`: blocks of own keys that are attended in staging, whoever receives them. */
 void cpa_kv_transfers_place(const cpa_kv_transfers *t, cpa_kv_transfer *open, int64_t since, int64_t own_blocks);
-cpa_status cpa_kv_transfers_add(cpa_kv_transfers *t, const cpa_kv_transfer *placed, cpa_kv_attended attended);
+cpa_status cpa_kv_transfers_add(cpa_kv_transfers *t, const cpa_kv_transfer *placed);
 
 /* The first block of staging that a placed transfer sends from, and that an open one receives in. Regions of even
  * transfers lie before those of odd ones. */

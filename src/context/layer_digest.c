@@ -117,27 +117,30 @@ static uint64_t add_selection(uint64_t digest, const cpa_key_selection *selectio
 }
 
 uint64_t cpa_layer_digest(uint64_t digest, const cpa_context_ops *ops, const cpa_planned_step *step,
-                          const cpa_context_args *args) {
-    const cpa_score_rules none = {.softcap = 0}, *rules = args->rules ? args->rules : &none;
-    const cpa_score_bias no_bias = {.width = 0}, *bias = args->bias ? args->bias : &no_bias;
+                          const cpa_layer *layer) {
+    const cpa_score_rules none = {.softcap = 0}, *rules = layer->rules ? layer->rules : &none;
+    const cpa_score_bias no_bias = {.width = 0}, *bias = layer->bias ? layer->bias : &no_bias;
     const int32_t heads = ops->options.shape.q_heads;
     const step_size size = size_of(step);
-    const int64_t same[] = {args->mask.causal,
-                            args->mask.sinks,
-                            args->mask.window,
-                            rules->alibi_slopes != NULL,
+    for (int32_t f = 0; f < ops->forms.count; f++) {
+        const cpa_form_rows *rows = &layer->forms[f].rows;
+        const int64_t mask[] = {rows->mask.causal, rows->mask.sinks, rows->mask.window};
+        digest = cpa_hash_bytes(digest, mask, sizeof mask);
+        digest = cpa_hash_bytes(digest, &rows->scale, sizeof rows->scale);
+    }
+    const int64_t same[] = {rules->alibi_slopes != NULL,
                             rules->sink_logits != NULL,
-                            args->selection != NULL,
-                            args->bias != NULL,
+                            layer->selection != NULL,
+                            layer->bias != NULL,
                             (int64_t)bias->dtype,
                             bias->first,
                             bias->width};
-    const float numbers[] = {args->scale, rules->softcap, rules->temperature_len};
+    const float numbers[] = {rules->softcap, rules->temperature_len};
     digest = cpa_hash_bytes(digest, same, sizeof same);
     digest = cpa_hash_bytes(digest, numbers, sizeof numbers);
     if (ops->device->caps.own_memory) return digest;
     digest = add_floats(digest, rules->alibi_slopes, heads);
     digest = add_floats(digest, rules->sink_logits, heads);
-    if (args->selection) digest = add_selection(digest, args->selection, size.rows, &ops->options.shape);
+    if (layer->selection) digest = add_selection(digest, layer->selection, size.rows, &ops->options.shape);
     return bias->width > 0 ? add_bias(digest, bias, size, heads) : digest;
 }

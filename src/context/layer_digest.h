@@ -9,6 +9,6 @@
 /* The digest of what `digest` stands for, followed by a layer of the step. Of a bias and of a selection at most some
  * thousand values and words count, evenly spaced: a layer must not wait for them. */
 uint64_t cpa_layer_digest(uint64_t digest, const cpa_context_ops *ops, const cpa_planned_step *step,
-                          const cpa_context_args *args);
+                          const cpa_layer *layer);
 
 #endif

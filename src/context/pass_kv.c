@@ -119,42 +119,45 @@ cpa_status cpa_pass_kv_create(cpa_pass_kv *kv, cpa_context_ops *ops, const cpa_p
 void cpa_pass_kv_destroy(cpa_pass_kv *kv) {
     if (!kv->ops) return;
     cpa_kv_transfers_destroy(&kv->transfers);
-    cpa_context_free(kv->ops, &kv->shard_memory);
+    for (int32_t f = 0; f < CPA_MOST_ROW_FORMS; f++) {
+        cpa_context_free(kv->ops, &kv->rows[f].shard_memory);
+        free(kv->rows[f].runs);
+    }
     cpa_context_free(kv->ops, &kv->empty_memory);
     cpa_kv_pieces_destroy(&kv->received);
     cpa_kv_pieces_destroy(&kv->sent);
-    free(kv->runs);
     free(kv->schedules);
     free(kv->table);
 }
 
 /* ---- the transfers of a step ---- */
 
-/* The rows of pass-KV chunks, neighbours joined. */
 static cpa_status plan_runs(cpa_pass_kv *kv) {
     for (int64_t i = 0; i < kv->step->n_chunks; i++) {
-        int64_t rows = cpa_planned_share(kv->step, &kv->step->chunks[i], kv->ops->rank).rows;
-        if (kv->step->chunks[i].algorithm != CPA_PASS_KV || rows == 0) continue;
-        cpa_row_run *last = kv->n_runs ? &kv->runs[kv->n_runs - 1] : NULL;
-        if (last && last->row + last->rows == kv->step->chunks[i].row) {
+        const cpa_planned_chunk *chunk = &kv->step->chunks[i];
+        const int64_t rows = cpa_planned_share(kv->step, chunk, kv->ops->rank).rows;
+        if (chunk->algorithm != CPA_PASS_KV || rows == 0) continue;
+        cpa_kv_rows *of = &kv->rows[chunk->form];
+        cpa_row_run *last = of->n_runs ? &of->runs[of->n_runs - 1] : NULL;
+        if (last && last->row + last->rows == chunk->row) {
             last->rows += rows;
             continue;
         }
-        CPA_TRY(cpa_context_ensure_array(kv->ops, &kv->runs, &kv->runs_capacity, kv->n_runs + 1, sizeof *kv->runs));
-        kv->runs[kv->n_runs++] = (cpa_row_run){kv->step->chunks[i].row, rows};
+        CPA_TRY(cpa_context_ensure_array(kv->ops, &of->runs, &of->runs_capacity, of->n_runs + 1, sizeof *of->runs));
+        of->runs[of->n_runs++] = (cpa_row_run){chunk->row, rows};
     }
     return CPA_OK;
 }
 
-/* What empties the states of own rows. */
-static cpa_status ensure_empty(cpa_pass_kv *kv) {
-    int64_t heads = kv->step->rows * kv->ops->options.shape.q_heads;
+/* What empties the states of so many own rows. */
+static cpa_status ensure_empty(cpa_pass_kv *kv, int64_t rows) {
+    int64_t heads = rows * kv->ops->options.shape.q_heads;
     if (heads * (int64_t)sizeof(float) <= kv->empty_memory.bytes) return CPA_OK;
     CPA_TRY(cpa_context_ensure(kv->ops, &kv->empty_memory, heads * (int64_t)sizeof(float)));
     int64_t n = kv->empty_memory.bytes / (int64_t)sizeof(float);
     float *empty = malloc((size_t)n * sizeof *empty);
     cpa_status status =
-        empty ? CPA_OK : cpa_fail(&kv->ops->error, CPA_NO_MEMORY, "no memory for %" PRId64 " rows", kv->step->rows);
+        empty ? CPA_OK : cpa_fail(&kv->ops->error, CPA_NO_MEMORY, "no memory for %" PRId64 " rows", rows);
     for (int64_t i = 0; empty && i < n; i++) empty[i] = -INFINITY;
     if (empty) status = cpa_context_upload(kv->ops, kv->empty_memory.memory, empty, n * (int64_t)sizeof *empty);
     free(empty);
@@ -165,24 +168,37 @@ static cpa_status ensure_empty(cpa_pass_kv *kv) {
 
 cpa_status cpa_pass_kv_plan(cpa_pass_kv *kv) {
     cpa_kv_transfers_clear(&kv->transfers);
-    kv->n_schedules = kv->n_runs = 0;
+    kv->n_schedules = 0;
+    for (int32_t f = 0; f < kv->ops->forms.count; f++) kv->rows[f].n_runs = 0;
     if (!cpa_step_exchanges(kv->step)) return CPA_OK;
     CPA_TRY(plan_runs(kv));
-    if (kv->n_runs == 0) return CPA_OK;
-    CPA_TRY(ensure_empty(kv));
-    return kv->step->gathers ? CPA_OK
-                             : cpa_context_ensure_state(kv->ops, &kv->shard_memory, kv->step->rows, &kv->shard);
+    for (int32_t f = 0; f < kv->ops->forms.count; f++) {
+        const int32_t v_dim = kv->ops->forms.list[f].shape.v_dim;
+        cpa_kv_rows *of = &kv->rows[f];
+        if (of->n_runs == 0) continue;
+        CPA_TRY(ensure_empty(kv, kv->step->rows[f]));
+        if (!kv->step->gathers)
+            CPA_TRY(cpa_context_ensure_state(kv->ops, &of->shard_memory, kv->step->rows[f], v_dim, &of->shard));
+    }
+    return CPA_OK;
 }
 
-cpa_status cpa_pass_kv_select(cpa_pass_kv *kv, cpa_mask mask) {
+static int same_masks(const cpa_pass_kv *kv, const cpa_kv_schedule *schedule, const cpa_mask *masks) {
+    for (int32_t f = 0; f < kv->ops->forms.count; f++)
+        if (!cpa_mask_equals(schedule->masks[f], masks[f])) return 0;
+    return 1;
+}
+
+cpa_status cpa_pass_kv_select(cpa_pass_kv *kv, const cpa_mask masks[CPA_MOST_ROW_FORMS]) {
     if (!cpa_step_exchanges(kv->step)) return CPA_OK;
     for (int64_t i = 0; i < kv->n_schedules; i++) {
         kv->now = kv->schedules[i];
-        if (kv->now.table_set == kv->ops->table_set && cpa_mask_equals(kv->now.mask, mask)) return CPA_OK;
+        if (kv->now.table_set == kv->ops->table_set && same_masks(kv, &kv->now, masks)) return CPA_OK;
     }
     CPA_TRY(cpa_context_ensure_array(kv->ops, &kv->schedules, &kv->schedules_capacity, kv->n_schedules + 1,
                                      sizeof *kv->schedules));
-    kv->now = (cpa_kv_schedule){.mask = mask, .table_set = kv->ops->table_set, .begin = kv->transfers.count};
+    kv->now = (cpa_kv_schedule){.table_set = kv->ops->table_set, .begin = kv->transfers.count};
+    for (int32_t f = 0; f < kv->ops->forms.count; f++) kv->now.masks[f] = masks[f];
     CPA_TRY(kv->step->gathers ? cpa_pass_kv_plan_gather(kv) : cpa_pass_kv_plan_rounds(kv));
     kv->now.end = kv->transfers.count;
     kv->schedules[kv->n_schedules++] = kv->now;
@@ -199,21 +215,22 @@ static cpa_status empty_rows(cpa_pass_kv *kv, cpa_partial state, cpa_row_run run
     return cpa_context_check(kv->ops, status, stream);
 }
 
-static cpa_status empty_shard(cpa_pass_kv *kv, cpa_stream *stream) {
-    for (int64_t i = 0; i < kv->n_runs; i++) CPA_TRY(empty_rows(kv, kv->shard, kv->runs[i], stream));
+static cpa_status empty_shard(cpa_pass_kv *kv, const cpa_kv_rows *rows, cpa_stream *stream) {
+    for (int64_t i = 0; i < rows->n_runs; i++) CPA_TRY(empty_rows(kv, rows->shard, rows->runs[i], stream));
     return CPA_OK;
 }
 
-static cpa_status merge_shard(cpa_pass_kv *kv, const cpa_kv_layer *layer, cpa_stream *stream) {
-    for (int64_t i = 0; i < kv->n_runs; i++) {
-        cpa_row_run run = kv->runs[i];
-        cpa_partial acc = cpa_context_state_at(layer->own, run.row);
-        cpa_partial shard = cpa_context_state_at(kv->shard, run.row);
+static cpa_status merge_shard(cpa_pass_kv *kv, const cpa_form *form, cpa_partial own, cpa_stream *stream) {
+    const cpa_kv_rows *rows = &kv->rows[form->index];
+    for (int64_t i = 0; i < rows->n_runs; i++) {
+        cpa_row_run run = rows->runs[i];
+        cpa_partial acc = cpa_context_state_at(own, run.row);
+        cpa_partial shard = cpa_context_state_at(rows->shard, run.row);
         cpa_merge_args merge = {
             .size = sizeof merge,
             .rows = run.rows,
-            .heads = kv->ops->options.shape.q_heads,
-            .v_dim = kv->ops->options.shape.v_dim,
+            .heads = form->shape.q_heads,
+            .v_dim = form->shape.v_dim,
             .states = (cpa_partial[]){acc, shard},
             .n_states = 2,
             .out_dtype = CPA_F32,
@@ -231,39 +248,38 @@ static const cpa_kv_transfer *transfer_at(const cpa_pass_kv *kv, int64_t index) 
     return &kv->transfers.list[index];
 }
 
-static cpa_status attend_transfer(cpa_pass_kv *kv, int64_t index, const cpa_kv_layer *layer, cpa_stream *stream) {
+/* What a transfer brings, for the rows of one form. */
+static cpa_status attend_transfer(cpa_pass_kv *kv, int64_t index, const cpa_kv_layer *layer, const cpa_form *form,
+                                  cpa_stream *stream) {
     const cpa_kv_transfer *transfer = transfer_at(kv, index);
-    const cpa_context_options *o = &kv->ops->options;
-    if (transfer->attended.rows == 0) return CPA_OK;
-    if (transfer->attended.begins) CPA_TRY(empty_shard(kv, stream));
-    const int completes = index + 1 == kv->now.end && layer->open_rows < kv->step->rows;
-    cpa_attend_args attend = {
-        .size = sizeof attend,
-        .q = layer->args->q,
-        .q_dtype = o->shape.dtype,
-        .q_row_stride = (int64_t)o->shape.q_heads * o->shape.k_dim,
-        .kv = cpa_kv_transfers_view(&kv->transfers),
-        .mask = layer->args->mask,
-        .scale = layer->args->scale,
-        .resume = 1,
-        .state = kv->step->gathers ? layer->own : kv->shard,
-        .out = completes ? layer->args->out : NULL,
-        .out_scale = completes ? layer->args->out_scale : NULL,
-    };
-    cpa_context_set_score(kv->ops, CPA_SCORE_OWN, &attend);
-    CPA_TRY(cpa_context_run_attend(kv->ops, transfer->plan, &attend, NULL, CPA_SPAN_ATTEND_RECEIVED, transfer->round,
-                                   stream));
-    return transfer->attended.ends ? merge_shard(kv, layer, stream) : CPA_OK;
+    const cpa_kv_attended *attended = &transfer->attended[form->index];
+    const cpa_form_layer *of = &layer->layer->forms[form->index];
+    const cpa_partial own = layer->own[form->index];
+    if (transfer->begins) CPA_TRY(empty_shard(kv, &kv->rows[form->index], stream));
+    if (attended->rows > 0) {
+        const int completes = index + 1 == kv->now.end && layer->open_rows[form->index] < kv->step->rows[form->index];
+        const cpa_kv_view staging = cpa_kv_transfers_view(&kv->transfers);
+        cpa_attend_args attend = cpa_context_attend_args(kv->ops, form, of, CPA_SCORE_OWN);
+        attend.kv = cpa_form_view(form, &staging);
+        attend.resume = 1;
+        attend.state = kv->step->gathers ? own : kv->rows[form->index].shard;
+        attend.out = completes ? of->rows.out : NULL;
+        attend.out_scale = completes ? of->rows.out_scale : NULL;
+        CPA_TRY(cpa_context_run_attend(kv->ops, attended->plan, &attend, NULL, CPA_SPAN_ATTEND_RECEIVED,
+                                       transfer->round, stream));
+    }
+    return transfer->ends ? merge_shard(kv, form, own, stream) : CPA_OK;
 }
 
-int64_t cpa_pass_kv_open_rows(const cpa_pass_kv *kv) {
-    if (!kv->step->gathers || kv->now.begin == kv->now.end) return kv->step->rows;
-    const cpa_kv_attended *last = &transfer_at(kv, kv->now.end - 1)->attended;
-    return last->first_row + last->rows == kv->step->rows ? last->first_row : kv->step->rows;
+int64_t cpa_pass_kv_open_rows(const cpa_pass_kv *kv, int32_t form) {
+    const int64_t rows = kv->step->rows[form];
+    if (!kv->step->gathers || kv->now.begin == kv->now.end) return rows;
+    const cpa_kv_attended *last = &transfer_at(kv, kv->now.end - 1)->attended[form];
+    return last->first_row + last->rows == rows ? last->first_row : rows;
 }
 
 static cpa_status pack(cpa_pass_kv *kv, int64_t index, const cpa_kv_layer *layer, cpa_stream *stream) {
-    return cpa_kv_transfers_pack(&kv->transfers, index, &layer->args->kv,
+    return cpa_kv_transfers_pack(&kv->transfers, index, &layer->layer->kv,
                                  cpa_block_tables_host((cpa_table_set){kv->step->tables, kv->now.table_set}), stream);
 }
 
@@ -274,12 +290,18 @@ cpa_status cpa_pass_kv_start(cpa_pass_kv *kv, const cpa_kv_layer *layer, cpa_str
     CPA_TRY(pack(kv, first, layer, stream));
     CPA_TRY(cpa_kv_transfers_start(&kv->transfers, first, stream));
     /* Rows among them that go over the own shard first are attended there after this, from the empty state anyway. */
-    return empty_rows(kv, layer->own, (cpa_row_run){0, kv->now.one_pass_rows}, stream);
+    for (int32_t f = 0; f < kv->ops->forms.count; f++)
+        CPA_TRY(empty_rows(kv, layer->own[f], (cpa_row_run){0, kv->now.own[f].one_pass_rows}, stream));
+    return CPA_OK;
 }
 
 cpa_status cpa_pass_kv_attend_own(cpa_pass_kv *kv, const cpa_kv_layer *layer, cpa_stream *stream) {
-    if (!kv->now.own) return CPA_OK;
-    return cpa_context_attend_own(kv->ops, kv->now.own, layer->args, layer->own, NULL, stream);
+    for (int32_t f = 0; f < kv->ops->forms.count; f++) {
+        if (!kv->now.own[f].plan) continue;
+        CPA_TRY(cpa_context_attend_own(kv->ops, kv->now.own[f].plan, &kv->ops->forms.list[f], &layer->layer->forms[f],
+                                       layer->own[f], NULL, stream));
+    }
+    return CPA_OK;
 }
 
 cpa_status cpa_pass_kv_run(cpa_pass_kv *kv, const cpa_kv_layer *layer, cpa_stream *stream) {
@@ -288,7 +310,8 @@ cpa_status cpa_pass_kv_run(cpa_pass_kv *kv, const cpa_kv_layer *layer, cpa_strea
         if (more) CPA_TRY(pack(kv, i + 1, layer, stream));
         CPA_TRY(cpa_kv_transfers_finish(&kv->transfers, stream));
         if (more) CPA_TRY(cpa_kv_transfers_start(&kv->transfers, i + 1, stream));
-        CPA_TRY(attend_transfer(kv, i, layer, stream));
+        for (int32_t f = 0; f < kv->ops->forms.count; f++)
+            CPA_TRY(attend_transfer(kv, i, layer, &kv->ops->forms.list[f], stream));
         cpa_kv_transfers_release(&kv->transfers, i);
     }
     return CPA_OK;

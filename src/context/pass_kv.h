@@ -17,16 +17,29 @@ typedef struct cpa_row_run {
     int64_t row, rows;
 } cpa_row_run;
 
-/* The transfers of layers with one mask and one set of block tables. */
+/* The rows of pass-KV of one form over the own shard, where all peers come at once: those before row one_pass_rows take
+ * its keys from the transfers, in one pass with those of the peers; the others begin with it, while the first transfer
+ * is on its way. */
+typedef struct cpa_kv_own {
+    int64_t one_pass_rows;
+    cpa_attend_plan *plan; /* of the others; NULL: there are none */
+} cpa_kv_own;
+
+/* The transfers of layers with one mask of each form and one set of block tables. */
 typedef struct cpa_kv_schedule {
-    cpa_mask mask;
+    cpa_mask masks[CPA_MOST_ROW_FORMS];
     int32_t table_set;
     int64_t begin, end; /* indices of transfers */
-    /* All peers at once: the rows of pass-KV before this one take the keys of the own shard from the transfers, in one
-     * pass with those of the peers; the others begin with the own shard, while the first transfer is on its way. */
-    int64_t one_pass_rows;
-    cpa_attend_plan *own; /* of the others; NULL: there are none */
+    cpa_kv_own own[CPA_MOST_ROW_FORMS];
 } cpa_kv_schedule;
+
+/* The rows of one form in pass-KV chunks. */
+typedef struct cpa_kv_rows {
+    cpa_row_run *runs; /* neighbours joined */
+    int64_t n_runs, runs_capacity;
+    cpa_context_buffer shard_memory;
+    cpa_partial shard; /* of all own rows of the form over one peer's shard */
+} cpa_kv_rows;
 
 typedef struct cpa_pass_kv {
     cpa_context_ops *ops;
@@ -39,18 +52,17 @@ typedef struct cpa_pass_kv {
     int64_t n_schedules, schedules_capacity;
     cpa_kv_schedule now;          /* that of the layer at hand */
     cpa_kv_pieces sent, received; /* scratch of one round; all peers at once: of the step, in `received` */
-    cpa_row_run *runs;            /* the rows of pass-KV chunks */
-    int64_t n_runs, runs_capacity;
-    cpa_context_buffer shard_memory, empty_memory;
-    cpa_partial shard;  /* of all own rows over one peer's shard */
-    const float *empty; /* an LSE of -inf for each own row and head */
+    cpa_kv_rows rows[CPA_MOST_ROW_FORMS];
+    cpa_context_buffer empty_memory;
+    const float *empty; /* an LSE of -inf for each own row, of the form with the most, and head */
 } cpa_pass_kv;
 
 /* What the calls of a layer share. */
 typedef struct cpa_kv_layer {
-    const cpa_context_args *args;
-    cpa_partial own;   /* the states of the own rows: over the own shard, and what has come */
-    int64_t open_rows; /* so many first rows are states when the layer is run; those behind are results */
+    const cpa_layer *layer;
+    cpa_partial own[CPA_MOST_ROW_FORMS]; /* the states of the own rows: over the own shard, and what has come */
+    /* So many first rows of each form are states when the layer is run; those behind are results. */
+    int64_t open_rows[CPA_MOST_ROW_FORMS];
 } cpa_kv_layer;
 
 /* Whether the keys of all peers come at once, else peer by peer; options with their defaults filled in. */
@@ -62,12 +74,12 @@ cpa_status cpa_pass_kv_create(cpa_pass_kv *kv, cpa_context_ops *ops, const cpa_p
 void cpa_pass_kv_destroy(cpa_pass_kv *kv);
 /* Forgets the last step and prepares for the planned chunks. */
 cpa_status cpa_pass_kv_plan(cpa_pass_kv *kv);
-/* Takes the transfers of the planned chunks under a mask by the tables of the layer at hand, planning them when they are
- * new to the step. */
-cpa_status cpa_pass_kv_select(cpa_pass_kv *kv, cpa_mask mask);
-/* How many of the first rows of a layer are states after cpa_pass_kv_run: where the last transfer completes all that
+/* Takes the transfers of the planned chunks under a mask of each form by the tables of the layer at hand, planning them
+ * when they are new to the step. */
+cpa_status cpa_pass_kv_select(cpa_pass_kv *kv, const cpa_mask masks[CPA_MOST_ROW_FORMS]);
+/* How many of the first rows of a form are states after cpa_pass_kv_run: where the last transfer completes all that
  * come behind, its attend rounds those. */
-int64_t cpa_pass_kv_open_rows(const cpa_pass_kv *kv);
+int64_t cpa_pass_kv_open_rows(const cpa_pass_kv *kv, int32_t form);
 /* The first transfer goes on its way. */
 cpa_status cpa_pass_kv_start(cpa_pass_kv *kv, const cpa_kv_layer *layer, cpa_stream *stream);
 /* Own rows against the own shard, as far as they do not take it from the transfers. */

@@ -35,7 +35,7 @@ static int64_t tokens_in(const cpa_pass_kv *kv, int32_t shard, int64_t len, int6
  * interleave, and the sinks end at one: keys of one rank come before those of the next, so none of a block that is in
  * use may be missing, seen or not. */
 static void visible_tokens(const cpa_pass_kv *kv, const cpa_planned_chunk *chunk, int64_t ends[2], int64_t *body) {
-    const cpa_mask mask = kv->now.mask;
+    const cpa_mask mask = kv->now.masks[chunk->form];
     const int64_t run = kv->ops->map.interleave, oldest = chunk->start - mask.window + 1;
     ends[0] = *body = 0;
     ends[1] = cpa_shard_len(kv->ops->map, 0, chunk->end);
@@ -64,6 +64,16 @@ static cpa_status cut_range(cpa_pass_kv *kv, int64_t chunk, int64_t begin, int64
     return CPA_OK;
 }
 
+/* Columns of a query, and of its state, that a pair with a key takes. */
+static int64_t columns_of(const cpa_attention_shape *shape) {
+    return (int64_t)shape->k_dim + shape->v_dim;
+}
+
+/* As many rows of the shape of the cache as take the time of so many of a form. */
+static int64_t rows_of_cache(const cpa_pass_kv *kv, int32_t form, int64_t rows) {
+    return rows * columns_of(&kv->ops->forms.list[form].shape) / columns_of(&kv->ops->options.shape);
+}
+
 /* Blocks of a segment: what staging holds, or less when that is too much to hide. */
 static int64_t segment_blocks(const cpa_pass_kv *kv) {
     const int64_t others = kv->ops->map.cp_size - 1,
@@ -73,7 +83,7 @@ static int64_t segment_blocks(const cpa_pass_kv *kv) {
         if (kv->step->chunks[i].algorithm != CPA_PASS_KV) continue;
         int64_t ends[2], body;
         visible_tokens(kv, &kv->step->chunks[i], ends, &body);
-        rows += kv->step->chunks[i].end - kv->step->chunks[i].start;
+        rows += rows_of_cache(kv, kv->step->chunks[i].form, kv->step->chunks[i].end - kv->step->chunks[i].start);
         tokens += ends[0] + ends[1] - body;
     }
     const int64_t flops = 2 * group * rows / kv->ops->map.cp_size;
@@ -190,35 +200,44 @@ static cpa_status add_item(cpa_pass_kv *kv, const cpa_kv_transfer *transfer, con
 
 /* The first own row of a chunk, a local index, that begins with the own shard; those before it take one pass. */
 static int64_t first_behind_own(const cpa_pass_kv *kv, const cpa_planned_chunk *chunk, cpa_chunk_share own) {
-    return own.first + cpa_max64(0, cpa_min64(kv->now.one_pass_rows - chunk->row, own.rows));
+    return own.first + cpa_max64(0, cpa_min64(kv->now.own[chunk->form].one_pass_rows - chunk->row, own.rows));
 }
 
-/* What this rank attends of a segment: the rows that see any of it. */
-static cpa_status plan_receive(cpa_pass_kv *kv, int64_t begin, int64_t end, const cpa_kv_transfer *transfer,
-                               cpa_kv_attended *attended) {
+/* What this rank attends of a segment: the rows of a form that see any of it. */
+static cpa_status plan_receive(cpa_pass_kv *kv, const cpa_form *form, int64_t begin, int64_t end,
+                               cpa_kv_transfer *transfer) {
+    cpa_kv_attended *attended = &transfer->attended[form->index];
     int64_t n = 0, entries = 0;
     for (int64_t i = begin; i < end; i++) {
         const cpa_kv_piece *piece = &kv->received.data[i];
         const cpa_planned_chunk *chunk = &kv->step->chunks[piece->chunk];
         const cpa_chunk_share own = cpa_planned_share(kv->step, chunk, kv->ops->rank);
-        const int64_t position = kv->now.mask.causal ? piece->first * kv->ops->map.cp_size : 0;
+        const int causal = kv->now.masks[form->index].causal;
+        const int64_t position = causal ? piece->first * kv->ops->map.cp_size : 0;
         const int64_t first = cpa_max64(own.first, cpa_tokens_before(kv->ops->map, own.tokens, position));
         const int64_t behind_own = first_behind_own(kv, chunk, own);
-        if (first >= own.keys) continue;
+        if (chunk->form != form->index || first >= own.keys) continue;
         CPA_TRY(add_item(kv, transfer, piece, first, behind_own, 1, &n, &entries));
         CPA_TRY(add_item(kv, transfer, piece, cpa_max64(behind_own, first), own.keys, 0, &n, &entries));
         if (attended->rows == 0) attended->first_row = chunk->row + first - own.first;
         attended->rows += own.keys - first;
     }
-    return n ? cpa_context_set_plan(kv->ops, transfer->plan, n, kv->table, entries, (cpa_attend_fusion){0}) : CPA_OK;
+    if (n == 0) return CPA_OK;
+    CPA_TRY(cpa_kv_transfers_take_plan(&kv->transfers, &attended->plan));
+    return cpa_context_set_plan(kv->ops, form, attended->plan, n, kv->table, entries, (cpa_attend_fusion){0});
+}
+
+/* Whether rows of some form take the own shard from the transfers. */
+static int has_one_pass(const cpa_pass_kv *kv) {
+    for (int32_t f = 0; f < kv->ops->forms.count; f++)
+        if (kv->now.own[f].one_pass_rows > 0) return 1;
+    return 0;
 }
 
 static cpa_status plan_segment(cpa_pass_kv *kv, int64_t begin, int64_t end) {
     const int32_t size = kv->ops->map.cp_size, rank = kv->ops->rank;
     cpa_kv_transfers *transfers = &kv->transfers;
-    cpa_kv_transfer transfer;
-    cpa_kv_attended attended = {0};
-    CPA_TRY(cpa_kv_transfers_open(transfers, 0, &transfer));
+    cpa_kv_transfer transfer = cpa_kv_transfers_open(transfers, 0);
     const int64_t own_blocks = sent_blocks(kv, rank, begin, end);
     const int receives = has_rows(kv, rank, begin, end);
     for (int32_t round = 1; round < size; round++) {
@@ -229,66 +248,72 @@ static cpa_status plan_segment(cpa_pass_kv *kv, int64_t begin, int64_t end) {
         CPA_TRY(cpa_kv_transfers_add_route(transfers, &transfer, route));
     }
     CPA_TRY(plan_send(kv, begin, end, &transfer));
-    const int attends_own = receives && kv->now.one_pass_rows > 0;
+    const int attends_own = receives && has_one_pass(kv);
     cpa_kv_transfers_place(transfers, &transfer, kv->now.begin, attends_own ? own_blocks : 0);
-    if (receives) CPA_TRY(plan_receive(kv, begin, end, &transfer, &attended));
-    return cpa_kv_transfers_add(transfers, &transfer, attended);
+    for (int32_t f = 0; receives && f < kv->ops->forms.count; f++)
+        CPA_TRY(plan_receive(kv, &kv->ops->forms.list[f], begin, end, &transfer));
+    return cpa_kv_transfers_add(transfers, &transfer);
 }
 
 /* ---- the own shard ---- */
 
-/* (query, key) pairs, each for all heads, whose attention takes as long as is to be hidden of the first segment, pieces
- * [0, end). */
+/* (query, key) pairs of the shape of the cache, each for all heads, whose attention takes as long as is to be hidden of
+ * the first segment, pieces [0, end). */
 static int64_t pairs_to_hide(const cpa_pass_kv *kv, int64_t end) {
     const cpa_context_options *o = &kv->ops->options;
     int64_t blocks = 0;
     for (int32_t rank = 0; rank < kv->ops->map.cp_size; rank++) {
         if (rank != kv->ops->rank) blocks += sent_blocks(kv, rank, 0, end);
     }
-    const int64_t flops_a_pair = 2 * (int64_t)o->shape.q_heads * (o->shape.k_dim + o->shape.v_dim);
+    const int64_t flops_a_pair = 2 * (int64_t)o->shape.q_heads * columns_of(&o->shape);
     return TIMES_TO_HIDE * blocks * kv->transfers.staging.layout.bytes * FLOPS_A_BYTE / flops_a_pair;
 }
 
-/* Keys of the own shard that the own row at a local index sees, about. */
-static int64_t own_keys_seen(const cpa_pass_kv *kv, int64_t row, int64_t keys) {
-    const cpa_mask mask = kv->now.mask;
+/* Keys of the own shard that the own row at a local index of a chunk sees, about. */
+static int64_t own_keys_seen(const cpa_pass_kv *kv, const cpa_planned_chunk *chunk, int64_t row, int64_t keys) {
+    const cpa_mask mask = kv->now.masks[chunk->form];
     const int64_t seen = mask.causal ? row + 1 : keys;
     return mask.window > 0 ? cpa_min64(seen, mask.window / kv->ops->map.cp_size + 1) : seen;
 }
 
-/* How many of the first rows take one pass: the last ones, over the own shard, hide the first segment. */
-static int64_t one_pass_rows(const cpa_pass_kv *kv, int64_t end) {
+/* How many of the first rows of each form take one pass: the last ones, over the own shard, hide the first segment. */
+static void choose_one_pass(cpa_pass_kv *kv, int64_t end) {
     const int64_t run = kv->ops->map.interleave, enough = pairs_to_hide(kv, end);
     int64_t pairs = 0;
     /* A device widens the blocks of a quantised cache for each item: those of the peers twice if some rows take one
      * pass. */
-    if (cpa_dtype_is_quantised(kv->ops->options.shape.kv_dtype)) return 0;
+    if (cpa_dtype_is_quantised(kv->ops->options.shape.kv_dtype)) return;
+    for (int32_t f = 0; f < kv->ops->forms.count; f++)
+        kv->now.own[f].one_pass_rows = kv->rows[f].n_runs > 0 ? kv->step->rows[f] : 0;
     for (int64_t i = kv->step->n_chunks; i-- > 0;) {
-        const cpa_chunk_share own = cpa_planned_share(kv->step, &kv->step->chunks[i], kv->ops->rank);
-        if (!cpa_planned_own_in_pass_kv(kv->step, &kv->step->chunks[i])) continue;
+        const cpa_planned_chunk *chunk = &kv->step->chunks[i];
+        const cpa_chunk_share own = cpa_planned_share(kv->step, chunk, kv->ops->rank);
+        if (!cpa_planned_own_in_pass_kv(kv->step, chunk)) continue;
         for (int64_t row = own.keys, next; row > own.first; row = next) {
             next = cpa_max64((row - 1) / run * run, own.first);
-            pairs += (row - next) * own_keys_seen(kv, next, own.keys);
-            if (pairs >= enough) return kv->step->chunks[i].row + next - own.first;
+            pairs += rows_of_cache(kv, chunk->form, (row - next) * own_keys_seen(kv, chunk, next, own.keys));
+            kv->now.own[chunk->form].one_pass_rows = chunk->row + next - own.first;
+            if (pairs >= enough) return;
         }
     }
-    return 0;
+    for (int32_t f = 0; f < kv->ops->forms.count; f++) kv->now.own[f].one_pass_rows = 0;
 }
 
-/* The other rows, over the own shard. */
-static cpa_status plan_own(cpa_pass_kv *kv) {
+/* The other rows of a form, over the own shard. */
+static cpa_status plan_own(cpa_pass_kv *kv, const cpa_form *form) {
+    cpa_kv_own *of = &kv->now.own[form->index];
     int64_t n = 0;
     for (int64_t i = 0; i < kv->step->n_chunks; i++) {
         const cpa_planned_chunk *chunk = &kv->step->chunks[i];
         const cpa_chunk_share own = cpa_planned_share(kv->step, chunk, kv->ops->rank);
+        if (chunk->form != form->index || !cpa_planned_own_in_pass_kv(kv->step, chunk)) continue;
         const int64_t first = first_behind_own(kv, chunk, own);
-        if (cpa_planned_own_in_pass_kv(kv->step, chunk) && first < own.keys)
-            kv->ops->items[n++] = cpa_planned_own_item(kv->step, chunk, first);
+        if (first < own.keys) kv->ops->items[n++] = cpa_planned_own_item(kv->step, chunk, first);
     }
     if (n == 0) return CPA_OK;
-    CPA_TRY(cpa_kv_transfers_take_plan(&kv->transfers, &kv->now.own));
+    CPA_TRY(cpa_kv_transfers_take_plan(&kv->transfers, &of->plan));
     const cpa_attend_fusion fusion = {.tables = {kv->step->tables, kv->now.table_set}};
-    return cpa_context_set_plan(kv->ops, kv->now.own, n, NULL, 0, fusion);
+    return cpa_context_set_plan(kv->ops, form, of->plan, n, NULL, 0, fusion);
 }
 
 /* ---- all of it ---- */
@@ -303,8 +328,8 @@ static int64_t end_of_segment(const cpa_pass_kv *kv, int64_t begin) {
 
 cpa_status cpa_pass_kv_plan_gather(cpa_pass_kv *kv) {
     CPA_TRY(cut_segments(kv));
-    kv->now.one_pass_rows = one_pass_rows(kv, end_of_segment(kv, 0));
-    CPA_TRY(plan_own(kv));
+    choose_one_pass(kv, end_of_segment(kv, 0));
+    for (int32_t f = 0; f < kv->ops->forms.count; f++) CPA_TRY(plan_own(kv, &kv->ops->forms.list[f]));
     for (int64_t begin = 0, end; begin < kv->received.count; begin = end) {
         end = end_of_segment(kv, begin);
         CPA_TRY(plan_segment(kv, begin, end));

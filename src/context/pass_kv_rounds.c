@@ -27,7 +27,7 @@ static void visible_tokens(const cpa_pass_kv *kv, const cpa_planned_chunk *chunk
                     to = cpa_planned_share(kv->step, chunk, receiver);
     if (to.rows == 0 || from.keys == 0) return;
 
-    const cpa_mask mask = kv->now.mask;
+    const cpa_mask mask = kv->now.masks[chunk->form];
     const int64_t split = kv->split;
     int64_t first_query = cpa_token_position(kv->ops->map, to.tokens, to.first);
     int64_t last_query = cpa_token_position(kv->ops->map, to.tokens, to.keys - 1);
@@ -111,16 +111,15 @@ static cpa_status plan_send(cpa_pass_kv *kv, int64_t segment, int64_t *next, cpa
     return CPA_OK;
 }
 
-/* What this rank attends of a segment: its rows of the chunks over the pieces that arrive. */
-static cpa_status plan_receive(cpa_pass_kv *kv, int64_t segment, int64_t *next, const cpa_kv_transfer *transfer,
-                               cpa_kv_route *route, cpa_kv_attended *attended) {
+/* What the rows of a form attend of a segment: the pieces [begin, end) that arrive, in staging from block `at` on. */
+static cpa_status plan_attended(cpa_pass_kv *kv, const cpa_form *form, int64_t begin, int64_t end, int64_t at,
+                                int32_t peer, cpa_kv_attended *attended) {
     const cpa_kv_staging *staging = &kv->transfers.staging;
-    const int64_t staging_block = cpa_kv_transfers_recv_block(&kv->transfers, transfer, route->region);
-    *attended = (cpa_kv_attended){.begins = *next == 0};
     int64_t n = 0;
-    for (; *next < kv->received.count && kv->received.data[*next].segment == segment; ++*next) {
-        const cpa_kv_piece *piece = &kv->received.data[*next];
+    for (int64_t i = begin; i < end; i++) {
+        const cpa_kv_piece *piece = &kv->received.data[i];
         const cpa_planned_chunk *chunk = &kv->step->chunks[piece->chunk];
+        if (chunk->form != form->index) continue;
         cpa_chunk_share own = cpa_planned_share(kv->step, chunk, kv->ops->rank);
         kv->ops->items[n++] = (cpa_attend_item){
             .q_row = chunk->row,
@@ -128,17 +127,29 @@ static cpa_status plan_receive(cpa_pass_kv *kv, int64_t segment, int64_t *next, 
             .q_first = own.first,
             .k_first = piece->first,
             .k_count = piece->count,
-            .table = staging_block + piece->block,
+            .table = at + piece->block,
             .q_set = own.tokens,
-            .k_set = cpa_tokens_on(kv->ops->map, chunk->placement, route->peer),
+            .k_set = cpa_tokens_on(kv->ops->map, chunk->placement, peer),
         };
         attended->rows += own.rows;
-        route->recv_blocks = end_of(kv, piece);
     }
-    attended->ends = *next == kv->received.count;
-    return n ? cpa_context_set_plan(kv->ops, transfer->plan, n, kv->table, staging->segments * staging->capacity,
-                                    (cpa_attend_fusion){0})
-             : CPA_OK;
+    if (n == 0) return CPA_OK;
+    CPA_TRY(cpa_kv_transfers_take_plan(&kv->transfers, &attended->plan));
+    return cpa_context_set_plan(kv->ops, form, attended->plan, n, kv->table, staging->segments * staging->capacity,
+                                (cpa_attend_fusion){0});
+}
+
+/* What this rank attends of a segment: its rows of the chunks over the pieces that arrive, from *next on. */
+static cpa_status plan_receive(cpa_pass_kv *kv, int64_t segment, int64_t *next, cpa_kv_transfer *transfer,
+                               cpa_kv_route *route) {
+    const int64_t begin = *next, at = cpa_kv_transfers_recv_block(&kv->transfers, transfer, route->region);
+    for (; *next < kv->received.count && kv->received.data[*next].segment == segment; ++*next)
+        route->recv_blocks = end_of(kv, &kv->received.data[*next]);
+    transfer->begins = begin == 0 && *next > begin;
+    transfer->ends = *next == kv->received.count && *next > begin;
+    for (int32_t f = 0; f < kv->ops->forms.count; f++)
+        CPA_TRY(plan_attended(kv, &kv->ops->forms.list[f], begin, *next, at, route->peer, &transfer->attended[f]));
+    return CPA_OK;
 }
 
 static cpa_status plan_round(cpa_pass_kv *kv, int32_t round) {
@@ -153,12 +164,10 @@ static cpa_status plan_round(cpa_pass_kv *kv, int32_t round) {
     CPA_TRY(cut_segments(kv, recv_peer, rank, &kv->received, &segments));
     int64_t next_sent = 0, next_received = 0;
     for (int64_t segment = 0; segment < most; segment++) {
-        cpa_kv_transfer transfer;
-        cpa_kv_attended attended;
+        cpa_kv_transfer transfer = cpa_kv_transfers_open(&kv->transfers, round);
         cpa_kv_route out = {.peer = send_peer}, in = {.peer = recv_peer};
-        CPA_TRY(cpa_kv_transfers_open(&kv->transfers, round, &transfer));
         CPA_TRY(plan_send(kv, segment, &next_sent, &transfer, &out));
-        CPA_TRY(plan_receive(kv, segment, &next_received, &transfer, &in, &attended));
+        CPA_TRY(plan_receive(kv, segment, &next_received, &transfer, &in));
         if (send_peer == recv_peer) {
             out.recv_blocks = in.recv_blocks;
         } else {
@@ -166,7 +175,7 @@ static cpa_status plan_round(cpa_pass_kv *kv, int32_t round) {
         }
         CPA_TRY(cpa_kv_transfers_add_route(&kv->transfers, &transfer, out));
         cpa_kv_transfers_place(&kv->transfers, &transfer, kv->now.begin, 0);
-        CPA_TRY(cpa_kv_transfers_add(&kv->transfers, &transfer, attended));
+        CPA_TRY(cpa_kv_transfers_add(&kv->transfers, &transfer));
     }
     return CPA_OK;
 }

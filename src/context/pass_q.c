@@ -1,7 +1,8 @@
 /* pass-Q: queries go to the ranks that hold keys of their sequence, and partial states come back.
  *
- * A message of queries holds rows [q_heads * k_dim] in the order of the chunks. A message of states holds a row for
- * each of them: O [q_heads * v_dim], then LSE [q_heads], fp32, padded to four floats; attend writes such rows in place.
+ * A message of queries holds rows [q_heads * k_dim] of one form in the order of the chunks. A message of states holds a
+ * row for each of them: O [q_heads * out_dim], then LSE [q_heads], fp32, padded to four floats; attend, or what
+ * multiplies states by the matrix of the form, writes such rows in place.
  *
  * In decode, where the transport has peer-mapped buffers, attend stores the states of a peer's rows in the memory of
  * that peer, whose merge reads them there, and in graphs waits for them itself. The peer's queries are the credit to
@@ -17,14 +18,17 @@
 #include "base/hash.h"
 #include "comm/rounds.h"
 #include "kernels/graph.h"
+#include "src/context/pass_q_plan.h"
 #include "src/context/pass_q_rows.h"
 
 /* ---- life ---- */
 
-cpa_status cpa_pass_q_create(cpa_pass_q *q, cpa_context_ops *ops, const cpa_planned_step *step) {
+cpa_status cpa_pass_q_create(cpa_pass_q *q, cpa_context_ops *ops, const cpa_form *form, const cpa_planned_step *step) {
     const size_t size = (size_t)ops->map.cp_size;
     q->ops = ops;
+    q->form = form;
     q->step = step;
+    q->n_merged = 1;
     q->peers = calloc(size, sizeof *q->peers);
     q->merged_states = calloc(size, sizeof *q->merged_states);
     q->merged_maps = calloc(size, sizeof(const int32_t *));
@@ -40,6 +44,7 @@ void cpa_pass_q_destroy(cpa_pass_q *q) {
     cpa_context_free(q->ops, &q->received_memory);
     cpa_context_free(q->ops, &q->remote_states_memory);
     cpa_context_free(q->ops, &q->returned_memory);
+    cpa_context_free(q->ops, &q->attended_memory);
     cpa_table_plans_destroy(&q->plans, q->ops);
     for (int i = 0; i < CPA_PASS_Q_PARTS; i++) cpa_table_plans_destroy(&q->parts[i].plans, q->ops);
     free(q->state_shifts);
@@ -59,9 +64,10 @@ cpa_status cpa_pass_q_upload(cpa_pass_q *q, cpa_stream *stream) {
 
 uint64_t cpa_pass_q_shape(const cpa_pass_q *q) {
     if (!q->active) return 0;
-    uint64_t shape[] = {(uintptr_t)q->maps.device.memory,     (uintptr_t)q->packed_memory.memory,
-                        (uintptr_t)q->received_memory.memory, (uintptr_t)q->remote_states_memory.memory,
-                        (uintptr_t)q->returned_memory.memory, cpa_table_plans_shape(&q->plans, q->ops)};
+    uint64_t shape[] = {(uintptr_t)q->maps.device.memory,        (uintptr_t)q->packed_memory.memory,
+                        (uintptr_t)q->received_memory.memory,    (uintptr_t)q->remote_states_memory.memory,
+                        (uintptr_t)q->returned_memory.memory,    (uintptr_t)q->attended_memory.memory,
+                        cpa_table_plans_shape(&q->plans, q->ops)};
     return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }
 
@@ -71,14 +77,14 @@ cpa_partial cpa_pass_q_own_state(const cpa_pass_q *q) {
     return cpa_pass_q_state_rows(q, q->remote_states_memory.memory, q->received_rows);
 }
 
-cpa_status cpa_pass_q_start(cpa_pass_q *q, const cpa_context_args *args, cpa_stream *stream) {
+cpa_status cpa_pass_q_start(cpa_pass_q *q, const cpa_form_layer *layer, cpa_stream *stream) {
     if (!q->active) return CPA_OK;
     const int64_t bytes = cpa_pass_q_query_bytes(q);
     CPA_TRY(cpa_step_maps_upload(&q->maps, q->ops, stream));
     if (q->packed_rows > 0) {
         int64_t span = cpa_spans_begin(&q->ops->spans, CPA_SPAN_QUERIES, 0, stream);
         cpa_status status = q->ops->device->operators->gather_rows(
-            q->packed_memory.memory, args->q, q->maps.device.memory, q->packed_rows, bytes, stream);
+            q->packed_memory.memory, layer->rows.q, q->maps.device.memory, q->packed_rows, bytes, stream);
         cpa_spans_end(&q->ops->spans, span, stream);
         CPA_TRY(cpa_context_check(q->ops, status, stream));
     }
@@ -88,7 +94,7 @@ cpa_status cpa_pass_q_start(cpa_pass_q *q, const cpa_context_args *args, cpa_str
         const cpa_pass_q_peer *peer = &q->peers[i];
         q->ops->messages[i] = (cpa_message){
             .peer = peer->rank,
-            .send = peer->packed_at == CPA_PASS_Q_NOT_PACKED ? args->q : packed + peer->packed_at * bytes,
+            .send = peer->packed_at == CPA_PASS_Q_NOT_PACKED ? layer->rows.q : packed + peer->packed_at * bytes,
             .send_bytes = peer->sent * bytes,
             .recv = got + peer->received_at * bytes,
             .recv_bytes = peer->received * bytes,
@@ -137,31 +143,33 @@ static cpa_status send_states(cpa_pass_q *q, const cpa_pass_q_part *part, cpa_st
     return cpa_context_start(q->ops, n, CPA_SPAN_EXCHANGE_STATES, 0, stream, out);
 }
 
-cpa_status cpa_pass_q_attend_remote(cpa_pass_q *q, const cpa_context_args *args, cpa_stream *stream) {
+/* Attends the rows of a part, and multiplies their states by the matrix of the form. */
+static cpa_status attend_rows(cpa_pass_q *q, const cpa_attend_plan *plan, const cpa_attend_args *attend,
+                              const cpa_form_layer *layer, int64_t first, int64_t rows, int32_t part,
+                              cpa_stream *stream) {
+    CPA_TRY(cpa_context_run_attend(q->ops, plan, attend, layer->rows.q, CPA_SPAN_ATTEND_RECEIVED, part, stream));
+    if (!q->form->has_matrix) return CPA_OK;
+    return cpa_context_run_project(q->ops, q->form, layer, rows, cpa_context_state_at(q->attended, first),
+                                   cpa_pass_q_state_rows(q, q->remote_states_memory.memory, first), stream);
+}
+
+cpa_status cpa_pass_q_attend_remote(cpa_pass_q *q, const cpa_form_layer *layer, cpa_stream *stream) {
     if (!q->active) return CPA_OK;
     CPA_TRY(cpa_context_finish(q->ops, stream, &q->queries));
-    cpa_attend_args attend = {
-        .size = sizeof attend,
-        .q = cpa_step_joins_own(q->step) && !cpa_pass_q_exchanges_queries(q) ? args->q : q->received_memory.memory,
-        .q_dtype = q->ops->options.shape.dtype,
-        .q_row_stride = (int64_t)q->ops->options.shape.q_heads * q->ops->options.shape.k_dim,
-        .kv = args->kv,
-        .mask = args->mask,
-        .scale = args->scale,
-        .state = cpa_pass_q_state_rows(q, q->remote_states_memory.memory, 0),
-    };
-    cpa_context_set_score(q->ops, CPA_SCORE_REMOTE, &attend);
+    cpa_attend_args attend = cpa_context_attend_args(q->ops, q->form, layer, CPA_SCORE_REMOTE);
+    if (!cpa_step_joins_own(q->step) || cpa_pass_q_exchanges_queries(q)) attend.q = q->received_memory.memory;
+    attend.state = q->form->has_matrix ? q->attended : cpa_pass_q_state_rows(q, q->remote_states_memory.memory, 0);
     if (q->n_parts == 0) {
         const cpa_pass_q_part all = {.end_round = q->ops->map.cp_size - 1, .cuts = 1};
-        CPA_TRY(cpa_context_run_attend(q->ops, cpa_table_plans_now(&q->plans, q->ops), &attend, args->q,
-                                       CPA_SPAN_ATTEND_RECEIVED, 0, stream));
+        CPA_TRY(attend_rows(q, cpa_table_plans_now(&q->plans, q->ops), &attend, layer, 0, cpa_pass_q_attended_rows(q),
+                            0, stream));
         return send_states(q, &all, stream, &q->states);
     }
     for (int32_t i = 0; i < q->n_parts; i++) {
         cpa_pass_q_part *part = &q->parts[i];
         if (part->rows > 0)
-            CPA_TRY(cpa_context_run_attend(q->ops, cpa_table_plans_now(&part->plans, q->ops), &attend, args->q,
-                                           CPA_SPAN_ATTEND_RECEIVED, i, stream));
+            CPA_TRY(attend_rows(q, cpa_table_plans_now(&part->plans, q->ops), &attend, layer,
+                                cpa_pass_q_part_row(q, part), part->rows, i, stream));
         CPA_TRY(send_states(q, part, stream, &part->states));
     }
     return CPA_OK;

@@ -8,7 +8,7 @@
 #include "src/context/step_maps.h"
 #include "src/context/table_plans.h"
 
-/* The rows of pass-Q chunks that this rank and one peer attend for each other; indices are rows of the buffers below.
+/* The rows of pass-Q chunks of one form that this rank and one peer attend for each other; indices are rows of the buffers below.
  */
 typedef struct cpa_pass_q_peer {
     int32_t rank;
@@ -28,10 +28,12 @@ typedef struct cpa_pass_q_part {
 } cpa_pass_q_part;
 enum { CPA_PASS_Q_PARTS = 4 }; /* at most; pass-KV has exchanges in flight as well */
 
+/* pass-Q of the rows of one form. */
 typedef struct cpa_pass_q {
     cpa_context_ops *ops;
     const cpa_planned_step *step;
-    int active; /* whether the step has a pass-Q chunk */
+    const cpa_form *form;
+    int active; /* whether the step has a pass-Q chunk of the form */
     int direct; /* attend stores states in the peer-mapped buffers of the transport, and they are merged there */
     cpa_pass_q_peer *peers; /* [cp_size - 1], in the order in which pass-KV receives from them */
     cpa_table_plans plans;  /* the rows of the peers over the own shard; where they join, the own rows after them, whose
@@ -43,6 +45,8 @@ typedef struct cpa_pass_q {
     int64_t packed_rows, received_rows, returned_rows;
     cpa_step_maps maps; /* [packed_rows] own rows, then a row map of [rows] for each state that comes back */
     cpa_context_buffer packed_memory, received_memory, remote_states_memory, returned_memory;
+    cpa_context_buffer attended_memory; /* with a matrix, of: */
+    cpa_partial attended;               /* the states of remote_states_memory before they are multiplied by it */
     cpa_context_exchange queries, states;
     cpa_store_batch awaited;    /* the states that the last merge of the layer waits for; no parts: it need not */
     cpa_partial *merged_states; /* [cp_size]: what the last merge of a layer joins; the first is that of the own rows */
@@ -50,7 +54,7 @@ typedef struct cpa_pass_q {
     int32_t n_merged;
 } cpa_pass_q;
 
-cpa_status cpa_pass_q_create(cpa_pass_q *q, cpa_context_ops *ops, const cpa_planned_step *step);
+cpa_status cpa_pass_q_create(cpa_pass_q *q, cpa_context_ops *ops, const cpa_form *form, const cpa_planned_step *step);
 void cpa_pass_q_destroy(cpa_pass_q *q);
 
 /* Enqueues what brings the plan to the device; another stream brings the same again. */
@@ -62,9 +66,9 @@ uint64_t cpa_pass_q_shape(const cpa_pass_q *q);
 
 /* Where the states of own rows are that pass-Q attends. */
 cpa_partial cpa_pass_q_own_state(const cpa_pass_q *q);
-cpa_status cpa_pass_q_start(cpa_pass_q *q, const cpa_context_args *args, cpa_stream *stream);
+cpa_status cpa_pass_q_start(cpa_pass_q *q, const cpa_form_layer *layer, cpa_stream *stream);
 /* Attends the rows of the peers, and the own ones if it takes them, and sends the states of the former back. */
-cpa_status cpa_pass_q_attend_remote(cpa_pass_q *q, const cpa_context_args *args, cpa_stream *stream);
+cpa_status cpa_pass_q_attend_remote(cpa_pass_q *q, const cpa_form_layer *layer, cpa_stream *stream);
 /* Waits for the own states to come back, or leaves that to the last merge, of `rows` rows. */
 cpa_status cpa_pass_q_finish(cpa_pass_q *q, int64_t rows, cpa_stream *stream);
 /* The last merge: the states that came back join `merge`, whose first state is `own`. */

@@ -11,9 +11,17 @@
 /* The states of long chunks go back in parts, from so many rows a rank on. */
 enum { PARTS_LEAST_ROWS = 256 };
 
+/* How many parts, where those of several forms are in flight together, and a transfer of pass-KV. */
+enum { PARTS_OF_FORMS = 2 };
+_Static_assert(CPA_MOST_ROW_FORMS *PARTS_OF_FORMS + 1 <= CPA_TRANSPORT_MAX_IN_FLIGHT, "all may be in flight");
+
+static int is_ours(const cpa_pass_q *q, const cpa_planned_chunk *chunk) {
+    return chunk->algorithm == CPA_PASS_Q && chunk->form == q->form->index;
+}
+
 /* How many rows of a chunk `asker` sends to `keeper`: all of its own if the keeper has a key. */
 static int64_t rows_sent(const cpa_pass_q *q, const cpa_planned_chunk *chunk, int32_t asker, int32_t keeper) {
-    if (chunk->algorithm != CPA_PASS_Q || cpa_planned_share(q->step, chunk, keeper).keys == 0) return 0;
+    if (!is_ours(q, chunk) || cpa_planned_share(q->step, chunk, keeper).keys == 0) return 0;
     return cpa_planned_share(q->step, chunk, asker).rows;
 }
 
@@ -41,7 +49,7 @@ static void plan_peers(cpa_pass_q *q) {
     int64_t all = 0, all_at = -1;
     q->active = 0;
     for (int64_t i = 0; i < q->step->n_chunks; i++) {
-        if (q->step->chunks[i].algorithm != CPA_PASS_Q) continue;
+        if (!is_ours(q, &q->step->chunks[i])) continue;
         q->active = 1;
         all += cpa_planned_share(q->step, &q->step->chunks[i], q->ops->rank).rows;
     }
@@ -57,7 +65,7 @@ static void plan_peers(cpa_pass_q *q) {
         peer->received_at = q->received_rows;
         q->returned_rows += peer->sent;
         q->received_rows += peer->received;
-        if (peer->sent == q->step->rows) {
+        if (peer->sent == cpa_pass_q_own_rows(q)) {
             peer->packed_at = CPA_PASS_Q_NOT_PACKED;
             continue;
         }
@@ -71,12 +79,13 @@ static void plan_peers(cpa_pass_q *q) {
     }
 }
 
-/* Whether states go direct, the same on all ranks: no message of the step may be longer than a peer-mapped buffer. */
+/* Whether states go direct, the same on all ranks: no message of the step may be longer than a peer-mapped buffer, and
+ * attend writes what travels. */
 static void choose_direct(cpa_pass_q *q) {
     const cpa_transport_table *table = q->ops->transport->table;
     int64_t most_rows = q->step->padded_rows, buffer_bytes = 0;
     q->direct = 0;
-    if (!cpa_step_joins_own(q->step) || !table->peer_buffer) return;
+    if (!cpa_step_joins_own(q->step) || q->form->has_matrix || !table->peer_buffer) return;
     for (int32_t rank = 0; rank < q->ops->map.cp_size && !q->step->padded_rows; rank++) {
         int64_t rows = 0;
         for (int64_t i = 0; i < q->step->n_chunks; i++)
@@ -96,6 +105,7 @@ static void map_peer(const cpa_pass_q *q, const cpa_pass_q_peer *peer, int32_t *
     int32_t at = 0;
     for (int64_t i = 0; i < q->step->n_chunks; i++) {
         const cpa_planned_chunk *chunk = &q->step->chunks[i];
+        if (chunk->form != q->form->index) continue;
         int64_t own = cpa_planned_share(q->step, chunk, q->ops->rank).rows;
         int64_t sent = rows_sent(q, chunk, q->ops->rank, peer->rank);
         for (int64_t row = 0; row < own; row++) {
@@ -108,7 +118,7 @@ static void map_peer(const cpa_pass_q *q, const cpa_pass_q_peer *peer, int32_t *
 
 /* The row map of a padded step. */
 static void map_padded_peer(const cpa_pass_q *q, const cpa_pass_q_peer *peer, int32_t *returned) {
-    for (int64_t row = 0; row < q->step->rows; row++) returned[row] = -1;
+    for (int64_t row = 0; row < cpa_pass_q_own_rows(q); row++) returned[row] = -1;
     for (int64_t i = 0; i < q->step->n_chunks; i++) {
         const cpa_planned_chunk *chunk = &q->step->chunks[i];
         if (cpa_planned_share(q->step, chunk, peer->rank).keys == 0) continue;
@@ -119,13 +129,13 @@ static void map_padded_peer(const cpa_pass_q *q, const cpa_pass_q_peer *peer, in
 
 /* The row maps, and the states that the last merge of a layer joins. */
 static cpa_status plan_maps(cpa_pass_q *q) {
-    int64_t peers = q->ops->map.cp_size - 1, entries = q->packed_rows + peers * q->step->rows;
+    int64_t peers = q->ops->map.cp_size - 1, entries = q->packed_rows + peers * cpa_pass_q_own_rows(q);
     CPA_TRY(cpa_step_maps_renew(&q->maps, q->ops, entries));
     const int32_t *device_maps = q->maps.device.memory;
     for (int64_t i = 0; i < peers; i++) {
         const cpa_pass_q_peer *peer = &q->peers[i];
         if (peer->sent == 0) continue;
-        int64_t returned = q->packed_rows + i * q->step->rows;
+        int64_t returned = q->packed_rows + i * cpa_pass_q_own_rows(q);
         if (q->step->padded_rows) {
             map_padded_peer(q, peer, q->maps.host + returned);
         } else {
@@ -139,7 +149,7 @@ static cpa_status plan_maps(cpa_pass_q *q) {
 }
 
 int64_t cpa_pass_q_attended_rows(const cpa_pass_q *q) {
-    return q->active ? q->received_rows + (cpa_step_joins_own(q->step) ? q->step->rows : 0) : 0;
+    return q->active ? q->received_rows + (cpa_step_joins_own(q->step) ? cpa_pass_q_own_rows(q) : 0) : 0;
 }
 
 void cpa_pass_q_map_attended(const cpa_pass_q *q, int32_t *map) {
@@ -155,7 +165,7 @@ void cpa_pass_q_map_attended(const cpa_pass_q *q, int32_t *map) {
             first += chunk->end - chunk->start;
         }
     }
-    if (cpa_step_joins_own(q->step)) cpa_planned_map_own(step, map + q->received_rows);
+    if (cpa_step_joins_own(q->step)) cpa_planned_map_own(step, q->form->index, map + q->received_rows);
 }
 
 /* How much further on the states of a peer's rows lie than their rows in remote_states_memory; 0 unless they go direct.
@@ -211,14 +221,14 @@ static cpa_status plan_remote(cpa_pass_q *q) {
     };
     if (cpa_step_joins_own(q->step)) {
         const int64_t served = n;
-        n = cpa_planned_own_items(q->step, q->ops->items, n, q->received_rows);
+        n = cpa_planned_own_items(q->step, q->form->index, q->ops->items, n, q->received_rows);
         fusion.padded_items += q->step->padded_rows;
         if (cpa_pass_q_exchanges_queries(q)) {
             fusion.ready_items = n - served;
-            fusion.ready_rows = q->step->rows;
+            fusion.ready_rows = cpa_pass_q_own_rows(q);
         }
     }
-    return cpa_table_plans_set(&q->plans, q->ops, q->step, n, fusion);
+    return cpa_table_plans_set(&q->plans, q->ops, q->form, q->step, n, fusion);
 }
 
 /* Into how many parts the rows of the peers fall, the same number on all ranks; 0: they stay together. */
@@ -227,11 +237,12 @@ static int32_t choose_parts(const cpa_pass_q *q) {
     if (cpa_step_joins_own(q->step) || q->step->padded_rows) return 0;
     for (int64_t i = 0; i < q->step->n_chunks; i++) {
         const cpa_planned_chunk *chunk = &q->step->chunks[i];
-        if (chunk->algorithm == CPA_PASS_Q) tokens += chunk->end - chunk->start;
+        if (is_ours(q, chunk)) tokens += chunk->end - chunk->start;
     }
     if (tokens < (int64_t)PARTS_LEAST_ROWS * q->ops->map.cp_size) return 0;
     const int32_t peers = q->ops->map.cp_size - 1;
-    return peers == 1 ? 2 : peers < CPA_PASS_Q_PARTS ? peers : CPA_PASS_Q_PARTS;
+    const int32_t most = q->ops->forms.count == 1 ? CPA_PASS_Q_PARTS : PARTS_OF_FORMS;
+    return peers == 1 ? 2 : peers < most ? peers : most;
 }
 
 /* A part is the peers of some rounds, or of the only peer a piece of its rows. */
@@ -250,7 +261,7 @@ static cpa_status plan_part(cpa_pass_q *q, int32_t index) {
         n = add_items(q, &q->peers[p], begin, end, n);
         part->rows += end - begin;
     }
-    return cpa_table_plans_set(&part->plans, q->ops, q->step, n, (cpa_attend_fusion){0});
+    return cpa_table_plans_set(&part->plans, q->ops, q->form, q->step, n, (cpa_attend_fusion){0});
 }
 
 static cpa_status plan_parts(cpa_pass_q *q) {
@@ -262,18 +273,21 @@ static cpa_status plan_parts(cpa_pass_q *q) {
 /* Room for the rows that are packed, for those that are attended here, and for the states of both ways. */
 static cpa_status ensure_rows(cpa_pass_q *q) {
     const int64_t state_bytes = cpa_pass_q_state_floats(q) * (int64_t)sizeof(float);
-    const int64_t attended = q->received_rows + (cpa_step_joins_own(q->step) ? q->step->rows : 0);
+    const int64_t attended = cpa_pass_q_attended_rows(q);
     CPA_TRY(cpa_context_ensure(q->ops, &q->packed_memory, q->packed_rows * cpa_pass_q_query_bytes(q)));
     CPA_TRY(cpa_context_ensure(q->ops, &q->received_memory, attended * cpa_pass_q_query_bytes(q)));
     CPA_TRY(cpa_context_ensure(q->ops, &q->remote_states_memory, attended * state_bytes));
+    if (q->form->has_matrix)
+        CPA_TRY(cpa_context_ensure_state(q->ops, &q->attended_memory, attended, q->form->shape.v_dim, &q->attended));
     return q->direct ? CPA_OK : cpa_context_ensure(q->ops, &q->returned_memory, q->returned_rows * state_bytes);
 }
 
 cpa_status cpa_pass_q_plan(cpa_pass_q *q) {
     q->n_merged = 1;
     q->active = 0;
+    q->received_rows = 0;
     if (!cpa_step_exchanges(q->step)) return CPA_OK;
-    (q->step->padded_rows ? plan_padded_peers : plan_peers)(q);
+    (cpa_planned_padding(q->step, q->form->index) ? plan_padded_peers : plan_peers)(q);
     if (!q->active) return CPA_OK;
     choose_direct(q);
     CPA_TRY(ensure_rows(q));

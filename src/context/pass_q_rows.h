@@ -8,23 +8,27 @@ enum { CPA_PASS_Q_NOT_PACKED = -1 };
 
 enum { CPA_PASS_Q_CUT_ROWS = 32 };
 
+/* The rows of this rank. */
+static inline int64_t cpa_pass_q_own_rows(const cpa_pass_q *q) {
+    return q->step->rows[q->form->index];
+}
+
 static inline int64_t cpa_pass_q_query_bytes(const cpa_pass_q *q) {
-    return cpa_shape_q_bytes(&q->ops->options.shape);
+    return cpa_shape_q_bytes(&q->form->shape);
 }
 
 /* Floats of a row of a message of states. */
 static inline int64_t cpa_pass_q_state_floats(const cpa_pass_q *q) {
-    int64_t floats = (int64_t)q->ops->options.shape.q_heads * (q->ops->options.shape.v_dim + 1);
+    int64_t floats = (int64_t)q->form->shape.q_heads * (q->form->out_dim + 1);
     return (floats + 3) / 4 * 4;
 }
 
 static inline cpa_partial cpa_pass_q_state_rows(const cpa_pass_q *q, void *memory, int64_t row) {
     int64_t stride = cpa_pass_q_state_floats(q);
     float *o = (float *)memory + row * stride;
-    const cpa_context_options *options = &q->ops->options;
     return (cpa_partial){.o = o,
                          .o_row_stride = stride,
-                         .lse = o + (int64_t)options->shape.q_heads * options->shape.v_dim,
+                         .lse = o + (int64_t)q->form->shape.q_heads * q->form->out_dim,
                          .lse_row_stride = stride};
 }
 
@@ -43,6 +47,12 @@ static inline cpa_partial cpa_pass_q_returned_states(const cpa_pass_q *q, const 
 /* Where a piece of a message of so many rows begins; sender and receiver cut alike. */
 static inline int64_t cpa_pass_q_cut(int64_t rows, int32_t cut, int32_t cuts) {
     return cut == cuts ? rows : rows * cut / cuts / CPA_PASS_Q_CUT_ROWS * CPA_PASS_Q_CUT_ROWS;
+}
+
+/* The first row that is attended for a part. */
+static inline int64_t cpa_pass_q_part_row(const cpa_pass_q *q, const cpa_pass_q_part *part) {
+    const cpa_pass_q_peer *first = &q->peers[part->first_round];
+    return first->received_at + cpa_pass_q_cut(first->received, part->cut, part->cuts);
 }
 
 /* Whether queries go or come. If none do, all that is attended are own rows, from where they lie. */

@@ -22,16 +22,16 @@ static uint64_t hash_chunks(const cpa_context_chunk *chunks, int64_t n_chunks) {
     uint64_t hash = cpa_hash_bytes(CPA_HASH_START, &n_chunks, sizeof n_chunks);
     for (int64_t i = 0; i < n_chunks; i++) {
         const cpa_context_chunk *c = &chunks[i];
-        const int64_t same[] = {c->start, c->count, (int64_t)c->placement.kind, c->placement.rank,
-                                (int64_t)c->algorithm};
+        const int64_t same[] = {
+            c->start, c->count, (int64_t)c->placement.kind, c->placement.rank, (int64_t)c->algorithm, c->form};
         hash = cpa_hash_bytes(hash, same, sizeof same);
     }
     return hash;
 }
 
 void cpa_plan_agreement_attend(cpa_plan_agreement *a, const cpa_context_ops *ops, const cpa_planned_step *step,
-                               const cpa_context_args *args, int64_t call) {
-    a->rules = cpa_layer_digest(a->rules, ops, step, args);
+                               const cpa_layer *layer, int64_t call) {
+    a->rules = cpa_layer_digest(a->rules, ops, step, layer);
     cpa_comm_note_work(a->control->comm, (cpa_work){a->control->channel, call, a->rules},
                        "attends by another mask, scale or score rule than");
 }

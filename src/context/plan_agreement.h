@@ -36,7 +36,7 @@ cpa_status cpa_plan_agreement_tell(cpa_plan_agreement *agreement, const cpa_cont
 /* A layer of the step with exchanges is attended, in that call of the context. Ranks that wait for each other as they
  * do so differently hear of it once they have waited for a time-out. */
 void cpa_plan_agreement_attend(cpa_plan_agreement *agreement, const cpa_context_ops *ops, const cpa_planned_step *step,
-                               const cpa_context_args *args, int64_t call);
+                               const cpa_layer *layer, int64_t call);
 /* On every rank alike, CPA_INVALID if ranks have planned different chunks, or one has refused them, or the layers
  * before were attended under different masks, scales or score rules, and CPA_COMM if one has attended other layers than
  * the others. Does nothing the second time. Waits for the others to plan; if that fails `open` is not 0 afterwards. */

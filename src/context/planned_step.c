@@ -8,6 +8,12 @@ void cpa_planned_step_destroy(cpa_planned_step *step) {
     free(step->chunks);
 }
 
+int cpa_planned_has_form(const cpa_planned_step *step, int32_t form) {
+    int64_t i = 0;
+    while (i < step->n_chunks && step->chunks[i].form != form) i++;
+    return i < step->n_chunks || step->rows[form] > 0;
+}
+
 int64_t cpa_planned_end(const cpa_planned_step *step) {
     int64_t end = 0;
     for (int64_t i = 0; i < step->n_chunks; i++) end = cpa_max64(end, step->chunks[i].end);
@@ -31,12 +37,17 @@ void cpa_planned_map_rows(const cpa_planned_step *step, const cpa_planned_chunk 
     }
 }
 
-void cpa_planned_map_own(const cpa_planned_step *step, int32_t *map) {
+void cpa_planned_map_own(const cpa_planned_step *step, int32_t form, int32_t *map) {
     int64_t first = 0;
     for (int64_t i = 0; i < step->n_chunks; i++) {
         const cpa_planned_chunk *chunk = &step->chunks[i];
-        cpa_planned_map_rows(step, chunk, step->rank, first, map + chunk->row);
-        first += chunk->end - chunk->start;
+        const int64_t tokens = chunk->end - chunk->start;
+        if (chunk->form == form && cpa_step_is_replicated(step)) {
+            for (int64_t t = 0; t < tokens; t++) map[chunk->row + t] = (int32_t)(first + t);
+        } else if (chunk->form == form) {
+            cpa_planned_map_rows(step, chunk, step->rank, first, map + chunk->row);
+        }
+        first += tokens;
     }
 }
 
@@ -58,8 +69,10 @@ int cpa_planned_own_in_pass_kv(const cpa_planned_step *step, const cpa_planned_c
     return cpa_step_exchanges(step) && step->gathers && chunk->algorithm == CPA_PASS_KV;
 }
 
-int64_t cpa_planned_own_items(const cpa_planned_step *step, cpa_attend_item *items, int64_t n, int64_t first_row) {
+int64_t cpa_planned_own_items(const cpa_planned_step *step, int32_t form, cpa_attend_item *items, int64_t n,
+                              int64_t first_row) {
     for (int64_t i = 0; i < step->n_chunks; i++) {
+        if (step->chunks[i].form != form) continue;
         cpa_chunk_share own = cpa_planned_share(step, &step->chunks[i], step->rank);
         if (own.rows == 0 || cpa_planned_own_in_pass_kv(step, &step->chunks[i])) continue;
         items[n] = cpa_planned_own_item(step, &step->chunks[i], own.first);

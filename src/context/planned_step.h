@@ -16,7 +16,8 @@ typedef struct cpa_planned_chunk {
     cpa_placement placement;
     cpa_algorithm algorithm; /* CPA_AUTO: nothing travels, as it lies on one rank */
     int64_t table;           /* place in each set of tables of this rank's first entry */
-    int64_t row;             /* first of its rows on this rank, or of all its rows */
+    int32_t form;            /* of its rows */
+    int64_t row;             /* among the rows of its form, the first of its own on this rank, or of all its rows */
 } cpa_planned_chunk;
 
 /* What one rank has of a chunk: the queries are its local indices [first, keys), the keys are [0, keys). */
@@ -29,7 +30,7 @@ typedef struct cpa_chunk_share {
 typedef enum cpa_step_kind {
     CPA_STEP_ALONE = 0,  /* nothing travels: there is one rank, or each sequence lies on one */
     CPA_STEP_MIXED,      /* each rank has its own rows; keys or queries travel, as each chunk says */
-    CPA_STEP_DECODE,     /* each rank has its own rows, one a sequence, and all that travel are queries */
+    CPA_STEP_DECODE,     /* as those, one row a sequence, all of one form; all that travel are queries */
     CPA_STEP_REPLICATED, /* each rank has all rows, and ends with some heads of them */
     CPA_STEP_RESERVED    /* as decode, of limits: lengths and tables lie on the device, and there are no chunks */
 } cpa_step_kind;
@@ -40,12 +41,12 @@ typedef struct cpa_planned_step {
     cpa_step_kind kind;
     int gathers;         /* pass-KV takes the keys of all peers at once, and attends the rows of its chunks over the own
                             shard too; the same for all steps */
-    int64_t padded_rows; /* rows that every rank plans for, see cpa_context_plan_ahead; 0: each its own */
+    int64_t padded_rows; /* rows that every rank plans for, of one form, see cpa_context_plan_ahead; 0: each its own */
     cpa_planned_chunk *chunks;
     int64_t n_chunks, chunks_capacity;
     cpa_block_tables *tables;               /* of its sequences, on this rank; the step does not own them */
     int32_t max_block[CPA_MOST_TABLE_SETS]; /* of each set, what cpa_block_tables_largest says of its rows */
-    int64_t rows;                           /* of this rank */
+    int64_t rows[CPA_MOST_ROW_FORMS];       /* of each form, those of this rank */
 } cpa_planned_step;
 
 void cpa_planned_step_destroy(cpa_planned_step *step);
@@ -64,22 +65,31 @@ static inline int cpa_step_joins_own(const cpa_planned_step *step) {
     return step->kind == CPA_STEP_DECODE || step->kind == CPA_STEP_RESERVED;
 }
 
+/* The rows of a form that every rank plans for; 0: each its own. */
+static inline int64_t cpa_planned_padding(const cpa_planned_step *step, int32_t form) {
+    return step->rows[form] > 0 ? step->padded_rows : 0;
+}
+
+/* Whether some rank has rows of the form. */
+int cpa_planned_has_form(const cpa_planned_step *step, int32_t form);
+
 /* The end of the longest sequence. */
 int64_t cpa_planned_end(const cpa_planned_step *step);
 
 /* Pure; `rank` is any rank of the map. */
 cpa_chunk_share cpa_planned_share(const cpa_planned_step *step, const cpa_planned_chunk *chunk, int32_t rank);
 /* map[i]: the row of the whole step, all tokens of chunk after chunk, that a rank's i-th row of the chunk is;
- * first_row: that of the chunk's first token. And that of each own row. */
+ * first_row: that of the chunk's first token. And that of each own row of a form. */
 void cpa_planned_map_rows(const cpa_planned_step *step, const cpa_planned_chunk *chunk, int32_t rank, int64_t first_row,
                           int32_t *map);
-void cpa_planned_map_own(const cpa_planned_step *step, int32_t *map);
+void cpa_planned_map_own(const cpa_planned_step *step, int32_t form, int32_t *map);
 /* The own rows of a chunk over the own shard, from a local index on. */
 cpa_attend_item cpa_planned_own_item(const cpa_planned_step *step, const cpa_planned_chunk *chunk, int64_t first);
 /* Whether pass-KV attends the rows of a chunk over the own shard too. */
 int cpa_planned_own_in_pass_kv(const cpa_planned_step *step, const cpa_planned_chunk *chunk);
-/* Puts the own rows over the own shard, but those that pass-KV takes, behind n items, as rows from first_row on. There
- * is room for an item a chunk. Returns how many items there are then. */
-int64_t cpa_planned_own_items(const cpa_planned_step *step, cpa_attend_item *items, int64_t n, int64_t first_row);
+/* Puts the own rows of a form over the own shard, but those that pass-KV takes, behind n items, as rows from first_row
+ * on. There is room for an item a chunk. Returns how many items there are then. */
+int64_t cpa_planned_own_items(const cpa_planned_step *step, int32_t form, cpa_attend_item *items, int64_t n,
+                              int64_t first_row);
 
 #endif

@@ -3,7 +3,7 @@
  * states are merged as pass-Q would on the row's owner: its own first, then those of the others in the order of the
  * rounds. So the bits are the same on the host.
  *
- * A message has rows [heads of the receiver, v_dim + 1] in fp32, those of a padded step included. */
+ * A message has rows [heads of the receiver, out_dim + 1] of one form in fp32, those of a padded step included. */
 #include "src/context/scatter_heads.h"
 
 #include <stdlib.h>
@@ -15,9 +15,11 @@
 
 /* ---- life ---- */
 
-cpa_status cpa_scatter_heads_create(cpa_scatter_heads *s, cpa_context_ops *ops, const cpa_planned_step *step) {
+cpa_status cpa_scatter_heads_create(cpa_scatter_heads *s, cpa_context_ops *ops, const cpa_form *form,
+                                    const cpa_planned_step *step) {
     const int32_t size = ops->map.cp_size, q_heads = ops->options.shape.q_heads;
     s->ops = ops;
+    s->form = form;
     s->step = step;
     s->heads = (int32_t)(cpa_slice_begin(q_heads, size, ops->rank + 1) - cpa_slice_begin(q_heads, size, ops->rank));
     s->slices = calloc((size_t)size, sizeof *s->slices);
@@ -30,6 +32,7 @@ void cpa_scatter_heads_destroy(cpa_scatter_heads *s) {
     if (!s->ops) return;
     cpa_step_maps_free(&s->maps, s->ops);
     cpa_context_free(s->ops, &s->states_memory);
+    cpa_context_free(s->ops, &s->projected_memory);
     cpa_context_free(s->ops, &s->packed_memory);
     cpa_context_free(s->ops, &s->received_memory);
     cpa_table_plans_destroy(&s->plans, s->ops);
@@ -41,7 +44,11 @@ void cpa_scatter_heads_destroy(cpa_scatter_heads *s) {
 
 /* Bytes of a row of so many heads in a message. */
 static int64_t packed_bytes(const cpa_scatter_heads *s, int64_t heads) {
-    return heads * cpa_packed_width(s->ops->options.shape.v_dim, CPA_F32) * (int64_t)sizeof(float);
+    return heads * cpa_packed_width(s->form->out_dim, CPA_F32) * (int64_t)sizeof(float);
+}
+
+static int64_t rows_of(const cpa_scatter_heads *s) {
+    return s->step->rows[s->form->index];
 }
 
 /* The heads before those of a rank. */
@@ -65,11 +72,13 @@ static void merge_order(const cpa_scatter_heads *s, const cpa_planned_chunk *chu
 static cpa_status plan_maps(cpa_scatter_heads *s) {
     const cpa_planned_step *step = s->step;
     const int32_t size = s->ops->map.cp_size;
-    CPA_TRY(cpa_step_maps_renew(&s->maps, s->ops, step->rows * (1 + size)));
-    int32_t *packed = s->maps.host, *order = packed + step->rows;
-    for (int64_t i = 0; i < step->rows * (1 + size); i++) s->maps.host[i] = -1;
+    const int64_t rows = rows_of(s);
+    CPA_TRY(cpa_step_maps_renew(&s->maps, s->ops, rows * (1 + size)));
+    int32_t *packed = s->maps.host, *order = packed + rows;
+    for (int64_t i = 0; i < rows * (1 + size); i++) s->maps.host[i] = -1;
     for (int64_t i = 0; i < step->n_chunks; i++) {
         const cpa_planned_chunk *chunk = &step->chunks[i];
+        if (chunk->form != s->form->index) continue;
         const int has_keys = cpa_planned_share(step, chunk, step->rank).keys > 0;
         for (int64_t position = chunk->start; position < chunk->end; position++) {
             const int64_t row = chunk->row + position - chunk->start;
@@ -87,7 +96,7 @@ static cpa_status plan_rows(cpa_scatter_heads *s) {
     for (int64_t i = 0; i < step->n_chunks; i++) {
         const cpa_planned_chunk *chunk = &step->chunks[i];
         const cpa_chunk_share own = cpa_planned_share(step, chunk, step->rank);
-        if (own.keys == 0) continue;
+        if (own.keys == 0 || chunk->form != s->form->index) continue;
         s->ops->items[n++] = (cpa_attend_item){
             .q_row = chunk->row,
             .q_count = chunk->end - chunk->start,
@@ -98,13 +107,17 @@ static cpa_status plan_rows(cpa_scatter_heads *s) {
             .k_set = own.tokens,
         };
     }
-    return cpa_table_plans_set(&s->plans, s->ops, step, n, (cpa_attend_fusion){.padded_items = step->padded_rows});
+    return cpa_table_plans_set(&s->plans, s->ops, s->form, step, n,
+                               (cpa_attend_fusion){.padded_items = step->padded_rows});
 }
 
 cpa_status cpa_scatter_heads_plan(cpa_scatter_heads *s) {
-    const int64_t rows = s->step->rows;
+    const int64_t rows = rows_of(s);
     const int32_t size = s->ops->map.cp_size;
-    CPA_TRY(cpa_context_ensure_state(s->ops, &s->states_memory, rows, &s->states));
+    if (rows == 0) return CPA_OK;
+    CPA_TRY(cpa_context_ensure_state(s->ops, &s->states_memory, rows, s->form->shape.v_dim, &s->states));
+    if (s->form->has_matrix)
+        CPA_TRY(cpa_context_ensure_state(s->ops, &s->projected_memory, rows, s->form->out_dim, &s->projected));
     CPA_TRY(cpa_context_ensure(s->ops, &s->packed_memory, packed_bytes(s, rows * s->ops->options.shape.q_heads)));
     CPA_TRY(cpa_context_ensure(s->ops, &s->received_memory, packed_bytes(s, rows * s->heads * size)));
     for (int32_t rank = 0; rank < size; rank++) {
@@ -118,31 +131,33 @@ cpa_status cpa_scatter_heads_plan(cpa_scatter_heads *s) {
 }
 
 cpa_status cpa_scatter_heads_upload(cpa_scatter_heads *s, cpa_stream *stream) {
+    if (rows_of(s) == 0) return CPA_OK;
     CPA_TRY(cpa_table_plans_upload(&s->plans, s->ops, stream));
     return cpa_step_maps_upload(&s->maps, s->ops, stream);
 }
 
 uint64_t cpa_scatter_heads_shape(const cpa_scatter_heads *s) {
-    uint64_t shape[] = {(uintptr_t)s->maps.device.memory, (uintptr_t)s->states_memory.memory,
-                        (uintptr_t)s->packed_memory.memory, (uintptr_t)s->received_memory.memory,
-                        cpa_table_plans_shape(&s->plans, s->ops)};
+    if (rows_of(s) == 0) return 0;
+    uint64_t shape[] = {(uintptr_t)s->maps.device.memory,      (uintptr_t)s->states_memory.memory,
+                        (uintptr_t)s->projected_memory.memory, (uintptr_t)s->packed_memory.memory,
+                        (uintptr_t)s->received_memory.memory,  cpa_table_plans_shape(&s->plans, s->ops)};
     return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }
 
 /* ---- one layer ---- */
 
 static cpa_status pack(cpa_scatter_heads *s, cpa_stream *stream) {
-    const cpa_attention_shape *shape = &s->ops->options.shape;
+    const cpa_partial *states = s->form->has_matrix ? &s->projected : &s->states;
     const cpa_state_pack_args args = {
         .size = sizeof args,
-        .rows = s->step->rows,
-        .heads = shape->q_heads,
-        .v_dim = shape->v_dim,
-        .o = s->states.o,
+        .rows = rows_of(s),
+        .heads = s->form->shape.q_heads,
+        .v_dim = s->form->out_dim,
+        .o = states->o,
         .o_dtype = CPA_F32,
-        .o_row_stride = s->states.o_row_stride,
-        .lse = s->states.lse,
-        .lse_row_stride = s->states.lse_row_stride,
+        .o_row_stride = states->o_row_stride,
+        .lse = states->lse,
+        .lse_row_stride = states->lse_row_stride,
         .row_map = s->maps.device.memory,
         .n_slices = s->ops->map.cp_size,
         .dtype = CPA_F32,
@@ -155,7 +170,7 @@ static cpa_status pack(cpa_scatter_heads *s, cpa_stream *stream) {
 }
 
 static cpa_status exchange(cpa_scatter_heads *s, cpa_stream *stream) {
-    const int64_t rows = s->step->rows;
+    const int64_t rows = rows_of(s);
     int32_t n = 0;
     for (int32_t round = 1; round < s->ops->map.cp_size; round++) {
         const int32_t peer = cpa_round_recv_peer(s->ops->map.cp_size, s->ops->rank, round);
@@ -172,23 +187,22 @@ static cpa_status exchange(cpa_scatter_heads *s, cpa_stream *stream) {
 }
 
 /* Rounds once. */
-static cpa_status merge(cpa_scatter_heads *s, const cpa_context_args *args, cpa_stream *stream) {
-    const cpa_attention_shape *shape = &s->ops->options.shape;
+static cpa_status merge(cpa_scatter_heads *s, const cpa_form_rows *rows, cpa_stream *stream) {
     const float *sinks = cpa_context_sinks(s->ops);
     const cpa_state_merge_packed_args merge = {
         .size = sizeof merge,
-        .rows = s->step->rows,
+        .rows = rows_of(s),
         .heads = s->heads,
-        .v_dim = shape->v_dim,
+        .v_dim = s->form->out_dim,
         .dtype = CPA_F32,
         .n_parts = s->ops->map.cp_size,
         .parts = s->parts,
-        .out_dtype = shape->dtype,
-        .out = args->out,
-        .out_row_stride = (int64_t)s->heads * shape->v_dim,
-        .out_lse = args->lse,
+        .out_dtype = s->form->shape.dtype,
+        .out = rows->out,
+        .out_row_stride = (int64_t)s->heads * s->form->out_dim,
+        .out_lse = rows->lse,
         .out_lse_row_stride = s->heads,
-        .order = (const int32_t *)s->maps.device.memory + s->step->rows,
+        .order = (const int32_t *)s->maps.device.memory + rows_of(s),
         .sink_logits = sinks ? sinks + heads_before(s, s->ops->rank) : NULL,
     };
     if (s->heads == 0) return CPA_OK;
@@ -198,10 +212,14 @@ static cpa_status merge(cpa_scatter_heads *s, const cpa_context_args *args, cpa_
     return cpa_context_check(s->ops, status, stream);
 }
 
-cpa_status cpa_scatter_heads_attend(cpa_scatter_heads *s, const cpa_context_args *args, cpa_stream *stream) {
+cpa_status cpa_scatter_heads_attend(cpa_scatter_heads *s, const cpa_form_layer *layer, cpa_stream *stream) {
+    const cpa_attend_plan *plan = cpa_table_plans_now(&s->plans, s->ops);
+    if (rows_of(s) == 0) return CPA_OK;
     CPA_TRY(cpa_step_maps_upload(&s->maps, s->ops, stream));
-    CPA_TRY(cpa_context_attend_own(s->ops, cpa_table_plans_now(&s->plans, s->ops), args, s->states, NULL, stream));
+    CPA_TRY(cpa_context_attend_own(s->ops, plan, s->form, layer, s->states, NULL, stream));
+    if (s->form->has_matrix)
+        CPA_TRY(cpa_context_run_project(s->ops, s->form, layer, rows_of(s), s->states, s->projected, stream));
     CPA_TRY(pack(s, stream));
     CPA_TRY(exchange(s, stream));
-    return merge(s, args, stream);
+    return merge(s, &layer->rows, stream);
 }

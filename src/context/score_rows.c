@@ -8,56 +8,69 @@ void cpa_score_rows_free(cpa_score_rows *rows, cpa_context_ops *ops) {
 }
 
 /* Where the rows of attends are not those of the step. */
-static int maps_rows(const cpa_context_ops *ops, const cpa_pass_q *q) {
-    return ops->map.cp_size > 1 && q && !cpa_step_is_replicated(q->step);
+static int maps_rows(const cpa_context_ops *ops, const cpa_form_lane *lanes) {
+    return lanes && (ops->forms.count > 1 || (ops->map.cp_size > 1 && !cpa_step_is_replicated(lanes->q.step)));
 }
 
-cpa_status cpa_score_rows_plan(cpa_score_rows *rows, cpa_context_ops *ops, const cpa_pass_q *q) {
-    if (rows->planned || !maps_rows(ops, q)) return CPA_OK;
-    const int64_t own = q->step->rows, remote = cpa_pass_q_attended_rows(q);
-    CPA_TRY(cpa_step_maps_renew(&rows->maps, ops, own + remote));
-    for (int64_t i = 0; i < own + remote; i++) rows->maps.host[i] = 0; /* rows that fill a step up */
-    cpa_planned_map_own(q->step, rows->maps.host);
-    if (remote > 0) cpa_pass_q_map_attended(q, rows->maps.host + own);
+cpa_status cpa_score_rows_plan(cpa_score_rows *rows, cpa_context_ops *ops, const cpa_form_lane *lanes) {
+    int64_t entries = 0;
+    if (rows->planned || !maps_rows(ops, lanes)) return CPA_OK;
+    for (int32_t f = 0; f < ops->forms.count; f++) {
+        rows->first[f][CPA_SCORE_OWN] = entries;
+        rows->first[f][CPA_SCORE_REMOTE] = entries += lanes[f].q.step->rows[f];
+        entries += cpa_pass_q_attended_rows(&lanes[f].q);
+    }
+    CPA_TRY(cpa_step_maps_renew(&rows->maps, ops, entries));
+    for (int64_t i = 0; i < entries; i++) rows->maps.host[i] = 0; /* rows that fill a step up */
+    for (int32_t f = 0; f < ops->forms.count; f++) {
+        cpa_planned_map_own(lanes[f].q.step, f, rows->maps.host + rows->first[f][CPA_SCORE_OWN]);
+        if (cpa_pass_q_attended_rows(&lanes[f].q) > 0)
+            cpa_pass_q_map_attended(&lanes[f].q, rows->maps.host + rows->first[f][CPA_SCORE_REMOTE]);
+    }
     rows->planned = 1;
     return CPA_OK;
 }
 
-/* The selection of a layer with other rows. */
-static void map_selection(cpa_context_score *score, int side, const cpa_key_selection *of, const int32_t *row_map) {
-    cpa_key_selection *selection = &score->selection[side];
+/* The selection of a layer with other rows, of a form on a side. */
+static void map_selection(cpa_context_score *score, int32_t form, int side, const cpa_key_selection *of,
+                          const int32_t *row_map) {
+    cpa_key_selection *selection = &score->selection[form][side];
     *selection = *of;
     if (of->bits) {
-        score->bits[side] = *of->bits;
-        score->bits[side].row_map = row_map;
-        selection->bits = &score->bits[side];
+        score->bits[form][side] = *of->bits;
+        score->bits[form][side].row_map = row_map;
+        selection->bits = &score->bits[form][side];
     }
     if (of->indices) {
-        score->indices[side] = *of->indices;
-        score->indices[side].row_map = row_map;
-        selection->indices = &score->indices[side];
+        score->indices[form][side] = *of->indices;
+        score->indices[form][side].row_map = row_map;
+        selection->indices = &score->indices[form][side];
     }
     if (of->blocks) {
-        score->blocks[side] = *of->blocks;
-        score->blocks[side].row_map = row_map;
-        selection->blocks = &score->blocks[side];
+        score->blocks[form][side] = *of->blocks;
+        score->blocks[form][side].row_map = row_map;
+        selection->blocks = &score->blocks[form][side];
     }
 }
 
-cpa_status cpa_score_rows_begin(cpa_score_rows *rows, cpa_context_ops *ops, const cpa_pass_q *q,
-                                const cpa_context_args *layer) {
+cpa_status cpa_score_rows_begin(cpa_score_rows *rows, cpa_context_ops *ops, const cpa_form_lane *lanes,
+                                const cpa_layer *layer) {
     cpa_context_score *score = &ops->score;
-    *score = (cpa_context_score){
-        .rules = layer->rules, .has_selection = layer->selection != NULL, .has_bias = layer->bias != NULL};
-    const int maps = (score->has_selection || score->has_bias) && maps_rows(ops, q);
-    if (maps) CPA_TRY(cpa_score_rows_plan(rows, ops, q));
-    for (int side = 0; side < CPA_SCORE_SIDES; side++) {
-        const int32_t *map = rows->maps.device.memory;
-        if (maps && side == CPA_SCORE_REMOTE) map += q->step->rows;
-        if (layer->selection) map_selection(score, side, layer->selection, maps ? map : NULL);
-        if (layer->bias) {
-            score->bias[side] = *layer->bias;
-            score->bias[side].row_map = maps ? map : NULL;
+    score->rules = layer->rules;
+    score->has_selection = layer->selection != NULL;
+    score->has_bias = layer->bias != NULL;
+    if (!score->has_selection && !score->has_bias) return CPA_OK;
+    const int maps = maps_rows(ops, lanes);
+    if (maps) CPA_TRY(cpa_score_rows_plan(rows, ops, lanes));
+    const int32_t *device_maps = rows->maps.device.memory;
+    for (int32_t f = 0; f < ops->forms.count; f++) {
+        for (int side = 0; side < CPA_SCORE_SIDES; side++) {
+            const int32_t *map = maps ? device_maps + rows->first[f][side] : NULL;
+            if (layer->selection) map_selection(score, f, side, layer->selection, map);
+            if (layer->bias) {
+                score->bias[f][side] = *layer->bias;
+                score->bias[f][side].row_map = map;
+            }
         }
     }
     return CPA_OK;

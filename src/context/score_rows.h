@@ -3,12 +3,13 @@
 #ifndef CPA_SCORE_ROWS_H
 #define CPA_SCORE_ROWS_H
 
-#include "src/context/pass_q.h"
+#include "src/context/form_lane.h"
 #include "src/context/step_maps.h"
 
 typedef struct cpa_score_rows {
-    cpa_step_maps maps; /* of own rows, then of those of pass-Q's attend */
-    int planned;        /* the maps are those of the planned step */
+    cpa_step_maps maps; /* of each form, of own rows, then of those of pass-Q's attend */
+    int64_t first[CPA_MOST_ROW_FORMS][CPA_SCORE_SIDES]; /* where in `maps` each begins */
+    int planned;                                        /* the maps are those of the planned step */
 } cpa_score_rows;
 
 /* Another step has been planned. */
@@ -23,10 +24,10 @@ static inline int cpa_selection_maps_rows(const cpa_key_selection *selection) {
             (selection->blocks && selection->blocks->row_map));
 }
 /* Plans the maps of the step ahead of its layers, which all have a selection. */
-cpa_status cpa_score_rows_plan(cpa_score_rows *rows, cpa_context_ops *ops, const cpa_pass_q *q);
-/* Makes ops->score that of a layer; q: of the planned step, NULL for the reserved one. */
-cpa_status cpa_score_rows_begin(cpa_score_rows *rows, cpa_context_ops *ops, const cpa_pass_q *q,
-                                const cpa_context_args *layer);
+cpa_status cpa_score_rows_plan(cpa_score_rows *rows, cpa_context_ops *ops, const cpa_form_lane *lanes);
+/* Makes ops->score that of a layer; lanes: of the planned step, NULL for the reserved one. */
+cpa_status cpa_score_rows_begin(cpa_score_rows *rows, cpa_context_ops *ops, const cpa_form_lane *lanes,
+                                const cpa_layer *layer);
 /* Enqueues what brings the maps to the device, once a step; nothing where none are planned. */
 cpa_status cpa_score_rows_upload(cpa_score_rows *rows, cpa_context_ops *ops, cpa_stream *stream);
 /* What a graph of the step bakes in. */

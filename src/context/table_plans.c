@@ -20,13 +20,13 @@ void cpa_table_plans_destroy(cpa_table_plans *plans, const cpa_context_ops *ops)
         if (plans->list[set]) ops->device->operators->plan_destroy(plans->list[set]);
 }
 
-cpa_status cpa_table_plans_set(cpa_table_plans *plans, cpa_context_ops *ops, const cpa_planned_step *step,
-                               int64_t n_items, cpa_attend_fusion fusion) {
+cpa_status cpa_table_plans_set(cpa_table_plans *plans, cpa_context_ops *ops, const cpa_form *form,
+                               const cpa_planned_step *step, int64_t n_items, cpa_attend_fusion fusion) {
     CPA_TRY(reserve(plans, ops, cpa_block_tables_sets(step->tables)));
     for (int32_t set = 0; set < plans->sets; set++) {
         const int64_t attended = ops->keys_attended, read = ops->keys_read;
         fusion.tables = (cpa_table_set){step->tables, set};
-        CPA_TRY(cpa_context_set_plan(ops, plans->list[set], n_items, NULL, 0, fusion));
+        CPA_TRY(cpa_context_set_plan(ops, form, plans->list[set], n_items, NULL, 0, fusion));
         if (set == 0) continue;
         ops->keys_attended = attended;
         ops->keys_read = read;
@@ -34,10 +34,11 @@ cpa_status cpa_table_plans_set(cpa_table_plans *plans, cpa_context_ops *ops, con
     return CPA_OK;
 }
 
-cpa_status cpa_table_plans_clear(cpa_table_plans *plans, cpa_context_ops *ops, const cpa_planned_step *step) {
+cpa_status cpa_table_plans_clear(cpa_table_plans *plans, cpa_context_ops *ops, const cpa_form *form,
+                                 const cpa_planned_step *step) {
     CPA_TRY(reserve(plans, ops, cpa_block_tables_sets(step->tables)));
     for (int32_t set = 0; set < plans->sets; set++)
-        CPA_TRY(cpa_context_set_plan(ops, plans->list[set], 0, NULL, 0, (cpa_attend_fusion){0}));
+        CPA_TRY(cpa_context_set_plan(ops, form, plans->list[set], 0, NULL, 0, (cpa_attend_fusion){0}));
     return CPA_OK;
 }
 

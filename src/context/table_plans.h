@@ -15,11 +15,12 @@ typedef struct cpa_table_plans {
 cpa_status cpa_table_plans_create(cpa_table_plans *plans, cpa_context_ops *ops);
 void cpa_table_plans_destroy(cpa_table_plans *plans, const cpa_context_ops *ops);
 
-/* Sets the plans of the first n of ops->items. What they attend and read counts once, as the first set has it. */
-cpa_status cpa_table_plans_set(cpa_table_plans *plans, cpa_context_ops *ops, const cpa_planned_step *step,
-                               int64_t n_items, cpa_attend_fusion fusion);
+/* Sets the plans of the first n of ops->items, whose rows have a form. What they attend and read counts once, as the first set has it. */
+cpa_status cpa_table_plans_set(cpa_table_plans *plans, cpa_context_ops *ops, const cpa_form *form,
+                               const cpa_planned_step *step, int64_t n_items, cpa_attend_fusion fusion);
 /* The same of no items, which need no tables. */
-cpa_status cpa_table_plans_clear(cpa_table_plans *plans, cpa_context_ops *ops, const cpa_planned_step *step);
+cpa_status cpa_table_plans_clear(cpa_table_plans *plans, cpa_context_ops *ops, const cpa_form *form,
+                                 const cpa_planned_step *step);
 cpa_status cpa_table_plans_upload(const cpa_table_plans *plans, cpa_context_ops *ops, cpa_stream *stream);
 /* A number that two settings share only if attends enqueue the same. */
 uint64_t cpa_table_plans_shape(const cpa_table_plans *plans, const cpa_context_ops *ops);

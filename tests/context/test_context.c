@@ -496,7 +496,7 @@ static void test_decode_steps_alternate_between_stored_and_sent_states(void) {
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
         cpa_test_result result;
         CU_ASSERT_EQUAL(cpa_test_plan(context, &cache, chunks, steps[i]), CPA_OK);
-        CU_ASSERT_EQUAL(context->q.direct, has_peer_buffers && steps[i] == FEW);
+        CU_ASSERT_EQUAL(context->lanes[0].q.direct, has_peer_buffers && steps[i] == FEW);
         CU_ASSERT_EQUAL(cpa_test_attend(context, &cache, CAUSAL, chunks, steps[i], stream, &result), CPA_OK);
         CU_ASSERT_EQUAL(cpa_test_count_wrong(&cache, CAUSAL, chunks, steps[i], &result), 0);
         cpa_test_result_destroy(&result);

@@ -94,7 +94,7 @@ static void bad_chunks(void) {
         CU_ASSERT_EQUAL(cpa_context_plan(context, &chunk, 1), CPA_INVALID);
     }
     cpa_context_chunk chunk = good;
-    chunk.reserved[2] = 1;
+    chunk.reserved[1] = 1;
     CU_ASSERT_EQUAL(cpa_context_plan(context, &chunk, 1), CPA_INVALID);
     chunk = good;
     chunk.block_table = NULL;

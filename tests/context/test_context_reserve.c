@@ -72,7 +72,7 @@ static void begin(site *s) {
     cpa_test_cache_init(&s->cache, SHAPE, 5, lengths, placements, SEQUENCES);
     for (int i = 0; i < SEQUENCES; i++) s->first_ranks[i] = s->cache.placements[i].rank;
     s->context = cpa_test_context(s->device, &SHAPE, 0);
-    const cpa_context_limits limits = {sizeof limits, SEQUENCES, MOST, s->cache.pool.view.num_blocks};
+    const cpa_context_limits limits = {sizeof limits, SEQUENCES, MOST, s->cache.pool.view.num_blocks, 0};
     occupy_default_stream(s);
     CU_ASSERT_EQUAL(cpa_context_reserve(s->context, &limits), CPA_OK);
     s->stride = MOST / SHAPE.block_size + 3;
@@ -292,7 +292,7 @@ static void a_bad_entry(void) {
 
 static void misuse(void) {
     site s;
-    cpa_context_limits limits = {sizeof limits, SEQUENCES, MOST, 10};
+    cpa_context_limits limits = {sizeof limits, SEQUENCES, MOST, 10, 0};
     cpa_attend_update_args args = {.size = sizeof args, .sequences = SEQUENCES + 1};
     begin(&s);
     REFUSE(&s, "of 8 sequences, expected 0..7", cpa_context_update(s.context, &args, s.stream));

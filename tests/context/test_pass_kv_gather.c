@@ -66,9 +66,9 @@ static int64_t run_step(const cpa_test_cache *cache, const cpa_test_chunk *chunk
     CU_ASSERT_EQUAL(cpa_test_plan(context, cache, chunks, n), CPA_OK);
     CU_ASSERT_EQUAL(cpa_test_attend(context, cache, cache->shape.mask, chunks, n, stream, &result), CPA_OK);
     cpa_context_get_stats(context, &facts->stats, sizeof facts->stats);
-    facts->rows = context->step.rows;
-    facts->one_pass_rows = context->kv.now.one_pass_rows;
-    facts->open_rows = cpa_pass_kv_open_rows(&context->kv);
+    facts->rows = context->step.rows[0];
+    facts->one_pass_rows = context->kv.now.own[0].one_pass_rows;
+    facts->open_rows = cpa_pass_kv_open_rows(&context->kv, 0);
     facts->transfers = context->kv.now.end - context->kv.now.begin;
     int64_t wrong = cpa_test_count_wrong(cache, cache->shape.mask, chunks, n, &result);
     cpa_test_result_destroy(&result);

@@ -146,6 +146,7 @@ cpa_status cpa_cuda_merge(const cpa_merge_args *args, const cpa_store_batch *awa
 cpa_status cpa_cuda_merge_forms(const cpa_merge_args *args, const cpa_store_batch *awaited, cpa_stream *stream);
 cpa_status cpa_cuda_state_pack(const cpa_state_pack_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_state_merge_packed(const cpa_state_merge_packed_args *args, cpa_stream *stream);
+cpa_status cpa_cuda_project_states(const cpa_project_states_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_synthesize(const cpa_synth_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_hash_rows(const cpa_hash_rows_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_join_columns(const cpa_join_columns_args *args, cpa_stream *stream);

@@ -272,6 +272,7 @@ static const cpa_operator_table operator_table = {
     .merge = cpa_cuda_merge,
     .state_pack = cpa_cuda_state_pack,
     .state_merge_packed = cpa_cuda_state_merge_packed,
+    .project_states = cpa_cuda_project_states,
     .kv_write = cpa_cuda_kv_write,
     .kv_copy = cpa_cuda_kv_copy,
     .kv_move = cpa_cuda_kv_move,

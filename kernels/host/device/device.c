@@ -227,6 +227,7 @@ static const cpa_operator_table operator_table = {
     .merge = cpa_host_merge,
     .state_pack = cpa_host_state_pack,
     .state_merge_packed = cpa_host_state_merge_packed,
+    .project_states = cpa_host_project_states,
     .kv_write = cpa_host_kv_write,
     .kv_copy = cpa_host_kv_copy,
     .kv_move = cpa_host_kv_move,

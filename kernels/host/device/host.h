@@ -70,6 +70,7 @@ cpa_status cpa_host_attend(const cpa_attend_plan *plan, const cpa_attend_args *a
 cpa_status cpa_host_merge(const cpa_merge_args *args, const cpa_store_batch *awaited, cpa_stream *stream);
 cpa_status cpa_host_state_pack(const cpa_state_pack_args *args, cpa_stream *stream);
 cpa_status cpa_host_state_merge_packed(const cpa_state_merge_packed_args *args, cpa_stream *stream);
+cpa_status cpa_host_project_states(const cpa_project_states_args *args, cpa_stream *stream);
 cpa_status cpa_host_hash_rows(const cpa_hash_rows_args *args, cpa_stream *stream);
 cpa_status cpa_host_join_columns(const cpa_join_columns_args *args, cpa_stream *stream);
 cpa_status cpa_host_sum_parts(const cpa_sum_parts_args *args, cpa_stream *stream);

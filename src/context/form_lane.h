@@ -1,0 +1,26 @@
+/* What a context keeps of the rows of one form in a step: those of its chunks. All forms share the transfers of pass-KV,
+ * which are those of the cache. */
+#ifndef CPA_FORM_LANE_H
+#define CPA_FORM_LANE_H
+
+#include "src/context/pass_q.h"
+#include "src/context/scatter_heads.h"
+
+typedef struct cpa_form_lane {
+    const cpa_form *form;
+    cpa_table_plans own; /* own rows over the own shard, but those that pass-KV or pass-Q takes */
+    cpa_context_buffer own_memory, projected_memory;
+    cpa_partial own_state; /* of the own rows, where pass-Q does not have it */
+    cpa_partial projected; /* the same times the matrix of the form, if it has one */
+    cpa_pass_q q;
+    cpa_scatter_heads scatter;
+} cpa_form_lane;
+
+/* cpa_form_lane_destroy cleans up after a failure too, and does nothing with zeros. */
+cpa_status cpa_form_lane_create(cpa_form_lane *lane, cpa_context_ops *ops, const cpa_form *form,
+                                const cpa_planned_step *step);
+void cpa_form_lane_destroy(cpa_form_lane *lane, cpa_context_ops *ops);
+/* Room for the states of so many own rows. */
+cpa_status cpa_form_lane_ensure(cpa_form_lane *lane, cpa_context_ops *ops, int64_t rows);
+
+#endif

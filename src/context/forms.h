@@ -1,0 +1,44 @@
+/* Forms of rows: how wide the queries, the states and the results of each are, and the cache of a layer as each sees
+ * it. Without forms in the options there is one, that of the shape. */
+#ifndef CPA_CONTEXT_FORMS_H
+#define CPA_CONTEXT_FORMS_H
+
+#include <cpattn/context.h>
+
+typedef struct cpa_form {
+    int32_t index;             /* among those of the context */
+    cpa_attention_shape shape; /* of its queries, and of the columns of the cache that they attend */
+    int32_t out_dim;           /* of its results, and of the states that travel */
+    int has_matrix;            /* which states are multiplied by; else out_dim is the v_dim of the shape */
+} cpa_form;
+
+typedef struct cpa_forms {
+    cpa_form list[CPA_MOST_ROW_FORMS];
+    int32_t count;
+} cpa_forms;
+
+/* The rows of a form in the layer at hand. */
+typedef struct cpa_form_layer {
+    cpa_form_rows rows; /* scale is not 0 */
+    cpa_kv_view kv;     /* the cache of the layer as the form sees it */
+} cpa_form_layer;
+
+/* The layer at hand, as its arguments say it. */
+typedef struct cpa_layer {
+    cpa_kv_view kv;
+    const cpa_score_rules *rules;
+    const cpa_key_selection *selection;
+    const cpa_score_bias *bias;
+    cpa_form_layer forms[CPA_MOST_ROW_FORMS];
+} cpa_layer;
+
+/* The forms that options name; refused unless the device attends each over their cache. */
+cpa_status cpa_forms_take(const cpa_device *device, const cpa_context_options *options, cpa_forms *out, cpa_error *err);
+
+/* A cache of the shape of the options as rows of a form see it: the first columns of its rows. */
+cpa_kv_view cpa_form_view(const cpa_form *form, const cpa_kv_view *kv);
+
+/* A layer from its arguments. */
+void cpa_forms_layer(const cpa_forms *forms, const cpa_context_args *args, cpa_layer *out);
+
+#endif
