@@ -254,7 +254,7 @@ static void garbage_at_every_port_stops_no_job(void) {
     CU_ASSERT_EQUAL_FATAL(pthread_create(&attacker, NULL, attack, NULL), 0);
     start_rank(&ranks[0]);
     while (atomic_load(&attacked) < 200) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    for (int32_t r = 0; r < RANKS; r++) ranks[r].talks = 2000;
+    for (int32_t r = 0; r < RANKS; r++) ranks[r].talks = 400;
     for (int32_t r = 1; r < RANKS; r++) start_rank(&ranks[r]);
     expect_job(ranks, RANKS);
     atomic_store(&attack_is_over, 1);
