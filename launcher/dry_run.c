@@ -72,7 +72,8 @@ cpa_status cpa_dry_run(const cpa_job *job, int32_t cp_size, const cpa_workload *
     cpa_planner planner = cpa_engine_planner(&options, cp_size);
     planner.flops = FLOPS;
     planner.bandwidth = BANDWIDTH;
-    cpa_scheduler_options plan = cpa_engine_scheduler_options(&options, planner, identity);
+    const cpa_layer_groups groups = cpa_engine_groups(&options, cp_size);
+    cpa_scheduler_options plan = cpa_engine_scheduler_options(&options, &groups, planner, identity);
     plan.host_bandwidth = HOST_BANDWIDTH;
     cpa_metrics metrics = {0};
     CPA_TRY(cpa_settings_metrics(&job->settings, &metrics.options, err));

@@ -71,7 +71,8 @@ static cpa_status make_scheduler(cpa_engine *engine, cpa_error *err) {
     if (o->timeline_spans > 0)
         CPA_TRY(cpa_request_spans_create(o->timeline_spans, o->max_num_seqs, &engine->request_spans, err));
     char identity[CPA_IDENTITY_BYTES];
-    cpa_scheduler_options options = cpa_engine_scheduler_options(&engine->options, engine->planner, identity);
+    cpa_scheduler_options options =
+        cpa_engine_scheduler_options(&engine->options, &engine->groups, engine->planner, identity);
     options.host_bandwidth = engine->host_bandwidth;
     if (o->drafter == CPA_DRAFT_MODEL) {
         options.drafting.draft = engine->network.draft;

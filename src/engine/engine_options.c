@@ -291,13 +291,13 @@ static int counts_places(const cpa_model_shape *model) {
     return 0;
 }
 
-cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, cpa_planner planner,
-                                                   char identity[CPA_IDENTITY_BYTES]) {
+cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, const cpa_layer_groups *groups,
+                                                   cpa_planner planner, char identity[CPA_IDENTITY_BYTES]) {
     describe_cache(o, identity);
     return (cpa_scheduler_options){
         .map = {planner.cp_size, o->interleave},
         .block_size = o->block_size,
-        .groups = cpa_engine_groups(o, planner.cp_size),
+        .groups = *groups,
         .max_num_batched_tokens = o->max_num_batched_tokens,
         .max_num_seqs = o->max_num_seqs,
         .planner = planner,
