@@ -446,8 +446,8 @@ static void *drive_two_steps(void *ctx) {
 
 static void drain_at_a_step_of_another_thread(heard *h) {
     const double before = cpa_clock_now();
-    CU_ASSERT_EQUAL(cpa_engine_drain(h->engine, 5), CPA_BUSY);
-    CPA_ASSERT_ORDER(cpa_clock_now() - before, <, 2);
+    CU_ASSERT_EQUAL(cpa_engine_drain(h->engine, 60), CPA_BUSY);
+    CPA_ASSERT_ORDER(cpa_clock_now() - before, <, 30);
     h->on_step = NULL;
     h->mark = 1;
 }
