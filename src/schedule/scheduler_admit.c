@@ -16,8 +16,8 @@
 
 typedef enum verdict {
     ADMITTED,
-    SKIP, /* it has to wait, and others need not wait for it, */
-    FULL, /* only those of other tenants need not: its own has used up the quota */
+    SKIP, /* it has to wait, and others need not wait for it */
+    FULL, /* it has to wait, and others of its tenant, which has used up its quota, too */
     STOP  /* nobody is to overtake it */
 } verdict;
 
