@@ -20,7 +20,7 @@ typedef struct kv_state {
     cpa_kv_view cache; /* kv_write: written; kv_pack: read */
     cpa_kv_view staging;
     void *inputs[2];     /* kv_write: keys and values of all tokens, in --dtype */
-    int64_t *slots;      /* and where they go */
+    int64_t *slots;      /* kv_write: where the rows of each token go */
     int64_t (*pairs)[2]; /* kv_convert */
     void *device_slots;
 } kv_state;

@@ -11,8 +11,8 @@ typedef enum cpa_bench_rule {
     CPA_BENCH_TEMPERATURE, /* from 1K tokens on */
     CPA_BENCH_ALIBI,
     CPA_BENCH_SINK_LOGITS, /* of each head */
-    CPA_BENCH_BITS,        /* a causal mask for all keys of a row, as bits, */
-    CPA_BENCH_TREE         /* and for its new tokens alone, as trees of drafts have them */
+    CPA_BENCH_BITS,        /* a causal mask for all keys of a row, as bits */
+    CPA_BENCH_TREE         /* a causal mask for the new tokens of a row alone, as trees of drafts have them */
 } cpa_bench_rule;
 extern const char *const cpa_bench_rules[];
 

@@ -23,8 +23,8 @@ typedef struct cpa_bench_team_result {
     int32_t ranks;
     int64_t iterations;  /* calls that were timed, over all steps */
     double time_s;       /* of the layer in all steps: a sum of medians, each of the slowest rank */
-    double enqueue_s;    /* what the host needed to start it */
-    double exposed_s;    /* of it, waiting for messages, on the rank with the most */
+    double enqueue_s;    /* what the host needed to start the layer */
+    double exposed_s;    /* of time_s, what the rank that waits most for messages waits */
     double bytes_sent;   /* by all ranks */
     double flops, bytes; /* of all ranks */
     double shard_s;      /* of decode on several ranks: of attending a rank's shares alone; else 0 */

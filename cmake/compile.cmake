@@ -21,6 +21,11 @@ add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror;-Wshadow;-W
 if(CPATTN_SANITIZE)
   add_compile_options(-fsanitize=${CPATTN_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${CPATTN_SANITIZE})
+  include(CheckLinkerFlag)
+  check_linker_flag(C -fuse-ld=gold CPATTN_HAVE_GOLD)
+  if(CPATTN_HAVE_GOLD) # which takes half of the time for these large programs
+    add_link_options(-fuse-ld=gold)
+  endif()
 endif()
 if(CPATTN_COVERAGE)
   add_compile_options(--coverage)

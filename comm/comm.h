@@ -22,9 +22,9 @@ typedef struct cpa_control {
     int32_t size;
     int32_t tag;        /* the first of its tags */
     int32_t channel;    /* how many were opened on the communicator before: what refusals name it by */
-    uint64_t here;      /* a bit for each rank of this host, once find_host has found them, */
-    int32_t ranks_here; /* how many there are, */
-    int32_t rank_here;  /* and how many of them come before this one */
+    uint64_t here;      /* a bit for each rank of this host, once find_host has found them */
+    int32_t ranks_here; /* ranks of this host, once they are found */
+    int32_t rank_here;  /* ranks of this host that come before this one */
     /* Of cpa_control_missing_ranks: messages from and to each rank. */
     cpa_comm_request *present[CPA_COMM_MAX_RANKS];
     cpa_comm_request *notified[CPA_COMM_MAX_RANKS];

@@ -13,8 +13,8 @@ typedef struct cpa_stream_answer {
     double *token_s; /* when each piece of output came */
     int64_t n_times, times_capacity;
     int64_t ids;               /* tokens whose ids came */
-    int64_t prompt_tokens;     /* as the server counts; 0: it has not said */
-    int64_t completion_tokens; /* the same */
+    int64_t prompt_tokens;     /* as the server counts them; 0: it has not said */
+    int64_t completion_tokens; /* as the server counts them; 0: it has not said */
     bool has_finished;         /* it has got the reason of its end */
     bool is_done;              /* [DONE] has come */
     char error[160];           /* empty: none so far */

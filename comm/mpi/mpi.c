@@ -4,9 +4,12 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 /* Bytes of one MPI call. */
 #define PIECE_BYTES ((int64_t)64 << 20)
+/* How long messages that are given up one after the other may go on, all of them together. */
+#define LINGER_S 1.0
 
 struct cpa_comm_request {
     struct cpa_comm_request *next; /* free ones */
@@ -20,6 +23,7 @@ struct cpa_comm_request {
 typedef struct mpi_state {
     MPI_Comm comm;
     int rank;
+    double let_go_s; /* when the first of the messages that were last given up was, as MPI_Wtime says */
     cpa_comm_request *free_requests;
 } mpi_state;
 
@@ -121,10 +125,21 @@ static cpa_status mpi_test(void *state, cpa_comm_request *r, int *done, cpa_erro
     return status;
 }
 
-/* A receive is taken back. A send cannot be: it ends when it ends. */
+/* MPI takes no send back. One that its receiver has begun to take reads the buffer until it ends, and ends soon, as the
+ * receiver waits for it too; one that nobody takes is let go after a while, and does not read. */
+static void let_go(mpi_state *s, cpa_comm_request *r) {
+    const struct timespec pause = {.tv_nsec = 100000};
+    const double now = MPI_Wtime();
+    int done = 0;
+    if (now > s->let_go_s + 2 * LINGER_S) s->let_go_s = now;
+    while (MPI_Test(&r->mpi, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done && MPI_Wtime() < s->let_go_s + LINGER_S)
+        nanosleep(&pause, NULL);
+    if (!done) MPI_Request_free(&r->mpi);
+}
+
 static void mpi_cancel(void *state, cpa_comm_request *r) {
     if (r->is_send) {
-        MPI_Request_free(&r->mpi);
+        let_go(state, r);
     } else {
         MPI_Cancel(&r->mpi);
         MPI_Wait(&r->mpi, MPI_STATUS_IGNORE);

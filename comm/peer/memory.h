@@ -10,8 +10,8 @@
 
 /* Where a rank wants to receive: as it travels. */
 typedef struct cpa_peer_address {
-    uint64_t allocation; /* its number in the exporting process */
-    uint64_t base;       /* where it begins there */
+    uint64_t allocation; /* the number of the allocation in the exporting process */
+    uint64_t base;       /* the address of the allocation in the exporting process */
     uint64_t size;
     int64_t offset;
     int64_t bytes; /* of the message */

@@ -66,8 +66,8 @@ typedef struct cpa_stores {
     cpa_store_host *host;  /* page-locked */
     cpa_store_wait *waits; /* [CPA_STORE_SLOTS, size, 2] */
     cpa_store_slot slots[CPA_STORE_SLOTS];
-    const cpa_store_slot *newest; /* whose kernels were enqueued last, */
-    cudaStream_t newest_stream;   /* and where */
+    const cpa_store_slot *newest; /* the slot whose kernels were enqueued last */
+    cudaStream_t newest_stream;   /* the stream of those kernels */
 } cpa_stores;
 
 /* Device memory that a rank of a group of `size` needs, in bytes; to be zeroed. */

@@ -42,7 +42,7 @@ struct cpa_comm_request {
     int given_up; /* a send that is through in part: the rest is a copy, and goes on */
     int is_kept;
     int done;
-    cpa_status failed; /* and why is that of the connection, or a wrong size */
+    cpa_status failed; /* why it failed is what the connection says, or a wrong size */
     frame_head head;
     int64_t head_at, at; /* bytes of the head, and of the message, that are through */
     int64_t bytes;       /* of a receive: as expected */

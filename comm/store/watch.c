@@ -17,6 +17,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "comm/limits.h"
+#include "comm/store/losses.h"
 #include "comm/store/reception.h"
 
 /* How often a rank sends a heartbeat; what is too short to tell silence from one that is late; how late its own thread
@@ -24,46 +25,21 @@
 #define HEARTBEAT_S 0.5
 #define LEAST_SILENCE_S (4 * HEARTBEAT_S)
 #define STOPPED_S 2.0
-/* How long messages of a rank that has ended may still be on their way. */
-#define GRACE_S 0.5
 /* All ranks wait for each other when all have waited for this many time-outs, alive as they are. */
 #define DEADLOCK_TIMEOUTS 6
 /* How long ranks may take to connect to rank 0, which are all in the same call. */
 #define CONNECT_S 10.0
-
-typedef enum notice_kind { HEARTBEAT = 0, LEFT, ENDED, SILENT, REFUSED } notice_kind;
-
-/* What goes over a connection; all the same size. */
-typedef struct notice {
-    int32_t kind, rank;
-    int32_t waits_for; /* of a heartbeat: -1: nobody, */
-    float waited_s;    /* for how long, */
-    cpa_works works;   /* and what it does */
-    cpa_call_refusal refusal;
-    cpa_status status;
-    char message[400];
-} notice;
 
 /* A connection: of rank 0 to each rank, of the others to rank 0. */
 typedef struct connection {
     int fd;
     double received_s; /* when something last came */
     int left;          /* the other end has said that it leaves */
-    char in[sizeof(notice)];
+    char in[sizeof(cpa_notice)];
     size_t n_in;
-    notice out[16]; /* not sent yet */
+    cpa_notice out[16]; /* not sent yet */
     size_t n_out, out_at;
 } connection;
-
-/* What is known of a rank that is lost. */
-typedef struct loss {
-    notice_kind kind; /* HEARTBEAT: it is not */
-    double since;
-    cpa_call_refusal refusal;
-    int64_t last_call; /* that is refused, if not all later ones are */
-    cpa_status status;
-    char message[400];
-} loss;
 
 struct cpa_watch {
     int32_t rank, size;
@@ -77,10 +53,10 @@ struct cpa_watch {
     atomic_int waits_for;
     _Atomic(const char *) difference;           /* of works: what to say of it, up to the other rank's name */
     connection connections[CPA_COMM_MAX_RANKS]; /* of the thread; fd -1: none */
-    notice heartbeats[CPA_COMM_MAX_RANKS];      /* rank 0: the last of each */
+    cpa_notice heartbeats[CPA_COMM_MAX_RANKS];  /* rank 0: the last of each */
     pthread_mutex_t lock;                       /* of what follows */
-    loss losses[CPA_COMM_MAX_RANKS];
-    notice queued[8]; /* what this rank has to say, until the thread has taken it */
+    cpa_loss losses[CPA_COMM_MAX_RANKS];
+    cpa_notice queued[8]; /* what this rank has to say, until the thread has taken it */
     int n_queued;
     int gave_up; /* this rank has said that it takes part in nothing any more */
     cpa_works works;
@@ -88,30 +64,10 @@ struct cpa_watch {
 
 /* ---- what is known ---- */
 
-/* A rank that refuses one call of a channel and then the next: who still waits in the first has to see that one. */
-static int goes_on(const loss *l, const notice *n) {
-    return l->kind == REFUSED && n->kind == REFUSED && l->refusal.channel == n->refusal.channel &&
-           (l->refusal.and_later || n->refusal.call == l->last_call + 1);
-}
-
-/* What a rank has said about itself, and what it is lost for to all, explain what comes behind. */
-static int explains(const loss *l, const notice *n) {
-    if (l->kind == REFUSED) return l->refusal.channel < 0 && n->kind != REFUSED;
-    return l->kind == SILENT && (n->kind != REFUSED || n->refusal.channel >= 0);
-}
-
-static void note_loss(cpa_watch *w, const notice *n) {
+static void note_loss(cpa_watch *w, const cpa_notice *n) {
     if (n->rank < 0 || n->rank >= w->size || n->rank == w->rank) return;
     pthread_mutex_lock(&w->lock);
-    loss *l = &w->losses[n->rank];
-    if (goes_on(l, n)) {
-        l->last_call = n->refusal.call;
-        l->refusal.and_later |= n->refusal.and_later;
-    } else if (!explains(l, n)) {
-        *l = (loss){.kind = (notice_kind)n->kind, .since = cpa_clock_now(), .refusal = n->refusal, .status = n->status};
-        l->last_call = n->refusal.call;
-        memcpy(l->message, n->message, sizeof l->message);
-    }
+    cpa_loss_note(&w->losses[n->rank], n);
     pthread_mutex_unlock(&w->lock);
     atomic_store(&w->has_notice, 1);
 }
@@ -120,50 +76,16 @@ int cpa_watch_has_notice(const cpa_watch *watch) {
     return watch && atomic_load_explicit(&watch->has_notice, memory_order_relaxed);
 }
 
-static int refuses(const loss *l, cpa_calls calls) {
-    const cpa_call_refusal *r = &l->refusal;
-    if (r->channel < 0) return 1;
-    return r->channel == calls.channel && calls.last >= r->call && (r->and_later || calls.first <= l->last_call);
-}
-
-static cpa_status check_loss(const cpa_watch *w, int32_t rank, int32_t peer, cpa_calls calls, cpa_error *err) {
-    const loss *l = &w->losses[rank];
-    const int late = cpa_clock_now() - l->since > GRACE_S;
-    switch (l->kind) {
-        case HEARTBEAT: break;
-        case LEFT:
-            if (peer != rank || !late) break;
-            return cpa_fail(err, CPA_COMM, "rank %d has left", rank);
-        case ENDED:
-            if (!late) break;
-            return cpa_fail(err, CPA_COMM, "rank %d has ended", rank);
-        case SILENT: return cpa_fail(err, CPA_COMM, "rank %d %s", rank, l->message);
-        case REFUSED:
-            if (!refuses(l, calls)) break;
-            return cpa_fail(err, l->status, "rank %d: %s", rank, l->message);
-    }
-    return CPA_OK;
-}
-
 cpa_status cpa_watch_check(cpa_watch *w, int32_t peer, cpa_calls calls, cpa_error *err) {
-    cpa_status status = CPA_OK;
     pthread_mutex_lock(&w->lock);
-    for (int32_t i = 0; i < 2 * w->size && status == CPA_OK; i++) { /* who only left, or ended, after all others */
-        const notice_kind kind = w->losses[i % w->size].kind;
-        if ((kind == LEFT || kind == ENDED) == (i >= w->size)) status = check_loss(w, i % w->size, peer, calls, err);
-    }
+    const cpa_status status = cpa_losses_check(w->losses, w->size, peer, calls, err);
     pthread_mutex_unlock(&w->lock);
     return status;
 }
 
 int32_t cpa_watch_who_gave_up(cpa_watch *w, cpa_error *why) {
-    int32_t who = -1;
     pthread_mutex_lock(&w->lock);
-    for (int32_t rank = 0; rank < w->size && who < 0 && !w->gave_up; rank++) {
-        const loss *l = &w->losses[rank];
-        if (l->kind == REFUSED && l->refusal.channel < 0) who = rank;
-    }
-    if (who >= 0) cpa_fail(why, w->losses[who].status, "rank %d: %s", who, w->losses[who].message);
+    const int32_t who = w->gave_up ? -1 : cpa_losses_who_gave_up(w->losses, w->size, why);
     pthread_mutex_unlock(&w->lock);
     return who;
 }
@@ -181,41 +103,41 @@ static void flush_connection(connection *l) {
 }
 
 /* Where there is no room the other end has not read for long: it is about to be found silent. */
-static void send_notice(connection *l, const notice *n) {
+static void send_notice(connection *l, const cpa_notice *n) {
     const size_t room = sizeof l->out / sizeof l->out[0];
-    if (l->fd < 0 || l->n_out == room || (n->kind == HEARTBEAT && l->n_out > 0)) return;
+    if (l->fd < 0 || l->n_out == room || (n->kind == CPA_NOTICE_HEARTBEAT && l->n_out > 0)) return;
     l->out[l->n_out++] = *n;
     flush_connection(l);
 }
 
-static void send_to_all(cpa_watch *w, const notice *n) {
+static void send_to_all(cpa_watch *w, const cpa_notice *n) {
     for (int32_t rank = 0; rank < w->size; rank++) {
         if (rank != n->rank) send_notice(&w->connections[rank], n);
     }
 }
 
 /* Something has happened to another rank: it is noted, and rank 0 tells the others. */
-static void report(cpa_watch *w, const notice *n) {
+static void report(cpa_watch *w, const cpa_notice *n) {
     note_loss(w, n);
     if (w->rank == 0) send_to_all(w, n);
 }
 
 static void end_connection(cpa_watch *w, int32_t peer) {
-    const notice ended = {.kind = ENDED, .rank = peer};
+    const cpa_notice ended = {.kind = CPA_NOTICE_ENDED, .rank = peer};
     connection *l = &w->connections[peer];
     cpa_socket_close(&l->fd);
     if (!l->left) report(w, &ended);
 }
 
 /* Others speak of themselves to rank 0, which speaks of all. */
-static int is_sound(const cpa_watch *w, int32_t peer, const notice *n) {
+static int is_sound(const cpa_watch *w, int32_t peer, const cpa_notice *n) {
     const int64_t call = n->refusal.call;
-    return n->kind >= 0 && n->kind <= REFUSED && n->rank >= 0 && n->rank < w->size && (peer == 0 || n->rank == peer) &&
-           n->waits_for >= -1 && n->waits_for < w->size && call >= 0 && call < INT64_MAX &&
-           (n->kind != REFUSED || n->status != CPA_OK);
+    return n->kind >= 0 && n->kind <= CPA_NOTICE_REFUSED && n->rank >= 0 && n->rank < w->size &&
+           (peer == 0 || n->rank == peer) && n->waits_for >= -1 && n->waits_for < w->size && call >= 0 &&
+           call < INT64_MAX && (n->kind != CPA_NOTICE_REFUSED || n->status != CPA_OK);
 }
 
-static void receive_notice(cpa_watch *w, int32_t peer, notice *n) {
+static void receive_notice(cpa_watch *w, int32_t peer, cpa_notice *n) {
     connection *l = &w->connections[peer];
     if (!is_sound(w, peer, n)) {
         end_connection(w, peer);
@@ -224,11 +146,11 @@ static void receive_notice(cpa_watch *w, int32_t peer, notice *n) {
     n->status = cpa_status_from(n->status);
     n->message[sizeof n->message - 1] = 0;
     l->received_s = cpa_clock_now();
-    if (n->kind == HEARTBEAT) {
+    if (n->kind == CPA_NOTICE_HEARTBEAT) {
         w->heartbeats[peer] = *n;
         return;
     }
-    if (n->kind == LEFT && n->rank == peer) l->left = 1;
+    if (n->kind == CPA_NOTICE_LEFT && n->rank == peer) l->left = 1;
     report(w, n);
 }
 
@@ -243,7 +165,7 @@ static void read_connection(cpa_watch *w, int32_t peer) {
         }
         l->n_in += (size_t)n;
         if (l->n_in < sizeof l->in) continue;
-        notice arrived;
+        cpa_notice arrived;
         memcpy(&arrived, l->in, sizeof arrived);
         l->n_in = 0;
         receive_notice(w, peer, &arrived);
@@ -253,7 +175,7 @@ static void read_connection(cpa_watch *w, int32_t peer) {
 /* ---- the thread ---- */
 
 static void send_queued(cpa_watch *w) {
-    notice queued[sizeof w->queued / sizeof w->queued[0]];
+    cpa_notice queued[sizeof w->queued / sizeof w->queued[0]];
     pthread_mutex_lock(&w->lock);
     const int n = w->n_queued;
     memcpy(queued, w->queued, (size_t)n * sizeof queued[0]);
@@ -268,7 +190,7 @@ static void send_queued(cpa_watch *w) {
 
 static void send_heartbeat(cpa_watch *w, double now) {
     const double since = atomic_load(&w->waits_since);
-    notice own = {.kind = HEARTBEAT, .rank = w->rank, .waits_for = -1};
+    cpa_notice own = {.kind = CPA_NOTICE_HEARTBEAT, .rank = w->rank, .waits_for = -1};
     pthread_mutex_lock(&w->lock);
     own.works = w->works;
     pthread_mutex_unlock(&w->lock);
@@ -285,7 +207,7 @@ static void find_silent(cpa_watch *w, double now) {
     for (int32_t peer = 0; peer < w->size; peer++) {
         connection *l = &w->connections[peer];
         if (l->fd < 0 || l->left || now - l->received_s <= timeout_s) continue;
-        notice silent = {.kind = SILENT, .rank = peer};
+        cpa_notice silent = {.kind = CPA_NOTICE_SILENT, .rank = peer};
         snprintf(silent.message, sizeof silent.message, "has not been heard of for %.1f s: it is stopped, or cut off",
                  now - l->received_s);
         cpa_socket_close(&l->fd);
@@ -296,7 +218,8 @@ static void find_silent(cpa_watch *w, double now) {
 /* Rank 0: two ranks wait, and have not done the same. */
 static void end_difference(cpa_watch *w, int32_t rank, int32_t other) {
     const char *difference = atomic_load(&w->difference);
-    notice to_all = {.kind = SILENT, .rank = other}, to_other = {.kind = SILENT, .rank = rank};
+    cpa_notice to_all = {.kind = CPA_NOTICE_SILENT, .rank = other},
+               to_other = {.kind = CPA_NOTICE_SILENT, .rank = rank};
     snprintf(to_all.message, sizeof to_all.message, "%s rank %d, and both wait", difference, rank);
     snprintf(to_other.message, sizeof to_other.message, "%s rank %d, and both wait", difference, other);
     report(w, &to_all);
@@ -309,7 +232,7 @@ static void find_difference(cpa_watch *w) {
     const double limit = atomic_load(&w->timeout_s);
     for (int32_t other = 1; other < w->size; other++) {
         for (int32_t rank = 0; rank < other; rank++) {
-            const notice *a = &w->heartbeats[rank], *b = &w->heartbeats[other];
+            const cpa_notice *a = &w->heartbeats[rank], *b = &w->heartbeats[other];
             const int wait = a->waits_for >= 0 && b->waits_for >= 0 && a->waited_s >= limit && b->waited_s >= limit;
             if (!wait || w->connections[other].fd < 0 || !cpa_works_differ(&a->works, &b->works)) continue;
             end_difference(w, rank, other);
@@ -323,10 +246,10 @@ static void find_deadlock(cpa_watch *w) {
     const double limit = DEADLOCK_TIMEOUTS * atomic_load(&w->timeout_s);
     const int32_t last = w->size - 1;
     for (int32_t rank = 0; rank < w->size; rank++) {
-        const notice *b = &w->heartbeats[rank];
+        const cpa_notice *b = &w->heartbeats[rank];
         if ((rank > 0 && w->connections[rank].fd < 0) || b->waits_for < 0 || b->waited_s < limit) return;
     }
-    notice all = {.kind = SILENT, .rank = last}, to_last = {.kind = SILENT, .rank = 0};
+    cpa_notice all = {.kind = CPA_NOTICE_SILENT, .rank = last}, to_last = {.kind = CPA_NOTICE_SILENT, .rank = 0};
     snprintf(all.message, sizeof all.message, "waits for rank %d and rank 0 for rank %d, as all ranks do, for %.0f s",
              w->heartbeats[last].waits_for, w->heartbeats[0].waits_for, limit);
     report(w, &all);
@@ -382,10 +305,10 @@ static void *run(void *watch) {
 /* ---- what this rank says ---- */
 
 /* Of one who has given up the first reason is told: what fails after that follows from it. */
-static void queue_notice(cpa_watch *w, const notice *n) {
+static void queue_notice(cpa_watch *w, const cpa_notice *n) {
     const uint64_t one = 1;
     pthread_mutex_lock(&w->lock);
-    const int follows = w->gave_up && n->kind == REFUSED;
+    const int follows = w->gave_up && n->kind == CPA_NOTICE_REFUSED;
     if (!follows && w->n_queued < (int)(sizeof w->queued / sizeof w->queued[0])) w->queued[w->n_queued++] = *n;
     w->gave_up |= n->refusal.channel < 0;
     pthread_mutex_unlock(&w->lock);
@@ -394,7 +317,7 @@ static void queue_notice(cpa_watch *w, const notice *n) {
 
 void cpa_watch_refuse(cpa_watch *w, const cpa_call_refusal *refusal, cpa_status status, const char *message) {
     enum { MOST_MS = 100 }; /* the process may end next */
-    notice n = {.kind = REFUSED, .rank = w->rank, .refusal = *refusal, .status = status};
+    cpa_notice n = {.kind = CPA_NOTICE_REFUSED, .rank = w->rank, .refusal = *refusal, .status = status};
     snprintf(n.message, sizeof n.message, "%s", message);
     queue_notice(w, &n);
     for (int i = 0; i < MOST_MS; i++) {
@@ -509,7 +432,7 @@ void cpa_watch_join(cpa_watch *w, const cpa_endpoint *meeting, const cpa_job_key
 void cpa_watch_stop(cpa_watch *w) {
     if (!w) return;
     if (w->started) {
-        const notice leaving = {.kind = LEFT, .rank = w->rank};
+        const cpa_notice leaving = {.kind = CPA_NOTICE_LEFT, .rank = w->rank};
         atomic_store(&w->ending, 1);
         queue_notice(w, &leaving);
         pthread_join(w->thread, NULL);

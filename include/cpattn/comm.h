@@ -84,7 +84,7 @@ CPA_API void cpa_comm_set_timeout(cpa_comm *comm, double seconds);
 typedef struct cpa_comm_request cpa_comm_request;
 
 /* What carries the messages of a communicator: between each two ranks, tagged, in order for each tag. All functions are
- * called by one thread at a time, and none waits for another rank. Buffers belong to the back end until `test` says
+ * called by one thread at a time, and none but `cancel` waits for another rank. Buffers belong to the back end until `test` says
  * that the request is done or has failed, or it is cancelled. */
 typedef struct cpa_comm_ops {
     size_t size;
@@ -97,7 +97,8 @@ typedef struct cpa_comm_ops {
                           cpa_error *err);
     /* Moves messages along; *done says whether this one is over. Done or failed, the request exists no more. */
     cpa_status (*test)(void *state, cpa_comm_request *request, int *done, cpa_error *err);
-    /* Gives a request up; from then on nothing is received into its buffer. */
+    /* Gives a request up; from then on nothing is received into its buffer, nor read from it. What the other rank has
+     * begun to take may be waited for, a second or so. */
     void (*cancel)(void *state, cpa_comm_request *request);
     /* Frees the state; NULL if there is nothing to free. */
     void (*close)(void *state);

@@ -24,8 +24,8 @@ cpa_scheduler_request cpa_engine_scheduled(const cpa_request *request);
 cpa_status cpa_engine_check_sampling(uint64_t request, const cpa_sampling *given, cpa_sampling *out, cpa_error *err);
 /* The same as ranks are told it. */
 cpa_plan_sampling cpa_engine_planned_sampling(const cpa_sampling *sampling);
-/* The scheduler that these options, resolved, ask for, without rates, over these groups of layers. What must outlive it
- * or its creation: `options` the scheduler, `identity`, which is filled, its creation. */
+/* The scheduler that these options, resolved, ask for, with the groups of cpa_engine_groups and without rates. `options`
+ * must outlive the scheduler, and `identity`, which is filled, its creation. */
 cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *options, const cpa_layer_groups *groups,
                                                    cpa_planner planner, char identity[CPA_IDENTITY_BYTES]);
 

@@ -29,8 +29,8 @@ struct cpa_transformer {
     void *inner;    /* [intermediate], or a slice of queries, keys and values */
     /* [logit_rows, ...] */
     void *last_residual, *last_x; /* [hidden] */
-    float *logits;                /* [vocabulary], */
-    float *own_logits;            /* and the slice of it that this rank computes */
+    float *logits;                /* [vocabulary] */
+    float *own_logits;            /* the slice of `logits` that this rank computes */
     cpa_logits_fn observe;
     void *observe_ctx;
 };

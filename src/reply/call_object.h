@@ -14,11 +14,11 @@ typedef struct cpa_call_object {
     cpa_call_member member;                                                  /* whose value comes, or has come last */
     char first;                                                              /* byte of that value */
     cpa_bytes string; /* a key, or a value that is a string, as it came */
-    char *name;       /* once it is known */
+    char *name;       /* NULL: not known yet */
     /* The arguments as they came, or the text of a string in their place; "{}" for null, or where there are none, once
      * it is whole. The caller may take from it what there is. */
     cpa_bytes arguments;
-    int has_arguments; /* their value has begun */
+    int has_arguments; /* the value of the arguments has begun */
     int is_out_of_memory;
 } cpa_call_object;
 

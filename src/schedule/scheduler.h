@@ -124,10 +124,10 @@ typedef struct cpa_scheduler_stats {
     int64_t running;
     int64_t tenants;  /* whose requests have arrived and wait, or run */
     int64_t finished; /* planned to the last token */
-    int64_t ended;    /* before that: cpa_scheduler_end */
+    int64_t ended;    /* by cpa_scheduler_end, before their last token was planned */
     int64_t preemptions;
     int64_t used_blocks[CPA_MAX_LAYER_GROUPS]; /* of each group, in use now, of the rank that has the most */
-    int64_t peak_blocks[CPA_MAX_LAYER_GROUPS]; /* likewise the most in use on one rank */
+    int64_t peak_blocks[CPA_MAX_LAYER_GROUPS]; /* of each group, the most that were ever in use on one rank */
     int64_t chunks[3][CPA_REASON_COUNT];       /* prefill and decode chunks by algorithm and reason */
     int64_t prefix_queries;          /* full blocks of the prompts that were admitted, counted once a request */
     int64_t prefix_hits;             /* how many of them were found */

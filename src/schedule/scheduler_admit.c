@@ -16,8 +16,8 @@
 
 typedef enum verdict {
     ADMITTED,
-    SKIP, /* it has to wait, and others need not wait for it, */
-    FULL, /* only those of other tenants need not: its own has used up the quota */
+    SKIP, /* it has to wait, and others need not wait for it */
+    FULL, /* it has to wait, and others of its tenant, which has used up its quota, too */
     STOP  /* nobody is to overtake it */
 } verdict;
 
@@ -38,21 +38,24 @@ static int32_t best_rank(cpa_scheduler *s, cpa_sequence *sequence) {
     return best;
 }
 
-/* Decides where the sequence is to lie, by how much of it lies there already. */
-static void choose_placement(cpa_scheduler *s, cpa_sequence *sequence) {
+/* Decides where the sequence is to lie, by how much of it lies there already. Returns the units that can be found there. */
+static int64_t choose_placement(cpa_scheduler *s, cpa_sequence *sequence) {
     const cpa_scheduler_options *o = &s->options;
     sequence->placement = (cpa_placement){CPA_SHARDED, sequence->first_rank};
-    int64_t found = cpa_found_units(s, sequence, sequence->placement);
-    if (!cpa_request_may_be_local(o, &sequence->request)) return;
+    const int64_t units = cpa_found_units(s, sequence, sequence->placement);
+    if (!cpa_request_may_be_local(o, &sequence->request)) return units;
     int32_t rank = best_rank(s, sequence);
     const cpa_placement on_rank = {CPA_ON_RANK, rank};
     int64_t known = cpa_sequence_known(sequence);
-    int64_t local = cpa_found_position(s, sequence, on_rank, cpa_found_units(s, sequence, on_rank));
-    int64_t sharded = cpa_found_position(s, sequence, sequence->placement, found);
+    const int64_t local_units = cpa_found_units(s, sequence, on_rank);
+    int64_t local = cpa_found_position(s, sequence, on_rank, local_units);
+    int64_t sharded = cpa_found_position(s, sequence, sequence->placement, units);
     int64_t output = sequence->request.output_tokens - sequence->emitted;
     int64_t others = s->n_running + s->waiting.count - 1; /* it is still among the waiting ones */
-    if (o->local_context == 0 && !cpa_planner_prefers_local(&o->planner, known, output, local, sharded, others)) return;
+    if (o->local_context == 0 && !cpa_planner_prefers_local(&o->planner, known, output, local, sharded, others))
+        return units;
     sequence->placement = on_rank;
+    return local_units;
 }
 
 /* Where the unit begins that the next tokens of a sequence go to. */
@@ -184,10 +187,9 @@ static int64_t unseen_entries(const cpa_scheduler *s, const cpa_sequence *sequen
     return cpa_max64(cpa_sequence_unseen(sequence, &s->options, pool, position) - first, 0);
 }
 
-/* Turns a request away that lacks a place, blocks, in s->lacks, or quota, even if all that was found is shared: a look
- * that costs little, as the first in line may be turned away in many plans. Otherwise ADMITTED. */
-static verdict look_for_room(cpa_scheduler *s, cpa_sequence *sequence) {
-    const int64_t units = cpa_found_units(s, sequence, sequence->placement);
+/* Turns a request away that lacks a place, blocks, in s->lacks, or quota, even if all units that were found are shared: a
+ * look that costs little, as the first in line may be turned away in many plans. Otherwise ADMITTED. */
+static verdict look_for_room(cpa_scheduler *s, cpa_sequence *sequence, int64_t units) {
     int64_t quota = s->options.tenant_block_quota;
     int room = s->n_free_indices > 0;
     sequence->computed = cpa_found_position(s, sequence, sequence->placement, units);
@@ -217,9 +219,9 @@ static cpa_status find_room(cpa_scheduler *s, const cpa_sequence *sequence, int6
 static cpa_status try_fresh(cpa_scheduler *s, cpa_sequence *sequence, verdict *out, cpa_error *err) {
     int room = 1;
     *out = SKIP;
-    choose_placement(s, sequence);
+    const int64_t units = choose_placement(s, sequence);
     if (cpa_found_later(s, sequence)) return CPA_OK;
-    *out = look_for_room(s, sequence);
+    *out = look_for_room(s, sequence, units);
     if (*out == STOP) CPA_TRY(cpa_fair_make_room(s, sequence, s->lacks, &room, err));
     if (*out == FULL || !room) return CPA_OK;
     if (!cpa_sequence_open(sequence, s->n_pools))

@@ -13,8 +13,8 @@
 #include "src/text/token_frame.h"
 
 struct cpa_tokenizer_json {
-    cpa_added_tokens written;    /* tokens that are looked for in the text as it is, */
-    cpa_added_tokens normalized; /* and in its normal form */
+    cpa_added_tokens written;    /* tokens that are looked for in the text as it is */
+    cpa_added_tokens normalized; /* tokens that are looked for in the normal form of the text */
     cpa_normalizer normalizer;
     cpa_pre_tokenizer pre_tokenizer;
     cpa_bpe bpe;

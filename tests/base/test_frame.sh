@@ -25,6 +25,10 @@ expect 0 --list
 expect 0 three
 says "Test: counts to three ...passed"
 ! grep -q "Test: miscounts" <<<"$output" || fail "a test ran that was not asked for"
+expect 0 --but miscounts
+says "Test: counts to three ...passed"
+! grep -q "Test: miscounts" <<<"$output" || fail "a test ran that --but names"
+expect 2 --but three miscounts
 expect 1
 expect 1 miscounts
 says "wrong == 0: found 7, expected 0"

@@ -60,8 +60,8 @@ static void refusals_are_heard_by_those_who_wait_in_the_refused_calls(void) {
     } else {
         const double begin = cpa_clock_now();
         cpa_comm_begin_wait(comm, cases[0].calls);
-        while (cpa_comm_check(comm, -1, &err) == CPA_OK && cpa_clock_now() - begin < 5) usleep(1000);
-        CPA_ASSERT_ORDER(cpa_clock_now() - begin, <, 1);
+        while (cpa_comm_check(comm, -1, &err) == CPA_OK && cpa_clock_now() - begin < 30) usleep(1000);
+        CPA_ASSERT_ORDER(cpa_clock_now() - begin, <, 20);
         char expected[32];
         snprintf(expected, sizeof expected, "rank %d: q is NULL", last);
         CU_ASSERT_STRING_EQUAL(err.message, expected);

@@ -254,7 +254,7 @@ static void garbage_at_every_port_stops_no_job(void) {
     CU_ASSERT_EQUAL_FATAL(pthread_create(&attacker, NULL, attack, NULL), 0);
     start_rank(&ranks[0]);
     while (atomic_load(&attacked) < 200) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    for (int32_t r = 0; r < RANKS; r++) ranks[r].talks = 2000;
+    for (int32_t r = 0; r < RANKS; r++) ranks[r].talks = 400;
     for (int32_t r = 1; r < RANKS; r++) start_rank(&ranks[r]);
     expect_job(ranks, RANKS);
     atomic_store(&attack_is_over, 1);
@@ -284,18 +284,18 @@ static void expect_failure(const rank_of_job *r, cpa_status status, const char *
 static void a_rank_of_another_secret_is_refused_and_the_missing_are_named(void) {
     rank_of_job ranks[4];
     name_ranks(ranks, 4);
-    for (int32_t r = 0; r < 4; r++) ranks[r].join_s = 1;
+    for (int32_t r = 0; r < 4; r++) ranks[r].join_s = 3;
     ranks[2].secret = "another secret altogether";
     for (int32_t r = 0; r < 3; r++) start_rank(&ranks[r]); /* rank 3 does not come */
     for (int32_t r = 0; r < 3; r++) pthread_join(ranks[r].thread, NULL);
     for (int32_t r = 0; r < 2; r++) {
-        expect_failure(&ranks[r], CPA_COMM, "rank 0: ranks 2, 3 of 4 have not come in 1 s");
+        expect_failure(&ranks[r], CPA_COMM, "rank 0: ranks 2, 3 of 4 have not come in 3 s");
         expect_failure(&ranks[r], CPA_COMM, "1 strangers were turned away, the last 127.0.0.1, who has another secret");
-        CPA_ASSERT_ORDER(ranks[r].took_s, <, 3);
+        CPA_ASSERT_ORDER(ranks[r].took_s, <, 20);
     }
     expect_failure(&ranks[2], CPA_INVALID, "rank 2: rank 0 at 127.0.0.1 port ");
     expect_failure(&ranks[2], CPA_INVALID, "the secret there is another one than here");
-    CPA_ASSERT_ORDER(ranks[2].took_s, <, 1);
+    CPA_ASSERT_ORDER(ranks[2].took_s, <, 3);
 }
 
 /* What listens where rank 0 should is no rank: what it says is neither believed nor printed. */
@@ -311,7 +311,7 @@ static void *serve_garbage(void *listener) {
 
 static void a_master_that_is_no_rank_is_named(void) {
     cpa_endpoint at;
-    rank_of_job rank = {.rank = 1, .size = 2, .secret = secret, .join_s = 5};
+    rank_of_job rank = {.rank = 1, .size = 2, .secret = secret, .join_s = 40};
     pthread_t server;
     int listener = -1;
     CU_ASSERT_EQUAL(cpa_socket_listen("127.0.0.1", 0, &listener, NULL), CPA_OK);
@@ -326,7 +326,7 @@ static void a_master_that_is_no_rank_is_named(void) {
     pthread_join(server, NULL);
     expect_failure(&rank, CPA_COMM, "what answers is no rank of a job");
     CU_ASSERT_PTR_NULL(strchr(rank.err.message, '\033'));
-    CPA_ASSERT_ORDER(rank.took_s, <, 2);
+    CPA_ASSERT_ORDER(rank.took_s, <, 20);
     close(listener);
 }
 
@@ -343,7 +343,7 @@ static void a_rank_that_stops_while_ranks_join_ends_the_wait(void) {
     CU_ASSERT_EQUAL(cpa_mesh_join(&meeting, -1, 1, 2, &key, MOST_S, &mesh, NULL), CPA_OK);
     pthread_join(ranks[0].thread, NULL);
     expect_failure(&ranks[0], CPA_COMM, "rank 1 has not joined in time");
-    CPA_ASSERT_ORDER(ranks[0].took_s, <, 4);
+    CPA_ASSERT_ORDER(ranks[0].took_s, <, 20);
     cpa_mesh_close(&mesh);
 }
 

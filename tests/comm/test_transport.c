@@ -1,7 +1,11 @@
 /* The control channel; and a transport of the back end: MPI on the host, peer memory or NCCL on a device. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <time.h>
 
+#include "base/clock.h"
+#include "comm/communicator.h"
 #include "comm/transports.h"
 #include "kernels/device.h"
 #include "tests/fixtures/mpi_unit.h"
@@ -308,6 +312,46 @@ static void test_a_send_that_is_given_up_harms_no_other(void) {
     cpa_comm_give_back_tags(comm, tag, 1);
 }
 
+/* Looks after a message for so long, unless it is done before. */
+static int is_done_within(cpa_comm *comm, cpa_comm_request **request, double seconds) {
+    const double end = cpa_clock_now() + seconds;
+    int done = 0;
+    while (!done && cpa_clock_now() < end) CU_ASSERT_EQUAL_FATAL(cpa_comm_test(comm, request, &done, NULL), CPA_OK);
+    return done;
+}
+
+/* The first rank gives a message up that the last has begun to take, and has no memory there any more: it arrives whole. */
+static void test_a_send_that_is_given_up_while_it_is_taken_arrives(void) {
+    enum { BYTES = 1 << 20 };
+    const struct timespec a_while = {.tv_nsec = 200000000};
+    cpa_comm *comm = cpa_test_comm();
+    cpa_comm_request *request = NULL;
+    const int32_t last = comm->size - 1;
+    int32_t tag;
+    if (last == 0 || strcmp(comm->ops.name, "mpi") != 0) return;
+    CU_ASSERT_EQUAL(cpa_comm_take_tags(comm, 1, &tag, NULL), CPA_OK);
+    char *data = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CU_ASSERT_FATAL(data != MAP_FAILED);
+    memset(data, comm->rank == 0 ? 7 : 0, BYTES);
+    if (comm->rank == last) CU_ASSERT_EQUAL(cpa_comm_start_receive(comm, 0, tag, data, BYTES, &request, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_comm_barrier(comm, NULL), CPA_OK);
+    if (comm->rank == 0) {
+        CU_ASSERT_EQUAL(cpa_comm_start_send(comm, last, tag, data, BYTES, &request, NULL), CPA_OK);
+        nanosleep(&a_while, NULL); /* the last rank takes it, and hears no more */
+        cpa_comm_cancel(comm, &request);
+        munmap(data, BYTES);
+    }
+    if (comm->rank == last) {
+        int64_t wrong = 0;
+        CU_ASSERT(is_done_within(comm, &request, 20));
+        for (int i = 0; i < BYTES; i++) wrong += data[i] != 7;
+        CU_ASSERT_EQUAL(wrong, 0);
+    }
+    CU_ASSERT_EQUAL(cpa_comm_barrier(comm, NULL), CPA_OK);
+    if (comm->rank > 0) munmap(data, BYTES);
+    cpa_comm_give_back_tags(comm, tag, 1);
+}
+
 /* A kind is the place of its row and of its name; a transport is found for the memory that it carries alone. */
 static void test_every_kind_has_a_row_and_a_name(void) {
     CU_ASSERT_STRING_EQUAL(cpa_transport_names[CPA_TRANSPORT_AUTO], "auto");
@@ -375,6 +419,7 @@ static const cpa_test TESTS[] = {
     {"agree tells all ranks what the lowest failing one says",
      test_agree_tells_all_ranks_what_the_lowest_failing_one_says},
     {"a send that is given up harms no other", test_a_send_that_is_given_up_harms_no_other},
+    {"a send that is given up while it is taken arrives", test_a_send_that_is_given_up_while_it_is_taken_arrives},
     /* Of MPI between two ranks: a device transport relies on the sizes of both sides. */
     {"a message of the wrong size is an error of finish", test_a_message_of_the_wrong_size_is_an_error_of_finish},
 };

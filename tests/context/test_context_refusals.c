@@ -66,13 +66,13 @@ static void tensors_that_one_rank_refuses_are_refused_on_all(void) {
         const double begin = cpa_clock_now();
         const char *message;
         CU_ASSERT_EQUAL(attend_to_the_end(&s, &args, &message), CPA_INVALID);
-        CPA_ASSERT_ORDER(cpa_clock_now() - begin, <, 5);
+        CPA_ASSERT_ORDER(cpa_clock_now() - begin, <, 20);
         char expected[32];
         snprintf(expected, sizeof expected, "rank %d: attend: ", cpa_test_ranks() - 1);
         if (!cpa_test_is_last_rank()) CU_ASSERT_PTR_NOT_NULL(strstr(message, expected));
         cpa_context_destroy(s.context);
         s.context = NULL;
-        CPA_ASSERT_ORDER(cpa_clock_now() - begin, <, 10);
+        CPA_ASSERT_ORDER(cpa_clock_now() - begin, <, 25);
         CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK); /* nothing of the device is stuck */
         close_site(&s);
     }

@@ -81,8 +81,10 @@ static int64_t run_step(const cpa_test_cache *cache, const cpa_test_chunk *chunk
 }
 
 static void test_random_steps_are_right_in_any_staging(void) {
+    const uint64_t seeds =
+        cpa_test_ranks() == 3 && cpa_test_promises_bits() ? 12 : 30; /* three on the host run daily */
     open_device();
-    for (uint64_t seed = 1; seed <= 30; seed++) {
+    for (uint64_t seed = 1; seed <= seeds; seed++) {
         cpa_test_random_seed(seed);
         cpa_test_cache cache;
         cpa_test_chunk chunks[CPA_TEST_MAX_SEQUENCES];
@@ -120,7 +122,7 @@ static void test_a_shard_is_sent_once_to_each_peer_and_stays_within_staging(void
     cpa_test_chunk chunk = {0, length - 64 * cpa_test_ranks(), 64 * cpa_test_ranks(), CPA_PASS_KV};
     step_facts tight, ample;
     CU_ASSERT_EQUAL(run_step(&cache, &chunk, 1, least_staging(&shape), &tight), 0);
-    CU_ASSERT_EQUAL(run_step(&cache, &chunk, 1, 64 * least_staging(&shape), &ample), 0);
+    CU_ASSERT_EQUAL(run_step(&cache, &chunk, 1, 8 * least_staging(&shape), &ample), 0);
     int64_t token = (int64_t)shape.kv_heads * (shape.k_dim + shape.v_dim) * cpa_dtype_bytes(shape.dtype);
     CU_ASSERT_EQUAL(tight.stats.bytes_sent, ample.stats.bytes_sent);
     CPA_ASSERT_ORDER(tight.stats.bytes_sent, <=, (cpa_test_ranks() - 1) * (shard + shape.block_size) * token);

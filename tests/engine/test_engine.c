@@ -164,7 +164,7 @@ static void note_times(void *ctx, const cpa_span *span) {
 static cpa_engine_options long_steps(void) {
     cpa_engine_options options = cpa_test_engine_options();
     int on_host = cpa_test_promises_bits();
-    options.model = (cpa_model_shape){.layers = 4,
+    options.model = (cpa_model_shape){.layers = on_host ? 2 : 4,
                                       .attention.q_heads = on_host ? 8 : 32,
                                       .attention.kv_heads = 2,
                                       .attention.k_dim = on_host ? 64 : 128,
@@ -286,7 +286,7 @@ static void impossible_options_and_requests_are_named(void) {
 /* Scores of wide heads are sums of many terms, whose roundings the tolerance has to allow for. */
 static void self_test_passes_in_fp32_with_wide_heads(void) {
     for (int32_t dim = 64; dim <= 256; dim *= 2) {
-        for (uint64_t seed = 0; seed < 3; seed++) {
+        for (uint64_t seed = 0; seed < (dim == 256 ? 3 : 1); seed++) {
             cpa_engine_options options = cpa_test_engine_options();
             cpa_engine *engine = NULL;
             cpa_error err = {CPA_OK, ""};

@@ -229,6 +229,7 @@ static void any_length(void) {
         for (int base = 0; base < BASES; base++) {
             cpa_test_varlen_case c = BASE[base];
             c.rows = c.keys = lengths[i];
+            if (!whole_grid && c.rows > 1000) c.rows = 200;
             c.causal = (int32_t)i % 2;
             c.samples = 60;
             CU_ASSERT_EQUAL(cpa_test_varlen_wrong_rows(&c), 0);

@@ -18,7 +18,7 @@ cd "$folder" || exit 1
 unset "${!CPATTN_@}"
 export CPATTN_DEVICE=$device
 failed=0
-limit=60 # seconds for one run; a hanging rank ends in exit code 124
+limit=240 # seconds for one run, which takes a few, but on a busy machine; a hanging rank ends in exit code 124
 
 fail() {
     echo "FAILED: $*"

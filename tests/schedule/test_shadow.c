@@ -1,5 +1,5 @@
 /* Random schedules with everything the cache can do at once, beside the memory as it must be: a million steps, with
- * --fewer a fifth of them. */
+ * --fewer a fifth of them, with --fewest a twenty-fifth. */
 #include <stdio.h>
 
 #include "tests/fixtures/shadow_model.h"
@@ -54,5 +54,6 @@ static const cpa_test tests[] = {
 
 int main(int argc, char **argv) {
     if (cpa_test_take_option(&argc, argv, "--fewer")) most_steps /= 5;
+    if (cpa_test_take_option(&argc, argv, "--fewest")) most_steps /= 25;
     return cpa_test_main(argc, argv, "shadow", tests, 1);
 }
