@@ -18,8 +18,8 @@ typedef struct cpa_bench_row {
     int64_t iterations;
     int64_t checked; /* results compared with their reference, and how many failed; sums over ranks */
     int64_t wrong;
-    /* Which kernels attend ran, those of few rows before those of more, and why not the fastest; names that live as long
-     * as the library, NULL: none. A benchmark has a first one in every case, or in none. */
+    /* The kernels that attend ran, that of few rows before that of more, and why the fastest did not run: names that
+     * live as long as the library, or NULL for none. A benchmark has a first name in every case, or in none. */
     const char *kernels[CPA_BENCH_MOST_KERNELS], *why;
 } cpa_bench_row;
 

@@ -37,8 +37,8 @@ typedef struct team {
     cpa_kv_view kv;
     int32_t *blocks;            /* of all sequences, one after another */
     cpa_context_chunk *chunks;  /* [sequences] */
-    cpa_context_chunk *planned; /* [2 * sequences]: those of the step, a sequence's in two if it goes both ways */
-    team_row *rows;             /* of the step */
+    cpa_context_chunk *planned; /* [2 * sequences] chunks of the step: two of a sequence that goes both ways */
+    team_row *rows;             /* rows of the step, on this rank */
     int64_t n_rows;
     void *q, *out;
 } team;
