@@ -19,7 +19,7 @@ struct cpa_comm {
     int32_t channels; /* opened so far */
     double deadline;  /* of the constructor's own waits; 0: it is done */
     cpa_watch *watch; /* NULL with one rank */
-    cpa_calls calls;  /* that this rank waits in, if it says so (cpa_comm_begin_wait) */
+    cpa_calls calls;  /* calls that this rank waits in, between cpa_comm_begin_wait and its end */
     void *remembered; /* what is measured once for a communicator; freed with it */
 };
 

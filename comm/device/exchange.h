@@ -28,7 +28,7 @@ struct cpa_exchange {
     int captured;
     int64_t number;      /* how many were started before; the same on all ranks */
     cudaStream_t stream; /* the caller's: what it holds so far makes the buffers ready */
-    uint64_t lanes;      /* those that it uses */
+    uint64_t lanes;      /* a bit for each lane that the exchange uses */
     cudaEvent_t ready;   /* the caller's buffers are; recorded by the first lane that begins */
     int ready_recorded;
     cudaEvent_t *done; /* [n_lanes] */

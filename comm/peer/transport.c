@@ -56,7 +56,7 @@ typedef struct peer_transport {
     peer_flags *flags; /* device, [size]: written by that rank */
     peer_link *links;  /* [size] */
     cudaStream_t rescue;
-    cpa_stores stores; /* their memory lies behind the flags */
+    cpa_stores stores; /* stored messages; their memory lies behind the flags */
     cpa_peer_exports exports;
     address_box boxes[CPA_TRANSPORT_MAX_IN_FLIGHT];
 } peer_transport;
@@ -127,7 +127,7 @@ static cpa_status learn_address(peer_transport *t, const cpa_exchange *exchange,
 typedef struct transfer {
     const cpa_message *m;
     int32_t lane;
-    void *to; /* where it sends */
+    void *to; /* destination of the message, in the peer's memory */
 } transfer;
 
 static cpa_status enqueue_ops(peer_transport *t, const transfer *x, cpa_mem_op *ops, int n, cpa_error *err) {

@@ -61,8 +61,9 @@ typedef struct link {
     request_list sends, expected, kept;
     frame_head head; /* of the frame that arrives */
     int64_t head_at;
-    cpa_comm_request *into; /* where it goes: expected, or kept; NULL, its head complete: nowhere */
-    int64_t left;           /* bytes of it that are to come */
+    /* Request that the frame's bytes go to, expected or kept; NULL with a complete head: they are dropped. */
+    cpa_comm_request *into;
+    int64_t left; /* bytes of it that are to come */
 } link;
 
 typedef struct tcp_state {

@@ -58,7 +58,7 @@ struct cpa_watch {
     cpa_loss losses[CPA_COMM_MAX_RANKS];
     cpa_notice queued[8]; /* what this rank has to say, until the thread has taken it */
     int n_queued;
-    int gave_up; /* this rank has said that it takes part in nothing any more */
+    int gave_up; /* not 0: this rank has said that it takes part in nothing any more */
     cpa_works works;
 };
 
