@@ -35,7 +35,7 @@ typedef struct cpa_field {
     const char *help;
     int secret;        /* the value is not written into results, nor sent to other ranks */
     int early;         /* each rank reads it before it meets the others: not from a settings file */
-    const char *alias; /* another name that it is found by; NULL: there is none */
+    const char *alias; /* another name of the field; NULL: none */
 } cpa_field;
 
 /* Parses `text` into the field of `object`. Otherwise CPA_INVALID, "WHERE: found 'TEXT', expected ...", and the object

@@ -27,7 +27,7 @@ typedef struct cpa_samples {
 typedef struct cpa_request_times {
     uint64_t id;
     int64_t prompt_tokens, output_tokens;
-    double start_s;        /* it arrived, or was sent */
+    double start_s;        /* when the request arrived or, at a client, was sent; seconds */
     const double *token_s; /* [n_times] when output came: one token at a time, or, at a client, several */
     int64_t n_times;
     const char *error; /* NULL: it is completed */
