@@ -22,7 +22,7 @@ typedef struct cpa_choice {
     const cpa_generation *generation;
     cpa_text_stream *stream; /* NULL without a tokenizer */
     cpa_reply *reply;        /* reads its text, what can be said of it; NULL: it is text alone */
-    int64_t told_calls;      /* whose names have been told */
+    int64_t told_calls;      /* calls whose names have been told */
     /* Since cpa_choice_forget: tokens, and their text: its first `ready` bytes, whole characters, can be said; what
      * follows may be the beginning of a text that stops it. */
     cpa_output_token *tokens; /* [n_tokens] */
@@ -38,7 +38,7 @@ typedef struct cpa_choice {
     int64_t stop_id;         /* the token of stop_token_ids that stopped the choice, or -1 */
     const char *error;       /* why, of CPA_CHOICE_ERROR; the arrival's */
     int is_begun, is_closed; /* the first event has been written; the last one has */
-    int is_cancelled;        /* its request was cancelled, as a text has stopped the choice */
+    int is_cancelled;        /* the engine's request was cancelled, as a text has stopped the choice */
 } cpa_choice;
 
 /* Both must outlive the choice. */

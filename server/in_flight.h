@@ -36,7 +36,7 @@ typedef struct cpa_arrival {
     cpa_token_ranks *ranks; /* [count] where they are asked for */
     int64_t ranks_capacity;
     int64_t prompt_ranked; /* tokens of the prompt of which something was said, in all */
-    int has_ended;         /* nothing more comes, and why: */
+    int has_ended;         /* nothing more comes; `reason` says why */
     cpa_finish_reason reason;
     char error[256]; /* of CPA_FINISH_FAILED */
 } cpa_arrival;

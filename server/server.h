@@ -37,7 +37,7 @@ typedef struct cpa_server_options {
     int64_t max_body_bytes;         /* of one request; 0 = 32 MiB */
     int64_t max_connections;        /* connections beyond so many are answered 503 and closed; up to 2^20, 0 = 2048 */
     double idle_timeout_s;          /* a connection without progress by its client is closed after it; 0 = 60 */
-    int32_t threads;                /* that parse requests and write answers; 0 = 4 */
+    int32_t threads;                /* threads that parse requests and write answers; 0 = 4 */
     /* The text of /metrics, which the server frees; from any thread of the server. NULL: an empty one. */
     char *(*metrics)(void *ctx);
     void *metrics_ctx;
