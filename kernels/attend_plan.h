@@ -72,8 +72,8 @@ typedef struct cpa_attend_update {
     int32_t length_bytes;
     const int32_t *block_tables;
     int64_t table_stride;
-    const int32_t *first_ranks; /* [sequences], device: owners of position 0; NULL: rank 0 */
-    /* In place of lengths and a stride, or NULL: */
+    const int32_t *first_ranks; /* [sequences], device: the rank that owns position 0 of each; NULL: rank 0 */
+    /* Tables one behind the other, in place of `lengths` and `table_stride`; NULL: not given that way. */
     const int32_t *kv_indptr, *last_page_len;
     int64_t n_indices;
     const int32_t *qo_indptr; /* NULL: all sequences have the rows that are reserved */

@@ -8,14 +8,14 @@
 
 typedef struct cpa_cuda_plan_builder {
     const cpa_attend_batch *given;
-    cpa_attend_batch own; /* the same, where items share keys with those alone that are their own */
+    cpa_attend_batch own; /* the given batch, of whose items those that share keys have their own keys alone */
     const cpa_attend_batch *batch;
     cpa_cuda_cascade *cascade;
     cpa_cuda_cascade_cut cut; /* of shared keys */
-    int64_t n_shared;         /* pieces over them, and those that fill a padded plan up */
-    int64_t n_listed;         /* rows of theirs */
+    int64_t n_shared;         /* pieces over shared keys, and those that fill a padded plan up */
+    int64_t n_listed;         /* rows in the lists of pieces over shared keys */
     const int64_t *state_shifts;
-    cpa_table_set tables; /* that stay, and that the kernels read */
+    cpa_table_set tables; /* the batch's tables, where they stay and the kernels read them */
     int32_t group;
     int32_t multiprocessors;
     int wide_fits;              /* CTAs of decode */
@@ -23,8 +23,8 @@ typedef struct cpa_cuda_plan_builder {
     int64_t decode_rows;        /* packed, the most of an item of decode */
     cpa_cuda_team team;         /* of CTAs of decode */
     int64_t padded_items;       /* the most decode units of a plan whose launches stay the same; 0: of this one */
-    int64_t unit_rows;          /* and the most packed rows of one of them */
-    int64_t n_decode;           /* units */
+    int64_t unit_rows;          /* the most packed rows of a decode unit */
+    int64_t n_decode;           /* decode units */
     int64_t n_tiles, tile_keys; /* prefill tiles, and the keys of all of them, in CPA_CUDA_PREFILL_KEYS */
     int64_t most_keys;          /* of one tile, in the same unit */
     int64_t split_keys;         /* prefill tiles are cut into pieces of so many */

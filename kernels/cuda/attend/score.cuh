@@ -12,14 +12,14 @@
 
 /* What a row adds; in shared memory. */
 struct row_score {
-    float factor, slope;      /* of temperature, times the softcap or the scale; of ALiBi */
-    int32_t index;            /* of the query, relative */
-    int32_t bits_first;       /* index of bit 0, relative */
-    int32_t words, bias_first; /* of bits; index of the first key of the bias, relative */
-    int64_t origin;           /* what indices are relative to */
-    row_keys keys;            /* decode: those of the row */
-    const uint32_t *bits;     /* NULL: the mask alone decides */
-    const char *bias;         /* of key bias.first */
+    float factor, slope;       /* of temperature, times the softcap or the scale; of ALiBi */
+    int32_t index;             /* index of the query, from `origin` on */
+    int32_t bits_first;        /* index of bit 0, from `origin` on */
+    int32_t words, bias_first; /* words of bits; index of the first key of the bias, from `origin` on */
+    int64_t origin;            /* index in the sequence that the other indices are counted from */
+    row_keys keys;             /* decode: which keys the row attends */
+    const uint32_t *bits;      /* NULL: the mask alone decides */
+    const char *bias;          /* of key bias.first */
 };
 
 __device__ inline int32_t relative(int64_t index, int64_t origin) {

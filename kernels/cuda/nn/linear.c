@@ -47,7 +47,7 @@ typedef struct product_key {
 } product_key;
 
 typedef struct product {
-    struct product *next; /* of its bucket */
+    struct product *next; /* next product in its bucket; NULL: none */
     product_key key;
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t weight, x, out;

@@ -21,8 +21,8 @@ struct target {
     float scale;
     const float *head_scales;
     int32_t head_scale_step;
-    int32_t run_shift; /* CPA_KV_ONE_RUN: rows lie in one piece; else log2 of the elements of a run, */
-    int64_t run_stride; /* and elements from one to the next */
+    int32_t run_shift;  /* log2 of the elements of a run of a row; CPA_KV_ONE_RUN: rows are not cut into runs */
+    int64_t run_stride; /* elements from one run of a row to the next */
 };
 
 struct rope_args {

@@ -91,7 +91,7 @@ struct sampled_row {
     cpa_draw_penalties penalties;
     int32_t top_k, vocabulary;
     uint64_t key;
-    float largest; /* after all of that */
+    float largest; /* the largest logit after bias, penalties and mask */
 
     __device__ sampled_row(const cpa_sample_args &a, int64_t row);
     __device__ void filter_biases(uint32_t *filter);

@@ -62,12 +62,12 @@ typedef struct cpa_attend_group {
 
 /* Which keys a row and head attends by lists and blocks, as cpattn/selection.h has them. */
 typedef struct cpa_attend_row_keys {
-    int32_t listed;      /* those of `list` alone, of `unit` tokens each */
-    int32_t n_listed;    /* entries, none of them negative */
+    int32_t listed;      /* not 0: the row attends keys of `list` alone, of `unit` tokens an entry */
+    int32_t n_listed;    /* entries of `list`, none of them negative */
     const int32_t *list; /* [n_listed] */
     int32_t unit, block;
     int64_t n_blocks;
-    const uint32_t *blocks; /* NULL: those of all blocks */
+    const uint32_t *blocks; /* the bits of the blocks that the row attends; NULL: all blocks */
 } cpa_attend_row_keys;
 
 /* Makes the scores -inf of those lanes of [begin, end) whose keys, of ascending indices, the row does not attend. */
@@ -91,8 +91,8 @@ typedef struct cpa_attend_tile_score {
     float softcap, softcap_inverse;
     cpa_dtype bias_dtype;
     int64_t bias_first, bias_width;
-    const int64_t *key_index; /* [CPA_ATTEND_TILE] indices of keys in the sequence, which ascend, */
-    const int32_t *key_after; /* [CPA_ATTEND_TILE] and by how much they are behind the first, at most INT32_MAX / 2 */
+    const int64_t *key_index;         /* [CPA_ATTEND_TILE] indices of keys in the sequence, ascending */
+    const int32_t *key_after;         /* [CPA_ATTEND_TILE] key_index less the first of it, at most INT32_MAX / 2 */
     const cpa_attend_row_score *rows; /* [heads][rows] of the group */
 } cpa_attend_tile_score;
 
