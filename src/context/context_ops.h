@@ -28,7 +28,8 @@ typedef enum cpa_score_side { CPA_SCORE_OWN = 0, CPA_SCORE_REMOTE, CPA_SCORE_SID
 typedef struct cpa_context_score {
     const cpa_score_rules *rules; /* of the layer; NULL: none */
     int has_selection, has_bias;
-    cpa_key_selection selection[CPA_MOST_ROW_FORMS][CPA_SCORE_SIDES]; /* whose parts are: */
+    /* Keys selected for each form and side; made of the next three. */
+    cpa_key_selection selection[CPA_MOST_ROW_FORMS][CPA_SCORE_SIDES];
     cpa_key_bits bits[CPA_MOST_ROW_FORMS][CPA_SCORE_SIDES];
     cpa_key_indices indices[CPA_MOST_ROW_FORMS][CPA_SCORE_SIDES];
     cpa_key_blocks blocks[CPA_MOST_ROW_FORMS][CPA_SCORE_SIDES];
@@ -36,7 +37,7 @@ typedef struct cpa_context_score {
 } cpa_context_score;
 
 typedef struct cpa_context_ops {
-    cpa_context_options options; /* without their forms, which are: */
+    cpa_context_options options; /* the given options; their list of forms is in `forms` */
     cpa_forms forms;
     cpa_owner_map map;
     int32_t rank;
@@ -47,8 +48,8 @@ typedef struct cpa_context_ops {
     cpa_message *messages;  /* [cp_size], scratch: what cpa_context_start sends */
     cpa_attend_item *items; /* scratch: what cpa_context_set_plan plans */
     int64_t items_capacity;
-    int32_t table_set;                /* that the layer at hand reads its blocks by */
-    int masked;                       /* whether layers of the step that is planned come with a selection */
+    int32_t table_set;                /* set of block tables that the layer at hand reads */
+    int masked;                       /* not 0: layers of the planned step come with a selection */
     int64_t keys_attended, keys_read; /* in a layer, by the plans that have been set since these were 0 */
     cpa_error error;
     cpa_context_stats stats;

@@ -14,26 +14,27 @@ enum { CPA_KV_BUFFERS = 2 }; /* segments to send, and segments to receive for ea
 /* What a transfer sends to and receives from one peer, in blocks of staging. */
 typedef struct cpa_kv_route {
     int32_t peer;
-    int32_t region; /* where it receives */
+    int32_t region; /* region of the peer's staging that the blocks are received in */
     int64_t send_blocks, recv_blocks;
 } cpa_kv_route;
 
 /* What this rank attends of a transfer, for its rows of one form. */
 typedef struct cpa_kv_attended {
     cpa_attend_plan *plan;
-    int64_t rows;      /* that it is attended for; 0: none */
-    int64_t first_row; /* all peers at once: the first of them */
+    int64_t rows;      /* rows that attend the region; 0: none */
+    int64_t first_row; /* all peers at once: the first of those rows */
 } cpa_kv_attended;
 
 /* One exchange of keys and values. */
 typedef struct cpa_kv_transfer {
-    int64_t index;           /* among the transfers of the step */
+    int64_t index;           /* number of the transfer in its step */
     int32_t round;           /* peer by peer; 0: all peers at once */
     int64_t range, n_ranges; /* of what is packed */
-    int64_t pair, n_pairs;   /* the same in blocks, once the first layer has packed it; room for send_blocks */
+    /* Block pairs to send: the first, and room for send_blocks of them, filled when the first layer packs. */
+    int64_t pair, n_pairs;
     int64_t route;
     int32_t n_routes;
-    int32_t send_buffer;              /* which half of the send staging */
+    int32_t send_buffer;              /* half of the send staging that the transfer uses */
     int packs;                        /* 0: nothing is sent, or it lies there already */
     int64_t send_blocks, recv_blocks; /* in use */
     int begins, ends; /* peer by peer: whether it is the first, the last that the peer sends; 0: nothing is attended */

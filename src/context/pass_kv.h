@@ -44,13 +44,14 @@ typedef struct cpa_kv_rows {
 typedef struct cpa_pass_kv {
     cpa_context_ops *ops;
     const cpa_planned_step *step;
-    int64_t split; /* where a shard may be cut, in tokens; all peers at once: least tokens of a segment */
+    int64_t split; /* tokens of which a part of a shard is a multiple; all peers at once: least tokens of a segment */
     cpa_kv_transfers transfers;
     int32_t *table; /* the block table of a transfer in staging; peer by peer the identity */
     int64_t table_capacity;
-    cpa_kv_schedule *schedules; /* that the step has met; layers may alternate between them */
+    /* Schedules that layers of the step have asked for, by mask; layers may alternate between them. */
+    cpa_kv_schedule *schedules;
     int64_t n_schedules, schedules_capacity;
-    cpa_kv_schedule now;          /* that of the layer at hand */
+    cpa_kv_schedule now;          /* the schedule of the layer at hand */
     cpa_kv_pieces sent, received; /* scratch of one round; all peers at once: of the step, in `received` */
     cpa_kv_rows rows[CPA_MOST_ROW_FORMS];
     cpa_context_buffer empty_memory;

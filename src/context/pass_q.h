@@ -45,8 +45,8 @@ typedef struct cpa_pass_q {
     int64_t packed_rows, received_rows, returned_rows;
     cpa_step_maps maps; /* [packed_rows] own rows, then a row map of [rows] for each state that comes back */
     cpa_context_buffer packed_memory, received_memory, remote_states_memory, returned_memory;
-    cpa_context_buffer attended_memory; /* with a matrix, of: */
-    cpa_partial attended;               /* the states of remote_states_memory before they are multiplied by it */
+    cpa_context_buffer attended_memory; /* memory of `attended`, where the form has a matrix */
+    cpa_partial attended; /* states of remote_states_memory, before they are multiplied by the form's matrix */
     cpa_context_exchange queries, states;
     cpa_store_batch awaited;    /* the states that the last merge of the layer waits for; no parts: it need not */
     cpa_partial *merged_states; /* [cp_size]: what the last merge of a layer joins; the first is that of the own rows */
