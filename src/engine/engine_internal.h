@@ -32,7 +32,7 @@ typedef struct cpa_rank_totals {
 } cpa_rank_totals;
 
 struct cpa_engine {
-    cpa_engine_options options; /* the given ones, with defaults filled in */
+    cpa_engine_options options; /* the options given, with defaults filled in */
     cpa_control control;
     cpa_device *device;
     const cpa_transport_table *transport;
@@ -54,7 +54,7 @@ struct cpa_engine {
     atomic_int stop;
     atomic_int running; /* cpa_engine_run or the like is under way */
     cpa_error error;    /* of the last call of cpa_engine_run or the like */
-    uint64_t serial;    /* number of this engine, of those of the process */
+    uint64_t serial;    /* number of this engine among those of the process, from 1 */
 };
 
 #endif

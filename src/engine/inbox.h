@@ -35,26 +35,26 @@ typedef struct cpa_engine_request {
     cpa_deadline deadline; /* first: entries of the heap are records */
     cpa_scheduler_request scheduled;
     char *salt, *tenant; /* until the scheduler has them; a tenant may be NULL */
-    uint32_t *stop_ids;  /* [n_stop_ids] tokens that end it */
+    uint32_t *stop_ids;  /* [n_stop_ids] tokens that end the request */
     int64_t n_stop_ids;
-    cpa_plan_bias *biases;         /* that `scheduled` names */
-    cpa_constraint_ops constraint; /* of size 0: it has none */
+    cpa_plan_bias *biases;         /* biases that `scheduled` points to */
+    cpa_constraint_ops constraint; /* grammar of the answer; size 0: none */
     void *constraint_ctx;
     UT_hash_handle hh;
-    struct cpa_engine_request *next; /* in the list that it is in */
-    /* Behind the lock: */
+    struct cpa_engine_request *next; /* next in whichever list has the request */
+    /* Guarded by the lock. */
     cpa_request_state state;
-    int is_queued;            /* it counts against the bounds of the queue */
-    int is_ending;            /* it is to be ended, for `reason` */
-    cpa_finish_reason reason; /* why it ended, or is to be */
-    char error[256];          /* of one that failed */
-    int is_stopped;           /* it has got a token that ends it */
-    /* Of the thread that runs the steps: */
+    int is_queued;            /* counts against the bounds of the queue */
+    int is_ending;            /* is to be ended, with `reason` */
+    cpa_finish_reason reason; /* why the request ended, or is to end */
+    char error[256];          /* why the request failed */
+    int is_stopped;           /* has got a token that ends it */
+    /* Of the thread that runs the steps. */
     int64_t emitted;
-    int64_t accepted; /* tokens of `emitted` that its constraint has heard of */
-    int is_broken;    /* its constraint has failed: it gets no token any more */
+    int64_t accepted; /* tokens of `emitted` that the constraint has taken */
+    int is_broken;    /* the constraint has failed: no more tokens are drawn */
     int has_run;
-    double scheduled_s, end_s; /* when it first ran, if it has, and when it ended */
+    double scheduled_s, end_s; /* s: when the request first ran, if it has, and when it ended */
     cpa_request_phase phase;   /* for the timeline (request_spans.h), since when, and the index in its last plan */
     double phase_s;
     int32_t seq;
@@ -99,7 +99,7 @@ typedef enum cpa_run_mode {
 } cpa_run_mode;
 
 typedef struct cpa_inbox {
-    const cpa_scheduler *scheduler; /* whose options requests are checked against */
+    const cpa_scheduler *scheduler; /* scheduler against whose options requests are checked */
     int64_t max_requests, max_tokens;
     pthread_mutex_t lock;
     pthread_cond_t news;    /* for the thread that plans */
@@ -118,12 +118,12 @@ typedef struct cpa_inbox {
     int has_news; /* since they were last passed on */
     int draining;
     int running;       /* a run has begun and not ended */
-    int closed;        /* the run under way takes nothing in any more */
+    int closed;        /* not 0: the run under way takes no more requests */
     pthread_t runner;  /* while `running`: the thread that drives it */
-    double origin;     /* while `running`: where its clock begins on that of cpa_clock_now; */
-    double clock;      /* otherwise: where the clock stands */
+    double origin;     /* while `running`: cpa_clock_now at which the inbox's clock was 0 */
+    double clock;      /* while not `running`: s that the inbox's clock shows */
     int64_t runs_over; /* runs that have ended */
-    int64_t left;      /* requests that the last of them left unfinished */
+    int64_t left;      /* requests that the run that ended last left unfinished */
 } cpa_inbox;
 
 /* The scheduler must outlive it; none of its state is read. Bounds of 0: none. */

@@ -15,7 +15,7 @@ typedef struct cpa_run {
     double start;
     cpa_plan_ahead *ahead; /* rank 0 */
     int has_plans;         /* what follows is in use */
-    cpa_step_plan plan;    /* of the step that runs */
+    cpa_step_plan plan;    /* plan of the step that runs */
     cpa_next_plan next;
     struct cpa_step_masks *masks;
     int prepared;           /* the next plan is, or has failed to be */
