@@ -8,7 +8,7 @@
 #include "src/schedule/scheduler_internal.h"
 
 typedef struct cpa_fair_share {
-    int64_t tenants; /* that there are shares for */
+    int64_t tenants; /* tenants among which places are shared */
     int64_t places;
 } cpa_fair_share;
 

@@ -109,7 +109,7 @@ typedef struct cpa_scheduler_request {
     const char *salt;   /* blocks are shared with requests of the same salt alone; NULL: "". Read by add only, as is */
     const char *tenant; /* for whom the request is made; NULL: the salt tells */
     uint64_t group;     /* samples of one prompt have the same group; 0: none */
-    int32_t draws;      /* its output tokens are drawn, and reported (scheduler_tokens.h); 0: token_at gives them */
+    int32_t draws;      /* not 0: output tokens are drawn, and reported (scheduler_tokens.h); 0: token_at gives them */
     cpa_plan_sampling sampling;  /* how they are drawn; its prompt_tokens and biases are not looked at */
     const cpa_plan_bias *biases; /* [sampling.n_biases + sampling.n_ends]; not copied */
 } cpa_scheduler_request;
@@ -122,9 +122,9 @@ static inline int64_t cpa_cached_tokens(int64_t prompt_tokens, int64_t output_to
 typedef struct cpa_scheduler_stats {
     int64_t waiting; /* requests that do not run, arrived or not */
     int64_t running;
-    int64_t tenants;  /* whose requests have arrived and wait, or run */
-    int64_t finished; /* planned to the last token */
-    int64_t ended;    /* by cpa_scheduler_end, before their last token was planned */
+    int64_t tenants;  /* tenants with requests that have arrived and wait, or run */
+    int64_t finished; /* requests planned to their last token */
+    int64_t ended;    /* requests ended by cpa_scheduler_end before their last token was planned */
     int64_t preemptions;
     int64_t used_blocks[CPA_MAX_LAYER_GROUPS]; /* of each group, in use now, of the rank that has the most */
     int64_t peak_blocks[CPA_MAX_LAYER_GROUPS]; /* of each group, the most that were ever in use on one rank */

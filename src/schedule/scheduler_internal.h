@@ -70,10 +70,10 @@ struct cpa_scheduler {
     int awaits_confirmation; /* a waiting sequence is passed over for what is not confirmed yet */
     int short_of_blocks;     /* a running sequence lacked blocks, or was preempted for another */
     int64_t *lacks;          /* [n_pools], blocks that the sequence being scheduled lacks */
-    int64_t *spared;         /* [n_pools], scratch: free blocks that it is not to take (scheduler_chunk.c) */
-    int32_t *unit;           /* [cp_size], scratch: the blocks of a unit, -1 for a rank that has none */
-    int32_t *sources;        /* [n_pools], likewise: those that the sequence being admitted gets copies of */
-    int32_t *marks;          /* [blocks of the largest pool], scratch, zero between uses */
+    int64_t *spared;  /* [n_pools], scratch: free blocks that the sequence at hand is not to take (scheduler_chunk.c) */
+    int32_t *unit;    /* [cp_size], scratch: the blocks of a unit, -1 for a rank that has none */
+    int32_t *sources; /* [n_pools], scratch: blocks of which the sequence being admitted gets copies */
+    int32_t *marks;   /* [blocks of the largest pool], scratch, zero between uses */
 };
 
 #endif

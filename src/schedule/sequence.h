@@ -21,19 +21,19 @@ typedef struct cpa_sequence_shard {
 } cpa_sequence_shard;
 
 struct cpa_sequence {
-    cpa_scheduler_request request; /* without its salt and its tenant's name */
-    cpa_tenant *tenant;            /* whom it leaves when it is destroyed */
-    struct cpa_waiting_line *line; /* that it waits in when it does (waiting_lines.h) */
+    cpa_scheduler_request request; /* the request, without salt and tenant name */
+    cpa_tenant *tenant;            /* tenant of the request, which the sequence leaves when it is destroyed */
+    struct cpa_waiting_line *line; /* the line of a waiting sequence (waiting_lines.h) */
     int32_t level;                 /* goes before others by level, then key, then id */
     double key;
-    int64_t place;           /* in the queue that it is in, which keeps it */
-    int arrived;             /* it waits, or runs */
-    cpa_placement placement; /* may change while it waits */
-    int32_t first_rank;      /* the owner of position 0 when it is sharded */
+    int64_t place;           /* place in the queue that has the sequence, updated by the queue */
+    int arrived;             /* not 0: the sequence waits or runs; 0: its request is yet to arrive */
+    cpa_placement placement; /* where the sequence lies; may change while it waits */
+    int32_t first_rank;      /* rank that owns position 0 of a sharded sequence */
     int32_t index;           /* while it runs: in the tables of running sequences, here and on the ranks */
-    int introduced;          /* the ranks know it by its index */
-    int restart;             /* what was swapped in is damaged */
-    int held_back;           /* it was held back for want of blocks for all of its tokens (scheduler_chunk.h) */
+    int introduced;          /* the ranks know the sequence by its index */
+    int restart;             /* blocks that were swapped in are damaged: all is computed again */
+    int held_back;           /* the sequence was held back for want of blocks for all its tokens (scheduler_chunk.h) */
     int64_t computed;        /* tokens in the cache, once every planned step has run */
     int64_t emitted;         /* output tokens, once every planned step has run */
     int64_t served;          /* tokens of the prompt that have counted as service of the tenant */
@@ -57,22 +57,22 @@ struct cpa_sequence {
     int64_t stride;  /* most entries of a table over its whole life */
     int32_t *host;   /* [pools, stride] host blocks while it is swapped out, else NULL */
 
-    /* Its prefix, unit by unit. While it waits: */
+    /* Of a waiting sequence: its prefix, unit by unit. */
     cpa_prefix_digest root;
     cpa_prefix_digest *probe; /* [probe_capacity] digests of its first blocks, as far as they were needed */
     int64_t n_probe, probe_capacity;
     int64_t found_sharded;             /* as `found` of a shard, sharded */
     struct cpa_sequence *next_skipped; /* in the plan being made */
-    int queried;                       /* its prefix is counted in the statistics */
-    /* While it runs: */
-    cpa_prefix_digest tip; /* of its first `linked` units: shared, or found by others */
+    int queried;                       /* the prefix is counted in the statistics */
+    /* Of a running sequence: its prefix, unit by unit. */
+    cpa_prefix_digest tip; /* digest of the first `linked` units, which are shared or can be found by others */
     int64_t linked;
-    int64_t shared;             /* how many of the `linked` units it found when it was admitted */
+    int64_t shared;             /* leading units, of the `linked`, that were found when the sequence was admitted */
     int tail_linked;            /* the end of its prompt after the last full unit is shared, or found by others */
     int has_next;               /* the digest of what it will compute next is known */
     cpa_prefix_digest next;     /* the digest of what it will compute next */
     cpa_prefix_digest next_key; /* the digest by which others look for what it will compute next */
-    int32_t next_tokens;        /* tokens of the unit that `next` ends in */
+    int32_t next_tokens;        /* tokens of the unit in which `next` ends, up to that end */
     UT_hash_handle hh;
     UT_hash_handle pending;      /* by `next_key`, among the running sequences */
     cpa_sequence_shard shards[]; /* [pools] */

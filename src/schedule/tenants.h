@@ -51,7 +51,7 @@ struct cpa_tenants {
     cpa_tenant *by_name;       /* hash table */
     cpa_absent_tenant *absent; /* hash table, in the order in which they have gone */
     int64_t last_service;      /* of the tenant that was served last */
-    int32_t numbers;           /* that were ever given */
+    int32_t numbers;           /* numbers that tenants have ever been given */
     int32_t *free_numbers;
     int64_t n_free, capacity;
 };
