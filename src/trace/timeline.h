@@ -58,7 +58,7 @@ typedef struct cpa_timeline {
     cpa_timeline_entry *entries;
     int64_t count, capacity;
     int64_t limit;   /* spans that are kept; 0: none is */
-    int64_t dropped; /* that came after those */
+    int64_t dropped; /* spans beyond `limit`, which were not kept */
 } cpa_timeline;
 
 /* Adds a span that began at a time of cpa_clock_now. The first that does not fit is logged. */
