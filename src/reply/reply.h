@@ -22,7 +22,7 @@ typedef struct cpa_reply_options {
 
 typedef struct cpa_reply_call {
     char *name;
-    char *id; /* that the model gave it; NULL: none */
+    char *id; /* id that the model gave the call; NULL: none */
     cpa_bytes arguments;
 } cpa_reply_call;
 

@@ -14,9 +14,9 @@
 
 struct cpa_chat_template {
     json_t *tokens;                /* of the folder, by name */
-    const cpa_chat_family *family; /* NULL: it is Jinja's */
+    const cpa_chat_family *family; /* NULL: `jinja` renders */
     cpa_jinja *jinja;
-    char *path; /* where the template of Jinja is from */
+    char *path; /* file of Jinja's template */
     cpa_bytes source;
 };
 
