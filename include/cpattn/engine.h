@@ -120,8 +120,8 @@ typedef struct cpa_request {
     int64_t output_tokens; /* >= 1 */
     double arrival_s;      /* seconds from now, if a run is under way, or after the start of the next one */
     int32_t priority;      /* lower runs first */
-    const char *salt;      /* requests share cached prefixes with those of the same salt only; NULL = ""; not kept */
-    uint64_t group;        /* the same for all samples of one prompt, which share its cache; 0 = none */
+    const char *salt;      /* requests share cached prefixes only with requests of equal salt; NULL = ""; not kept */
+    uint64_t group;        /* number that all samples of one prompt have, which then share its cache; 0 = none */
     double deadline_s;     /* seconds after its arrival: then it is ended, finished or not; 0 = none */
     const cpa_sampling *sampling; /* how output tokens are drawn; NULL = zeros; copied */
     /* For whom it is made: of one priority, the requests of the tenant that has been served least go first, except with
@@ -147,7 +147,7 @@ typedef enum cpa_finish_reason {
 typedef struct cpa_request_result {
     uint64_t id;
     int64_t prompt_tokens;
-    int64_t output_tokens; /* that it has got */
+    int64_t output_tokens; /* output tokens that the request has got */
     double arrival_s;
     double first_token_s; /* of one without any token when it ended, as finish_s */
     double finish_s;
@@ -181,8 +181,8 @@ typedef struct cpa_engine_kv_group {
 /* Totals over all ranks since the engine was created, the same on every rank once a run has ended. */
 typedef struct cpa_engine_stats {
     int64_t steps;
-    int64_t graph_steps; /* of those, launched as graphs */
-    double graph_s;      /* time of these on the clock of the device, all of their work, of the rank with the most */
+    int64_t graph_steps; /* steps launched as graphs */
+    double graph_s; /* time of graph_steps on the clock of the device, all of their work, of the rank with the most */
     int64_t requests_finished; /* to their length, or to a token that ends them */
     int64_t prompt_tokens;     /* of finished requests */
     int64_t computed_tokens;   /* rows of all steps; more than the tokens of the requests after preemptions */
@@ -190,11 +190,12 @@ typedef struct cpa_engine_stats {
     double duration_s;         /* of all runs */
     int64_t chunks_pass_kv;
     int64_t chunks_pass_q;
-    char choices[320];    /* chunks by algorithm and why, as "pass-q 120 (decode), pass-kv 3 (...)" */
-    double planner_flops; /* C and W as measured at start-up */
-    double planner_bandwidth;
-    double planner_memory_bandwidth, planner_exchange_s; /* R and x, likewise; 0 where they were not */
-    double overlap_tokens;                               /* new tokens from which pass-KV hides its exchange */
+    char choices[320];        /* chunks by algorithm and why, as "pass-q 120 (decode), pass-kv 3 (...)" */
+    double planner_flops;     /* C, FLOP/s, as measured at start-up; 0: not measured */
+    double planner_bandwidth; /* W, bytes/s, as measured at start-up; 0: not measured */
+    /* R, bytes/s, and x, s, as measured at start-up; 0: not measured */
+    double planner_memory_bandwidth, planner_exchange_s;
+    double overlap_tokens;     /* new tokens from which pass-KV hides its exchange */
     double predicted_attend_s; /* sum over steps that were no graphs: the planner's, and what was measured */
     double actual_attend_s;
     int64_t bytes_sent;    /* sum over ranks */
@@ -219,8 +220,8 @@ typedef struct cpa_engine_stats {
     /* Of the rows: scores overflow in some orders of their sums, or are beyond CPA_HIGHEST_EXPONENT (cpattn/ops.h). */
     int64_t verify_undecided;
     double verify_max_error;
-    double verify_s; /* that the check took, on the slowest rank */
-    /* Of every row that yields an output token, in all layers; independent of the order of steps. */
+    double verify_s; /* time of the check on the slowest rank */
+    /* Hash of every row that yields an output token, in all layers; independent of the order of steps. */
     uint64_t output_digest;
     /* Rows that are not finite: tokens whose keys or values, or whose results where they yield output tokens, have a
      * NaN or an infinity in some layer; and the first of them, of the first step that had any and there of the first
@@ -239,7 +240,7 @@ typedef struct cpa_engine_stats {
     /* Chunks with drafts, the drafts in them, and those that were right. */
     int64_t drafted_chunks, draft_tokens, accepted_tokens;
     int64_t keys_attended, keys_read; /* as of a context; sum over ranks */
-    int64_t tenants_active;           /* that have requests which have arrived and wait, or run, now */
+    int64_t tenants_active;           /* tenants that now have requests which have arrived and wait, or run */
     /* With adaptive_chunks: prefill chunks that were cut to the blocks that were free, and requests that were not begun
      * yet, once or more often, since the rest of their tokens did not fit. */
     int64_t cut_chunks, held_back;
@@ -252,8 +253,8 @@ typedef struct cpa_engine_stats {
 /* What one rank did at a time. Both texts live as long as the engine. */
 typedef struct cpa_span {
     int32_t rank;
-    const char *row;  /* what did it: "compute", "host", ... */
-    const char *name; /* "attend own", ... */
+    const char *row;  /* line of the timeline: "compute", "host", ... */
+    const char *name; /* what was done: "attend own", ... */
     int64_t step;
     int32_t layer;  /* -1: of no layer */
     int32_t round;  /* of the all-to-all, from 1 on; 0: of no round */

@@ -185,8 +185,8 @@ typedef struct cpa_sample_args {
     const uint64_t *seed;
     const int64_t *position; /* of the token that is drawn */
     const int64_t *given;
-    /* Which tokens are in the prompt, and in the output, of the sequence that sequence[i] names: [sequences, words],
-     * words = (vocabulary + 31) / 32, token t at bit t % 32 of word t / 32; both may be NULL. A sequence outside of
+    /* Tokens in the prompt, and in the output, of the sequence that sequence[i] names: [sequences, words], words =
+     * (vocabulary + 31) / 32, token t at bit t % 32 of word t / 32; both may be NULL. A sequence outside of
      * 0..sequences-1 has no tokens. */
     const uint32_t *in_prompt, *in_output;
     const int32_t *sequence; /* [rows]; NULL where both bitmaps are */
@@ -229,8 +229,8 @@ typedef struct cpa_token_logprob {
 } cpa_token_logprob;
 typedef struct cpa_token_ranks {
     float logprob; /* of the token; NaN for one outside of the vocabulary */
-    int32_t rank;  /* 1 and how many logits are larger; 0 for one outside */
-    /* Those of the largest logits, of equal ones the first, from the largest on, as many as are asked for; then
+    int32_t rank;  /* rank of the token: 1 + how many logits are larger; 0 for a token outside of the vocabulary */
+    /* Tokens of the largest logits, of equal ones the first, from the largest on, as many as are asked for; then
      * CPA_NO_TOKEN and NaN. A row with a NaN, or whose largest logit is infinite, has none, and NaN and 0 above. */
     cpa_token_logprob top[CPA_MOST_TOP_LOGPROBS];
 } cpa_token_ranks;
@@ -244,7 +244,7 @@ typedef struct cpa_rank_tokens_args {
     int64_t tokens_stride;
     const int32_t *top;     /* [rows] how many of the most probable, up to CPA_MOST_TOP_LOGPROBS; NULL: none */
     cpa_token_ranks *ranks; /* [rows] */
-    float *logprobs;        /* [rows] or NULL: those of the tokens once more */
+    float *logprobs;        /* [rows] or NULL: log-probabilities of the tokens, as in `ranks` */
     int64_t logprobs_stride;
 } cpa_rank_tokens_args;
 CPA_API cpa_status cpa_rank_tokens(const cpa_rank_tokens_args *args, cpa_stream *stream);

@@ -62,7 +62,7 @@ CPA_API cpa_status cpa_kv_copy(const cpa_kv_copy_args *args, cpa_stream *stream)
 typedef struct cpa_kv_move_args {
     size_t size;
     cpa_kv_view src;
-    cpa_kv_view dst;           /* same shape and dtype; may be the same pool */
+    cpa_kv_view dst;           /* shape and dtype of src; may be the same pool */
     const int64_t (*slots)[2]; /* [n] */
     int64_t n;                 /* at most CPA_KV_MOVE_MOST */
 } cpa_kv_move_args;
@@ -95,7 +95,7 @@ typedef struct cpa_kv_range {
 typedef struct cpa_kv_pack_args {
     size_t size;
     cpa_kv_view src;
-    cpa_kv_view dst;             /* same shape and dtype as src; does not overlap it */
+    cpa_kv_view dst;             /* shape and dtype of src; does not overlap it */
     const int32_t *block_tables; /* [n_table_entries], host */
     int64_t n_table_entries;
     const cpa_kv_range *ranges; /* [n_ranges], host */
@@ -109,7 +109,7 @@ typedef struct cpa_attend_item {
     int64_t q_row;       /* first row in q and in the state */
     int64_t q_count;     /* rows, one a token */
     int64_t q_first;     /* local index of the first query in q_set */
-    int64_t k_first;     /* that of the key in the first table entry's token 0; a multiple of block_size */
+    int64_t k_first;     /* local index of the key in token 0 of the first table entry; a multiple of block_size */
     int64_t k_count;     /* keys; nothing past them is read into a result, whatever the memory holds */
     int64_t table;       /* index into block_tables of the first entry; ceil(k_count / block_size) entries are used */
     cpa_token_set q_set; /* one shard, or all tokens: a sequence that lies on one rank */
@@ -207,7 +207,7 @@ CPA_API cpa_status cpa_attend_plan_reserve(cpa_attend_plan *plan, const cpa_atte
 typedef struct cpa_attend_update_args {
     size_t size;
     int64_t sequences;           /* 0 to the limit; rows of none of them are left alone by attends */
-    const void *lengths;         /* [sequences], int32_t or int64_t: tokens, with those of the rows */
+    const void *lengths;         /* [sequences], int32_t or int64_t: tokens of each, those of its rows included */
     int32_t length_bytes;        /* of an element: 4 or 8; 0 = 4 */
     const int32_t *block_tables; /* [sequences, table_stride]: entry j holds the tokens from j * block_size on */
     int64_t table_stride;        /* entries; at least ceil(tokens / block_size) of the limits, which 0 stands for */
@@ -218,9 +218,10 @@ typedef struct cpa_attend_update_args {
     const int32_t *kv_indptr;     /* [sequences + 1] */
     const int32_t *last_page_len; /* [sequences], 1 to block_size; NULL: all pages are full */
     int64_t n_indices;
-    /* NULL; or sequence s has the rows [qo_indptr[s], qo_indptr[s + 1]), none or up to those of the limits, instead of
-     * the same number for all. They lie below `sequences` times the rows of the limits. One that has more is refused as
-     * well, its first rows becoming NaN; one whose rows descend or begin nowhere has none. */
+    /* NULL: each sequence has as many rows as the limits say. Otherwise sequence s has the rows [qo_indptr[s],
+     * qo_indptr[s + 1]), none or up to those of the limits, which lie below `sequences` times the rows of the limits. A
+     * sequence of more is refused as well, its first rows becoming NaN; one whose rows descend or begin nowhere has
+     * none. */
     const int32_t *qo_indptr; /* [sequences + 1], ascending */
 } cpa_attend_update_args;
 
@@ -302,8 +303,8 @@ CPA_API cpa_status cpa_attend(const cpa_attend_plan *plan, const cpa_attend_args
 /* A kernel of attend, by names that live as long as the library. */
 typedef struct cpa_attend_kernel {
     const char *name;    /* NULL: the plan has no work of this kind */
-    const char *fastest; /* of those for this work and the layout and kind of dtype of the cache */
-    const char *why;     /* what the fastest does not take; NULL: it is the one that runs */
+    const char *fastest; /* the fastest kernel for this work and the layout and kind of dtype of the cache */
+    const char *why;     /* what `fastest` does not take; NULL: it is the one that runs */
 } cpa_attend_kernel;
 typedef struct cpa_attend_kernels {
     cpa_attend_kernel decode;  /* items of few rows */
@@ -361,10 +362,10 @@ typedef struct cpa_merge_args {
      * the bits of its LSE, whatever it is. (vLLM says it the other way round: prefill_tokens_with_context of the rows
      * are merged.) The states before are not read there. */
     int64_t tail_rows;
-    /* Not 0: the LSEs of the states, or those of the result, are [heads, rows], so many elements from head to head; the
+    /* Not 0: LSEs of the states, or of the result, are [heads, rows], so many elements from head to head; the
      * lse_row_stride of the states, or out_lse_row_stride, is 0 or 1 then. */
     int64_t lse_head_stride, out_lse_head_stride;
-    int32_t lse_base2; /* 1: LSEs are logarithms to the base of 2, those of the states and of the result */
+    int32_t lse_base2; /* 1: LSEs of the states and of the result are logarithms to the base of 2 */
     /* [heads] or NULL: one more term of each row's denominator (cpattn/score.h), of `out` but not of out_lse; for the
      * last merge of a row. The tail rows stay as they are. */
     const float *sink_logits;
@@ -427,7 +428,7 @@ typedef struct cpa_state_merge_packed_args {
      * that no part has: none. NULL: all, in the order of `parts` */
     const int32_t *order;
     int32_t foreign_lse;      /* as for cpa_merge */
-    const float *sink_logits; /* [heads], those of the slice; as for cpa_merge */
+    const float *sink_logits; /* [heads] of the slice; as for cpa_merge */
 } cpa_state_merge_packed_args;
 CPA_API cpa_status cpa_state_merge_packed(const cpa_state_merge_packed_args *args, cpa_stream *stream);
 
