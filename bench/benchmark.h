@@ -13,8 +13,8 @@ enum { CPA_BENCH_MOST_KERNELS = 3 };
 typedef struct cpa_bench_row {
     double flops;
     double bytes;
-    double time_s;    /* of a call: median over batches of the slowest rank */
-    double enqueue_s; /* of a call: what the host needed to start it, in the median batch of the slowest rank */
+    double time_s;    /* time of a call: median over batches of the slowest rank */
+    double enqueue_s; /* what the host needed to start a call, in the median batch of the slowest rank */
     int64_t iterations;
     int64_t checked; /* results compared with their reference, and how many failed; sums over ranks */
     int64_t wrong;

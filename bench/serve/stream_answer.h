@@ -6,7 +6,7 @@
 
 /* Zeros, and is_chat, to begin with. */
 typedef struct cpa_stream_answer {
-    bool is_chat; /* of /v1/chat/completions */
+    bool is_chat; /* answers /v1/chat/completions */
     cpa_event_reader events;
     double now; /* when the bytes that are being read came */
 
