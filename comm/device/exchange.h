@@ -59,7 +59,7 @@ struct cpa_device_transport {
     cudaStream_t *lanes;
     int64_t started;
     cpa_exchange exchanges[CPA_TRANSPORT_MAX_IN_FLIGHT];
-    cpa_lane_counts counts;  /* of what is done on them */
+    cpa_lane_counts counts;  /* what is done on the lanes */
     uint64_t captured_peers; /* the ranks that captured exchanges wait for, whenever their graphs run */
     cpa_error failure;       /* why it gave up; CPA_OK while it works */
 };

@@ -39,7 +39,7 @@ typedef struct peer_flags {
 
 /* What a rank holds for one other. */
 typedef struct peer_link {
-    peer_flags *theirs; /* mapped; those that they keep for this rank */
+    peer_flags *theirs; /* flags that the peer keeps for this rank, mapped */
     char *theirs_base;
     cpa_peer_imports imports;
 } peer_link;
@@ -52,8 +52,8 @@ typedef struct address_box {
 
 typedef struct peer_transport {
     cpa_device_transport head;
-    int32_t tag;       /* of the addresses */
-    peer_flags *flags; /* device, [size]: written by that rank */
+    int32_t tag;       /* tag of the messages that carry addresses */
+    peer_flags *flags; /* device, [size]: each written by the rank of its index */
     peer_link *links;  /* [size] */
     cudaStream_t rescue;
     cpa_stores stores; /* stored messages; their memory lies behind the flags */
