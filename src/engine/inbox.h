@@ -34,7 +34,7 @@ typedef enum cpa_request_phase {
 typedef struct cpa_engine_request {
     cpa_deadline deadline; /* first: entries of the heap are records */
     cpa_scheduler_request scheduled;
-    char *salt, *tenant; /* until the scheduler has them; a tenant may be NULL */
+    char *salt, *tenant; /* salt and tenant, until the scheduler has them; a tenant may be NULL */
     uint32_t *stop_ids;  /* [n_stop_ids] tokens that end the request */
     int64_t n_stop_ids;
     cpa_plan_bias *biases;         /* biases that `scheduled` points to */
@@ -55,15 +55,15 @@ typedef struct cpa_engine_request {
     int is_broken;    /* the constraint has failed: no more tokens are drawn */
     int has_run;
     double scheduled_s, end_s; /* s: when the request first ran, if it has, and when it ended */
-    cpa_request_phase phase;   /* for the timeline (request_spans.h), since when, and the index in its last plan */
-    double phase_s;
-    int32_t seq;
-    double *token_s; /* [output_tokens], from the first token on, as are the next two */
+    cpa_request_phase phase;   /* phase on the timeline (request_spans.h) */
+    double phase_s;            /* when the phase began, seconds */
+    int32_t seq;               /* index of the request in its last plan */
+    double *token_s;           /* [output_tokens] seconds, from the first token on */
     uint32_t *tokens;
     float *logprobs;
-    cpa_token_ranks *ranks;        /* NULL: it does not ask for them */
+    cpa_token_ranks *ranks;        /* [output_tokens]; NULL: the request does not ask for ranks */
     cpa_token_ranks *prompt_ranks; /* [prompt_tokens], of which the first `ranked` are filled */
-    int64_t ranked;                /* entries of prompt_ranks that have come, the first included */
+    int64_t ranked;                /* entries of prompt_ranks that have come, from the first on */
 } cpa_engine_request;
 
 /* Records one after another; the first in is the first out. */
@@ -102,24 +102,24 @@ typedef struct cpa_inbox {
     const cpa_scheduler *scheduler; /* scheduler against whose options requests are checked */
     int64_t max_requests, max_tokens;
     pthread_mutex_t lock;
-    pthread_cond_t news;    /* for the thread that plans */
-    pthread_cond_t changed; /* for those who drain */
+    pthread_cond_t news;    /* signalled to the thread that plans */
+    pthread_cond_t changed; /* signalled to threads that drain */
     cpa_engine_request *by_id;
     cpa_deadlines deadlines;
     cpa_request_list arrived, ending, ended;
     cpa_token_report *reports;
     int64_t n_reports, cap_reports;
-    cpa_token_report *passing; /* reports that the scheduler is being told of, else room for the next ones */
+    cpa_token_report *passing; /* reports that the scheduler is being told of; otherwise room for the next ones */
     int64_t cap_passing;
-    int64_t live; /* requests whose end has not been told, that of the callback under way included */
+    int64_t live; /* requests whose end has not been told; the one in a callback under way counts */
     int64_t queued_requests, queued_tokens;
     uint64_t *spoiled; /* requests whose blocks nobody is to find */
     int64_t n_spoiled, cap_spoiled;
-    int has_news; /* since they were last passed on */
+    int has_news; /* not 0: something has come since news were last passed on */
     int draining;
     int running;       /* a run has begun and not ended */
     int closed;        /* not 0: the run under way takes no more requests */
-    pthread_t runner;  /* while `running`: the thread that drives it */
+    pthread_t runner;  /* the thread that drives the run, while `running` */
     double origin;     /* while `running`: cpa_clock_now at which the inbox's clock was 0 */
     double clock;      /* while not `running`: s that the inbox's clock shows */
     int64_t runs_over; /* runs that have ended */
