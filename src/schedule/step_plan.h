@@ -58,7 +58,7 @@ typedef struct cpa_plan_sampling {
     int32_t top_logprobs;
     uint32_t prompt_logprobs;
     int32_t top_prompt_logprobs;
-    int64_t prompt_tokens; /* of the request; its tokens after these are output */
+    int64_t prompt_tokens; /* tokens of the request's prompt; those after these are output */
     uint32_t constrained;  /* not 0: src/worker/token_masks.h tells in each step which tokens may be drawn */
     int64_t min_tokens;    /* output tokens before which no token that ends the request is drawn */
     /* Index into biases of the first of n_biases to be added, then n_ends of -infinity for the ending tokens. */
@@ -164,7 +164,7 @@ typedef struct cpa_step_plan {
     int64_t n_block_ids, cap_block_ids;
     uint32_t *token_ids;
     int64_t n_token_ids, cap_token_ids;
-    int32_t *parents; /* of drafts: a lower one of the same chunk, or -1, the token before all of them */
+    int32_t *parents; /* parent of each draft: a lower draft of the same chunk; -1: the token before all of them */
     int64_t n_parents, cap_parents;
 } cpa_step_plan;
 
