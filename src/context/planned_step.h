@@ -47,9 +47,10 @@ typedef struct cpa_planned_step {
     int64_t padded_rows; /* rows that every rank plans for, of one form, see cpa_context_plan_ahead; 0: each its own */
     cpa_planned_chunk *chunks;
     int64_t n_chunks, chunks_capacity;
-    cpa_block_tables *tables;               /* block tables of the chunks' sequences on this rank; not owned */
-    int32_t max_block[CPA_MOST_TABLE_SETS]; /* of each set, what cpa_block_tables_largest says of the chunks' rows */
-    int64_t rows[CPA_MOST_ROW_FORMS];       /* rows of this rank, by form */
+    cpa_block_tables *tables; /* block tables of the chunks' sequences on this rank; not owned */
+    /* Largest block id of each set, by cpa_block_tables_largest of the chunks' rows. */
+    int32_t max_block[CPA_MOST_TABLE_SETS];
+    int64_t rows[CPA_MOST_ROW_FORMS]; /* rows of this rank, by form */
 } cpa_planned_step;
 
 void cpa_planned_step_destroy(cpa_planned_step *step);

@@ -10,7 +10,7 @@ typedef struct cpa_step_maps {
     int turn;
     int32_t *host; /* the one of `sets` with the maps of the step */
     int64_t entries;
-    const cpa_stream *uploaded; /* the stream that copied them to the device; NULL: none has yet */
+    const cpa_stream *uploaded; /* stream that copied the maps to the device; NULL: none has yet */
     cpa_context_buffer device;
 } cpa_step_maps;
 
