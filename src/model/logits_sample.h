@@ -27,7 +27,7 @@ typedef struct cpa_logits_sample {
     float *logits;              /* [most, vocabulary] */
     uint64_t steps;             /* steps so far, the same number on every rank */
     uint64_t bound;             /* tokens of this hash or a larger one are not kept, as there was no room */
-    int32_t *rows;              /* of the emissions that are looked at */
+    int32_t *rows;              /* rows of the emissions that are looked at */
     int64_t cap_rows;
 } cpa_logits_sample;
 

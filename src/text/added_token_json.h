@@ -5,7 +5,7 @@
 #include "base/json_file.h"
 
 typedef struct cpa_added_token_json {
-    const char *content; /* of the object */
+    const char *content; /* "content" of the object */
     int flags;           /* as of cpa_added_tokens_add */
     int is_special;
     int is_normalized; /* the token is looked for in the normal form of a text */

@@ -13,7 +13,7 @@
 #include "src/text/special_tokens.h"
 
 struct cpa_chat_template {
-    json_t *tokens;                /* of the folder, by name */
+    json_t *tokens;                /* special tokens of the folder, by name */
     const cpa_chat_family *family; /* NULL: `jinja` renders */
     cpa_jinja *jinja;
     char *path; /* file of Jinja's template */
