@@ -53,9 +53,9 @@ typedef struct cpa_hash_rows_args {
     int64_t row_bytes;        /* a multiple of 2 */
     const int32_t *row_index; /* [rows], device: rows of src; -1: none */
     const uint64_t *salts;    /* [rows], device */
-    uint64_t salt;            /* of all rows; of each further layer one more */
+    uint64_t salt;            /* salt of all rows of the first layer; each further layer has one more */
     uint64_t *sum;            /* device */
-    uint64_t *sums;           /* NULL; or [rows], device: the hash of each listed row is added to its own entry too */
+    uint64_t *sums;           /* NULL; or [rows], device: the hash of each listed row is also added to its entry */
     /* NULL; or [rows of src], page-locked or the device's: becomes 1 where a listed row of this dtype has a NaN or an
      * infinity, and is left as it was elsewhere. */
     uint8_t *nonfinite;
@@ -83,7 +83,7 @@ typedef struct cpa_block_place {
 } cpa_block_place;
 typedef struct cpa_copy_blocks_args {
     cpa_block_place src, dst;
-    int64_t bytes; /* of a block in one layer */
+    int64_t bytes; /* bytes of a block in one layer */
     int32_t layers;
     const int64_t (*pairs)[2]; /* [n_pairs], host; may go when the call returns */
     int64_t n_pairs;

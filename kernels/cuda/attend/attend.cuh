@@ -184,8 +184,8 @@ struct row_sink {
     char *out;
     bool codes;            /* `out` holds codes; false: elements */
     float inverse;         /* 1 / the scale of the codes; any number where `out` holds elements */
-    merge_weights weights; /* of what is there, and of what comes */
-    float kept;            /* of `out`, by a sink */
+    merge_weights weights; /* weights of the state that is there, and of what comes */
+    float kept;            /* share of `out` that the sink of the head leaves */
     bool resume;
 
     __device__ row_sink(const cpa_cuda_attend_args &a, int64_t q_row, int64_t state_shift, int32_t row,

@@ -50,7 +50,7 @@ typedef struct cpa_cuda_piece {
  * row list from q_row on, row_begin being 0. Its `partial` is how many states each of its rows has before this one. */
 typedef struct cpa_cuda_listed_row {
     int64_t position;
-    int64_t row;     /* of the queries */
+    int64_t row;     /* row of the queries */
     int32_t partial; /* row in the work space of the token's first state: those of its heads begin there */
     int32_t stride;  /* rows in the work space from one state of the token to the next */
     int32_t ready, reserved;
@@ -75,8 +75,8 @@ typedef struct cpa_cuda_item {
 /* Where the blocks of an item go that are prepared: block i is entry place + i of the plan's list of blocks, and place
  * at + i % part of the workspace. */
 typedef struct cpa_cuda_key_place {
-    int32_t place; /* -1: they are not prepared */
-    int32_t at, part;
+    int32_t place;    /* first entry in the plan's list of blocks; -1: the item's blocks are not prepared */
+    int32_t at, part; /* first place in the workspace, and places in it */
 } cpa_cuda_key_place;
 
 /* Block tables that lie on the device: those of an item begin at `from` there. */
@@ -88,7 +88,7 @@ typedef struct cpa_cuda_table_source {
 /* Reserved plans, scratch of an update. A decode unit in the order in which units are assigned, with its cuts; and a
  * cut: tiles [begin, begin + tiles) of a unit, for a team of CTAs. */
 typedef struct cpa_cuda_unit {
-    int32_t item, of_item; /* number among those of its item */
+    int32_t item, of_item; /* index of the item; number of the unit among the item's units */
     int32_t first_cut, cuts, first_partial, counter;
 } cpa_cuda_unit;
 typedef struct cpa_cuda_cut {
@@ -118,7 +118,7 @@ typedef struct cpa_cuda_plan_memory {
     int64_t packed_capacity, packed_tables_capacity;
     cpa_cuda_cascade *cascade; /* host; scratch of plan_set */
     cudaStream_t uploaded; /* the stream that copied the staging to the image after the plan was set, if `current` */
-    uint64_t captures;     /* of that stream then */
+    uint64_t captures;     /* captures of `uploaded` when the staging was copied */
     int current;
     struct cpa_cuda_attend_choices *choices; /* host; attend_kernels.h */
 } cpa_cuda_plan_memory;
@@ -127,7 +127,7 @@ typedef struct cpa_cuda_plan_memory {
 typedef struct cpa_cuda_prefill {
     int64_t pieces_at, splits_at;
     int32_t n_pieces, n_splits;
-    int32_t by_head; /* the first so many pieces run for one KV head after the other, the rest for all at once */
+    int32_t by_head; /* the first pieces, this many, run for one KV head after another, the rest for all at once */
 } cpa_cuda_prefill;
 
 /* The sections of the image begin at the offsets *_at. */
@@ -135,24 +135,24 @@ typedef struct cpa_cuda_plan {
     cpa_attend_plan base;
     cpa_cuda_plan_memory *memory;
     cpa_owner_map map;
-    int32_t tile_rows;                 /* of prefill */
-    int64_t image_bytes, upload_bytes; /* of the image; what of it comes from the host */
+    int32_t tile_rows;                 /* rows of a prefill tile */
+    int64_t image_bytes, upload_bytes; /* bytes of the image; bytes of it that come from the host */
     int64_t items_at, tables_at, decode_at, counters_at, tickets_at;
     int64_t place_tables_at, listed_blocks_at; /* the tables with places in the workspace, and the block of each */
     int64_t n_places;                          /* blocks that are prepared, those of each pass one behind the other */
-    const int32_t *device_tables;              /* of the caller's; NULL: the image has them from the host */
-    int64_t num_blocks;                        /* with device_tables: what they name is made to lie below */
-    int64_t sources_at, most_entries;          /* of an item */
+    const int32_t *device_tables;              /* the caller's tables; NULL: the image has them from the host */
+    int64_t num_blocks;                        /* with device_tables: block ids are limited to those below it */
+    int64_t sources_at, most_entries;          /* where sources begin; most table entries of an item */
     int64_t rows;                              /* packed rows of all items, per KV head */
-    int32_t decode_ctas;                       /* per KV head; 0: no item goes to the decode kernel */
+    int32_t decode_ctas;                       /* decode CTAs for each KV head; 0: no item goes to the decode kernel */
     int32_t decode_wide;                       /* not 0: each decode CTA has a multiprocessor to itself */
     int32_t decode_row_tiles;                  /* 2 where a CTA has more than CPA_CUDA_DECODE_ROWS */
-    cpa_cuda_prefill prefill;                  /* of keys that are attended as they lie, or all prepared at once */
-    int64_t most_keys;                         /* of an item with such pieces */
+    cpa_cuda_prefill prefill; /* pieces of keys that are attended as they lie, or that are all prepared at once */
+    int64_t most_keys;        /* most keys of an item with such prefill pieces */
     int64_t shared_at, rows_at;
-    int32_t n_shared; /* pieces over keys that items share, and the row list of theirs */
+    int32_t n_shared; /* pieces over keys that items share */
     int64_t partial_rows;
-    int64_t units_at, cuts_at, places_at; /* reserved plans: scratch of an update, and the places of the reservation */
+    int64_t units_at, cuts_at, places_at; /* reserved plans: scratch of an update, and `places` of the reservation */
     int64_t counters_bytes;
 } cpa_cuda_plan;
 
@@ -238,7 +238,7 @@ typedef struct cpa_cuda_score {
 /* What every kernel of attend is told. */
 typedef struct cpa_cuda_attend_args {
     const char *q;
-    const char *ready_q; /* of ready pieces, in its place */
+    const char *ready_q; /* queries of ready pieces, instead of q */
     const char *k, *v;
     int64_t q_row_stride; /* strides in elements */
     int64_t k_block_stride, k_token_stride, k_head_stride;
@@ -275,7 +275,7 @@ typedef struct cpa_cuda_attend_args {
     int64_t partial_rows;
     int32_t early;                   /* decode: not 0: the kernel may run beside the one before it on the stream */
     int32_t alone;                   /* decode: not 0: an early kernel may take the whole device */
-    const cpa_cuda_listed_row *rows; /* of listed pieces; NULL: there are none */
+    const cpa_cuda_listed_row *rows; /* rows of listed pieces; NULL: there are none */
     /* Decode: the kernel before is that of the shared keys. What its CTAs have waited for is there when this one
      * begins; what they write is needed where states are joined. */
     int32_t beside_shared;

@@ -73,7 +73,7 @@ struct part_feed {
     const char *k_words, *v_words;
     const int32_t *table;
     int32_t block; /* block whose scales this lane copies; the first of LANES_A_BLOCK lanes knows it for all others */
-    int32_t token; /* of a larger block, where the tile begins */
+    int32_t token; /* token of a larger block at which the tile begins */
     int next, k_end;
     bool copies_words;
 

@@ -43,7 +43,7 @@ struct cpa_cuda_source {
     cpa_cuda_passes prefill, shared;
     /* Scratch of plan_set. */
     cpa_cuda_prepared items, nodes;
-    int64_t *indices; /* of the prefill items in the batch */
+    int64_t *indices; /* indices in the batch of the prefill items */
     int64_t indices_capacity;
     cpa_cuda_plan_builder *builders; /* one for each pass; unused where there is a single pass */
     int64_t builders_capacity, n_builders;

@@ -11,7 +11,7 @@ struct widen_tensor {
     char *to;
     int64_t block_stride, token_stride, head_stride, run_stride, words_at;
     int32_t dim, run_shift;
-    float scale; /* of the tensor */
+    float scale; /* scale of the tensor */
     const float *head_scales;
 };
 

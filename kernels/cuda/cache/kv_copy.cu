@@ -68,7 +68,7 @@ struct copier {
     int64_t alignment;
     cpa_stream *stream;
     const char *operation;
-    bool first; /* of the call's launches, which waits for what came before */
+    bool first; /* the next launch is the first of the call, which waits for what came before */
     cpa_kv_view from, to;
     bool whole; /* each block is copied as one row */
     bool moved; /* the layouts differ: cpa_cuda_kv_move_tokens copies */

@@ -62,7 +62,7 @@ struct findings {
 };
 
 struct shared_memory {
-    uint32_t low[BINS], high[BINS]; /* of 64-bit sums of this CTA: atomic additions of 32 bits are quick */
+    uint32_t low[BINS], high[BINS]; /* halves of the 64-bit sums of this CTA: atomic additions of 32 bits are quick */
     uint64_t sums[BINS];            /* over all CTAs of the row, of this one's part of the bins */
     uint64_t warp_sums[WARPS];
     int32_t bin;

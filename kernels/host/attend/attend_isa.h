@@ -23,8 +23,9 @@ enum {
 typedef struct cpa_attend_pages {
     const char *first; /* block 0, token 0, first head of the group */
     int64_t block_stride, token_stride, head_stride;
-    int64_t run_bytes, run_stride; /* of a row that does not lie in one piece; run_bytes 0: it does */
-    int32_t block_shift;           /* log2 of the block size */
+    /* Bytes of a run, and from run to run, of rows that are cut into runs; run_bytes 0: rows are not. */
+    int64_t run_bytes, run_stride;
+    int32_t block_shift; /* log2 of the block size */
     cpa_dtype dtype;
     int32_t dim;
     int64_t keys; /* keys in the table */
@@ -33,7 +34,7 @@ typedef struct cpa_attend_pages {
     const char *scales;        /* the word of block 0, token 0, first head; NULL: rows have none */
     int64_t scale_head_stride; /* a token's words are 4 bytes apart */
     float tensor_scale;
-    const float *head_scales; /* of the first head; NULL: there are none, else the scale is their product */
+    const float *head_scales; /* scale of the first head, by which tensor_scale is multiplied; NULL: none */
     int32_t head_scale_step;
 } cpa_attend_pages;
 
@@ -98,12 +99,12 @@ typedef struct cpa_attend_tile_score {
 
 typedef struct cpa_attend_tile {
     const cpa_attend_pages *k_pages, *v_pages;
-    int64_t key0;                    /* key of lane 0, counted from the first table entry; may be negative */
-    int32_t begin, end;              /* lanes in use: those that some row of the group sees */
-    int32_t masked;                  /* some row does not see all of them, or they do not fill their panels */
+    int64_t key0;       /* key of lane 0, counted from the first table entry; may be negative */
+    int32_t begin, end; /* lanes in use, which some row of the group sees */
+    int32_t masked;     /* not 0: some row does not see all lanes in use, or these do not fill their panels */
     const cpa_attend_lanes *visible; /* [rows] of the group; read only if masked */
     const float *k, *v; /* packed, at least where in use; NULL: read the pages, which suits a single group */
-    float scale;        /* of scores, log2(e) included */
+    float scale;        /* scale of scores, log2(e) included */
     /* NULL; or room for CPA_ATTEND_TILE, for a group of one row and head that reads pages: the values of keys whose
      * score is -inf then count as zeros, whatever they hold. */
     uint8_t *weighs;

@@ -32,7 +32,7 @@ struct cpa_attend_workspace {
     float *state_o;              /* [rows, v_dim], the fold over the splits so far */
     float *state_lse;            /* [rows] */
     float *k, *v;                /* a packed tile */
-    float *scores;               /* of a group over a tile */
+    float *scores;               /* scores of a group over a tile */
     uint8_t *weighs;             /* [CPA_ATTEND_TILE], for rows that go through a split again */
     cpa_attend_visible *visible; /* [rows] */
     cpa_attend_row_score *score; /* [heads][rows] rules of scores; where the call has rules */
