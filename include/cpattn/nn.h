@@ -26,7 +26,7 @@ typedef struct cpa_rmsnorm_args {
     size_t size;
     int64_t rows;
     int32_t width;
-    cpa_dtype dtype; /* of x, residual, weight and out */
+    cpa_dtype dtype; /* dtype of x, residual, weight and out */
     const void *x;   /* [rows, width] */
     int64_t x_stride;
     void *residual;      /* [rows, width], contiguous; or NULL */
@@ -59,7 +59,7 @@ typedef struct cpa_rope_config {
     int32_t dim;                              /* rotated elements of a head, even */
     double theta;                             /* the base, above 1 */
     int64_t max_position;                     /* rows of the table */
-    double factor;                            /* of all but plain, at least 1 */
+    double factor;                            /* scaling factor of all kinds but plain, at least 1 */
     double low_freq_factor, high_freq_factor; /* llama3: above 0, the second larger */
     double beta_fast, beta_slow;              /* YaRN; 0: 32 and 1 */
     double attention_factor;                  /* YaRN; 0: 0.1 ln(factor) + 1 */
@@ -183,7 +183,7 @@ typedef struct cpa_sample_args {
     const float *repetition;    /* 0: none, as 1 is; above 0 */
     const float *presence;      /* any number */
     const uint64_t *seed;
-    const int64_t *position; /* of the token that is drawn */
+    const int64_t *position; /* position of the token that is drawn */
     const int64_t *given;
     /* Tokens in the prompt, and in the output, of the sequence that sequence[i] names: [sequences, words], words =
      * (vocabulary + 31) / 32, token t at bit t % 32 of word t / 32; both may be NULL. A sequence outside of
@@ -192,7 +192,7 @@ typedef struct cpa_sample_args {
     const int32_t *sequence; /* [rows]; NULL where both bitmaps are */
     int64_t sequences;
     uint32_t *tokens; /* [rows] */
-    /* [rows] or NULL: the log-softmax of the logits as they are given, at the token; NaN for what is none of them. */
+    /* [rows] or NULL: the log-softmax of the logits as they are given, at the token; NaN for a token that has no logit. */
     float *logprobs;
     int64_t tokens_stride, logprobs_stride;
     /* Tokens that count as output for single rows, beside the bitmaps: those on the path of row i, which are entry

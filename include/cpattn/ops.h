@@ -190,10 +190,11 @@ typedef struct cpa_attend_limits {
     size_t size;
     cpa_attention_shape shape; /* as in a batch */
     int32_t block_size;
-    int32_t rows;       /* of each sequence, at most; on a CUDA device rows * q_heads / kv_heads is at most 512 */
-    int64_t sequences;  /* most of an update, at least 1 */
-    int64_t tokens;     /* most of a sequence, those of its rows included; at least 1, on a CUDA device at most 2^30 */
-    int64_t num_blocks; /* the caches that are attended have at least so many blocks */
+    int32_t rows;      /* most rows of each sequence; on a CUDA device rows * q_heads / kv_heads is at most 512 */
+    int64_t sequences; /* most sequences of an update, at least 1 */
+    /* Most tokens of a sequence, those of its rows included; at least 1, on a CUDA device at most 2^30. */
+    int64_t tokens;
+    int64_t num_blocks; /* blocks that the caches that are attended have at least */
 } cpa_attend_limits;
 
 /* Reserves a plan that has been neither set nor reserved; it cannot be set any more. Until the first update every
@@ -206,9 +207,9 @@ CPA_API cpa_status cpa_attend_plan_reserve(cpa_attend_plan *plan, const cpa_atte
  * table_stride. */
 typedef struct cpa_attend_update_args {
     size_t size;
-    int64_t sequences;           /* 0 to the limit; rows of none of them are left alone by attends */
+    int64_t sequences;           /* sequences, 0 to the limit; attends leave alone rows that belong to none of them */
     const void *lengths;         /* [sequences], int32_t or int64_t: tokens of each, those of its rows included */
-    int32_t length_bytes;        /* of an element: 4 or 8; 0 = 4 */
+    int32_t length_bytes;        /* bytes of an element of lengths: 4 or 8; 0 = 4 */
     const int32_t *block_tables; /* [sequences, table_stride]: entry j holds the tokens from j * block_size on */
     int64_t table_stride;        /* entries; at least ceil(tokens / block_size) of the limits, which 0 stands for */
     const int32_t *first_ranks;  /* NULL; of cpa_context_update, see there */
@@ -356,7 +357,7 @@ typedef struct cpa_merge_args {
     float *out_lse;                 /* [rows, heads], or NULL */
     int64_t out_lse_row_stride;     /* 0 = heads */
     int32_t foreign_lse;            /* 1: NaN counts as an empty state too, as some other libraries leave it */
-    cpa_dtype state_dtype;          /* of O of the states, whose `o` points to elements of it; strides count those */
+    cpa_dtype state_dtype;          /* dtype of O of the states: `o` points to its elements, and strides count them */
     const float *out_scale;         /* [1]: if out_dtype is CPA_FP8_E4M3, else NULL */
     /* The last so many rows take states[n_states - 1] as it is: O in out_dtype, to the bit if that is state_dtype, and
      * the bits of its LSE, whatever it is. (vLLM says it the other way round: prefill_tokens_with_context of the rows
@@ -391,7 +392,7 @@ CPA_HOST_DEVICE CPA_INLINE int64_t cpa_packed_width(int32_t v_dim, cpa_dtype dty
  * that dtype; the LSE keeps its bits. An empty row becomes O = 0, LSE = -inf. */
 typedef struct cpa_state_pack_args {
     size_t size;
-    int64_t rows; /* of each slice */
+    int64_t rows; /* rows of each slice */
     int32_t heads;
     int32_t v_dim;
     const void *o;          /* [rows, heads, v_dim] */
@@ -414,9 +415,9 @@ CPA_API cpa_status cpa_state_pack(const cpa_state_pack_args *args, cpa_stream *s
 typedef struct cpa_state_merge_packed_args {
     size_t size;
     int64_t rows;
-    int32_t heads; /* of the slice; 0: nothing is done */
+    int32_t heads; /* heads of the slice; 0: nothing is done */
     int32_t v_dim;
-    cpa_dtype dtype;          /* of the slices */
+    cpa_dtype dtype;          /* dtype of the slices */
     int32_t n_parts;          /* at most CPA_MERGE_MAX_STATES */
     const void *const *parts; /* host [n_parts] of device [rows, heads, cpa_packed_width] */
     cpa_dtype out_dtype;
@@ -424,8 +425,8 @@ typedef struct cpa_state_merge_packed_args {
     int64_t out_row_stride;     /* 0 = heads * v_dim */
     float *out_lse;             /* [rows, heads], or NULL */
     int64_t out_lse_row_stride; /* 0 = heads */
-    /* [rows, n_parts]: the parts of each row in the order in which they are folded, none twice; -1, or another number
-     * that no part has: none. NULL: all, in the order of `parts` */
+    /* [rows, n_parts]: the order in which parts of each row are folded, none twice; -1, or a number that no part has:
+     * none. NULL: all, in the order of `parts`. */
     const int32_t *order;
     int32_t foreign_lse;      /* as for cpa_merge */
     const float *sink_logits; /* [heads] of the slice; as for cpa_merge */
