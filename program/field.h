@@ -27,8 +27,8 @@ typedef struct cpa_field {
     cpa_field_type type;
     size_t offset;              /* in the struct that holds the values */
     const char *initial;        /* default, as a user would write it; NULL: there is none */
-    double min, max;            /* of INT and REAL, included */
-    const char *const *choices; /* of CHOICE; ends with NULL */
+    double min, max;            /* bounds of INT and REAL, included */
+    const char *const *choices; /* choices of CHOICE; ends with NULL */
     const char *word;           /* INT and REAL: a word that stands for word_value; or NULL */
     double word_value;
     int power_of_two; /* INT: only powers of two */

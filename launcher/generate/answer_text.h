@@ -11,7 +11,7 @@
 /* One of zeros stands for an answer of ids, without text. */
 typedef struct cpa_answer_text {
     cpa_text_stream *stream;
-    cpa_stop_text stop; /* of 0 bytes: none */
+    cpa_stop_text stop; /* the stop; of 0 bytes: none */
     cpa_bytes text;     /* what is in front of the stop */
     int64_t printed;    /* bytes of it */
     int64_t tokens;     /* tokens that came until the text stopped */
