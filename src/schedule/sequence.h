@@ -26,7 +26,7 @@ struct cpa_sequence {
     struct cpa_waiting_line *line; /* the line of a waiting sequence (waiting_lines.h) */
     int32_t level;                 /* order among sequences: level, then key, then id */
     double key;
-    int64_t place;           /* place in the queue that has the sequence, updated by the queue */
+    int64_t heap_index;      /* index in the heap of the queue that has the sequence, kept by the queue */
     int arrived;             /* not 0: the sequence waits or runs; 0: its request is yet to arrive */
     cpa_placement placement; /* where the sequence lies; may change while it waits */
     int32_t first_rank;      /* rank that owns position 0 of a sharded sequence */

@@ -22,8 +22,8 @@ struct cpa_waiting_line {
     cpa_tenant *tenant;
     cpa_waiting_class *class;
     cpa_sequence_queue queue;
-    int64_t members; /* sequences that have this line, waiting or not */
-    int64_t place;   /* in the heap, counted from 1; 0: it is not there */
+    int64_t members;    /* sequences that have this line, waiting or not */
+    int64_t heap_index; /* index in heap, counted from 1; 0: the line is not in it */
     int is_aside;
     int skipped; /* sequences of the line that the plan being made has skipped */
     cpa_waiting_line *next_aside, *next_of_tenant;
