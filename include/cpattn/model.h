@@ -263,7 +263,7 @@ typedef struct cpa_draft_args {
     uint32_t
         *drafts; /* [max_drafts] to fill: tokens expected behind the last one, as a chain or, by `parents`, a tree */
     /* [max_drafts] parent of each draft: a lower draft; -1: the last of the tokens. Comes filled for a chain: -1, 0, 1,
-     * ... Drafts end in front of one whose parent is none of these. With windows, ALiBi and temperature by length, which
+     * ... Drafts end in front of one whose parent is none. With windows, ALiBi and temperature by length, which
      * count places in the cache, where the drafts of a tree lie side by side, its first chain alone is taken. */
     int32_t *parents;
 } cpa_draft_args;
