@@ -17,7 +17,7 @@ typedef struct cpa_cascade_node {
 } cpa_cascade_node;
 
 typedef struct cpa_cascade_item {
-    int64_t index;          /* of the item in the batch */
+    int64_t index;          /* index of the item in the batch */
     const int32_t *entries; /* the item's block table */
     int64_t row;            /* row of `entries` among tables that stay; -1: they are of none */
     int64_t units;          /* leading units of keys that all rows of the item see */
@@ -36,7 +36,7 @@ typedef struct cpa_cascade {
     int64_t n_nodes, nodes_capacity;
     cpa_cascade_item *items; /* items that may share keys, so that the items of a node stand side by side */
     int64_t n_items, items_capacity;
-    cpa_cascade_row *rows; /* of cpa_cascade_list_rows */
+    cpa_cascade_row *rows; /* what cpa_cascade_list_rows has listed */
     int64_t rows_capacity;
     cpa_cascade_item *sorted; /* scratch */
     int64_t sorted_capacity;

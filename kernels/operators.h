@@ -167,7 +167,7 @@ struct cpa_operator_table {
     cpa_status (*state_merge_packed)(const cpa_state_merge_packed_args *args, cpa_stream *stream);
     cpa_status (*project_states)(const cpa_project_states_args *args, cpa_stream *stream); /* args->rows is not 0 */
 
-    /* Of kv_copy and kv_pack one side may have CPA_VLLM_X and the other rows in one piece. */
+    /* kv_copy and kv_pack may have CPA_VLLM_X on one side and rows in one piece on the other. */
     cpa_status (*kv_write)(const cpa_kv_write_args *args, cpa_stream *stream);
     cpa_status (*kv_copy)(const cpa_kv_copy_args *args, cpa_stream *stream);
     cpa_status (*kv_move)(const cpa_kv_move_args *args, cpa_stream *stream);

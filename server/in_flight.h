@@ -49,7 +49,7 @@ struct cpa_flight_group;
 typedef struct cpa_flight {
     uint64_t id;
     struct cpa_flight_group *group;
-    const cpa_token_list *prompt; /* its prompt, of the group's */
+    const cpa_token_list *prompt; /* the request's prompt, one of the group's */
     uint64_t seed;
     /* Guarded by the lock. */
     UT_hash_handle hh; /* in cpa_in_flight.flights, while the engine has the request */

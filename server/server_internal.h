@@ -31,8 +31,9 @@ struct cpa_server {
     cpa_constraints *constraints; /* constant once the engine is attached; NULL: answers cannot be bound */
     cpa_in_flight in_flight;
     cpa_client_watch watch;
-    cpa_work work, rendering,
-        binding; /* of chats by a process, which may keep its threads waiting; of answers to grammars */
+    /* Threads for requests and answers; for chats that a process renders, which may keep them waiting; and for grammars
+     * that answers are bound to. */
+    cpa_work work, rendering, binding;
     cpa_waker waker;
 };
 

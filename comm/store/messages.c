@@ -60,7 +60,7 @@ typedef struct link {
     int fd;
     cpa_error failure; /* why it is gone */
     request_list sends, expected, kept;
-    frame_head head; /* of the frame that arrives */
+    frame_head head; /* head of the frame that arrives */
     int64_t head_at;
     /* Request that the frame's bytes go to, expected or kept; NULL with a complete head: they are dropped. */
     cpa_comm_request *into;

@@ -215,9 +215,9 @@ CPA_API cpa_status cpa_context_attend(cpa_context *context, const cpa_context_ar
 typedef struct cpa_context_limits {
     size_t size;
     int64_t sequences;  /* 1 to max_rows of the options */
-    int64_t tokens;     /* most of a sequence, on all ranks together */
-    int64_t num_blocks; /* the caches that are attended have at least so many blocks */
-    int64_t form;       /* of all rows */
+    int64_t tokens;     /* most tokens of a sequence, on all ranks together */
+    int64_t num_blocks; /* blocks that the caches that are attended have at least */
+    int64_t form;       /* form of all rows */
 } cpa_context_limits;
 
 /* Collective, once a context; waits for the device. The limits are the same on every rank but for num_blocks. Steps of

@@ -24,9 +24,9 @@ extern "C" {
 /* The attention of a model. */
 typedef struct cpa_model_shape {
     int32_t layers;
-    cpa_attention_shape attention; /* of every layer, its cache included; v_dim 0 = k_dim */
-    cpa_mask mask;                 /* of every layer, unless */
-    const cpa_mask *layer_masks;   /* [layers]: each has its own; NULL: they have not. Must outlive the engine */
+    cpa_attention_shape attention; /* shape of every layer, its cache included; v_dim 0 = k_dim */
+    cpa_mask mask;                 /* mask of every layer; unused with layer_masks */
+    const cpa_mask *layer_masks;   /* [layers] mask of each layer; NULL: `mask` for all. Must outlive the engine */
     /* [layers], cpattn/score.h, with arrays of heads on the host: what each layer does to scores; NULL: nothing. Must
      * outlive the engine, arrays included. */
     const cpa_score_rules *layer_rules;

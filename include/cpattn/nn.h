@@ -138,7 +138,7 @@ typedef struct cpa_linear_args {
     size_t size;
     int64_t rows;
     int32_t inputs, outputs;
-    cpa_dtype dtype;     /* of x, weight and bias */
+    cpa_dtype dtype;     /* dtype of x, weight and bias */
     cpa_dtype out_dtype; /* dtype, or CPA_F32 */
     const void *x;       /* [rows, inputs] */
     int64_t x_stride;
@@ -228,7 +228,7 @@ typedef struct cpa_token_logprob {
     float logprob;
 } cpa_token_logprob;
 typedef struct cpa_token_ranks {
-    float logprob; /* of the token; NaN for one outside of the vocabulary */
+    float logprob; /* log-probability of the token; NaN for one outside of the vocabulary */
     int32_t rank;  /* rank of the token: 1 + how many logits are larger; 0 for a token outside of the vocabulary */
     /* Tokens of the largest logits, of equal ones the first, from the largest on, as many as are asked for; then
      * CPA_NO_TOKEN and NaN. A row with a NaN, or whose largest logit is infinite, has none, and NaN and 0 above. */

@@ -139,7 +139,7 @@ typedef struct cpa_attend_batch {
      * that is no block below num_blocks is read as the nearest one that is. Which entries are equal is not looked at.
      * On a host device they are read, and checked, as the plan is set. */
     int32_t block_tables_on_device;
-    int64_t num_blocks; /* with block_tables_on_device: caches that are attended have at least so many blocks */
+    int64_t num_blocks; /* with block_tables_on_device: blocks that caches that are attended have at least */
 } cpa_attend_batch;
 
 /* Work split once a step and used for every layer (plan once, run many). Setting a plan copies the items and the block

@@ -62,7 +62,7 @@ typedef struct cpa_pass_kv {
 typedef struct cpa_kv_layer {
     const cpa_layer *layer;
     cpa_partial own[CPA_MOST_ROW_FORMS]; /* states of the own rows over the own shard, and over what has come */
-    /* So many first rows of each form are states when the layer is run; those behind are results. */
+    /* Leading rows of each form that are states when the layer is run; the others are results. */
     int64_t open_rows[CPA_MOST_ROW_FORMS];
 } cpa_kv_layer;
 

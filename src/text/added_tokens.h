@@ -16,7 +16,7 @@ enum {
 
 /* Tokens as a tree of their bytes; one of zeros has none. Does not change once they are added. */
 typedef struct cpa_added_tokens {
-    cpa_pair_table children; /* of a node (0: the root) and a byte: the node below */
+    cpa_pair_table children; /* pairs of a node (0: the root) and a byte: the node below */
     struct cpa_added_token {
         uint32_t id; /* CPA_NO_ID: no token ends here */
         int flags;

@@ -76,7 +76,7 @@ typedef struct cpa_worker_emission {
     int64_t position;   /* index in its sequence of the token that is yielded */
     int64_t given;      /* the token; -1: it is drawn */
     int is_constrained; /* drawn by a mask */
-    int is_judged;      /* of a chunk with drafts: whether it counts shows when the step is done */
+    int is_judged;      /* whether the token counts shows when the step is done, as its chunk has drafts */
     int is_wrong;       /* does not count, as a draft before it was wrong */
 } cpa_worker_emission;
 

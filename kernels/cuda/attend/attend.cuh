@@ -171,7 +171,7 @@ struct merge_weights {
         a = w_a / sum;
         b = w_b / sum;
     }
-    /* Of what comes where nothing is. */
+    /* Weights of what comes where nothing is. */
     __device__ explicit merge_weights(float lse_b) : a(0), b(isnan(lse_b) ? NAN : lse_b > -INFINITY), lse(lse_b) {}
 };
 
@@ -202,7 +202,8 @@ struct row_sink {
         if (resume) weights = merge_weights(*lse, lse_new);
         kept = out && a.score.sink_logits ? sink_factor(a.score.sink_logits, place.head, weights.lse) : 1;
     }
-    /* Of a row of a piece: as above, or in the work space if the piece is one of several of its tile. */
+    /* Of a row of a piece: into the state and `out`, or into the work space if the piece is one of several of its
+     * tile. */
     __device__ row_sink(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t row, int32_t kv_group,
                         float lse_new)
         : row_sink(a, piece.q_row, piece.state_shift, row, kv_group, lse_new) {

@@ -161,7 +161,7 @@ typedef struct cpa_cuda_update_args {
     cpa_attend_update update;
     cpa_attend_reservation reservation; /* a copy, whose `places` are on the device */
     int32_t group;
-    int32_t teams, heads; /* of decode: teams of CTAs for each KV head, or each `heads` of them, which a CTA takes */
+    int32_t teams, heads; /* decode: teams of CTAs for each KV head, or for each `heads` of them, which a CTA takes */
     cpa_cuda_team team;
     int32_t *tables; /* [sequences, table_stride] */
     cpa_cuda_item *items;

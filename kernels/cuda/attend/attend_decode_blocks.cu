@@ -28,7 +28,7 @@ struct config {
     static constexpr int K_DIM = 128, V_DIM = 128, BLOCK = Block, BLOCKS = KEYS / Block;
     /* Codes are half the bytes for the same work, which one more warp of a scheduler hides. */
     static constexpr int WARPS = QUANTISED ? 6 : 4, THREADS = 32 * WARPS, HEADS = 1, TILES = 1, GANGS = WARPS, CTAS = 2;
-    /* Of a slot: the blocks, then the scales of their rows. */
+    /* A slot has the blocks, then the scales of their rows. */
     static constexpr int BLOCK_BYTES = Block * K_DIM * BYTES, WORD_BYTES = QUANTISED ? Block * 4 : 0;
     static constexpr int WORDS_AT = BLOCKS * BLOCK_BYTES, SLOT_BYTES = WORDS_AT + BLOCKS * WORD_BYTES;
     static constexpr int SLOTS = (104 << 10) / WARPS / SLOT_BYTES; /* as many as let two CTAs share a multiprocessor */

@@ -130,7 +130,7 @@ cpa_cuda_attend_cut cpa_cuda_decode_geometry;
 
 /* What is done to keys and values before a kernel attends them. Which cache it is for, a kernel's row says. */
 typedef struct cpa_cuda_preparation {
-    /* Of the workspace, for a key and its value, all heads; 0: not for this shape. */
+    /* Bytes of the workspace for a key and its value, all heads; 0: not for this shape. */
     int64_t (*token_bytes)(const cpa_attention_shape *shape);
     /* Enqueues it for blocks listed on the device, entries below 0 left out, which take `memory` from its beginning in
      * their order. The arguments become those of what lies there, its block tables excepted, and *kv its view. */

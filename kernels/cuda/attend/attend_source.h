@@ -17,8 +17,8 @@ typedef struct cpa_cuda_pass {
     int64_t first_place,
         n_places;         /* entries of the plan's list of blocks, which take the workspace from its beginning */
     int is_cut;           /* not 0: the pass has one item's rows over a part of its keys */
-    cpa_attend_item item; /* of a cut pass: those rows and keys */
-    int begins, ends;     /* of a cut pass: whether the item's first keys are among them, and its last */
+    cpa_attend_item item; /* rows and keys of a cut pass */
+    int begins, ends;     /* whether a cut pass has the item's first keys, and its last */
 } cpa_cuda_pass;
 
 typedef struct cpa_cuda_passes {

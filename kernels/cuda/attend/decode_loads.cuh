@@ -50,7 +50,7 @@ struct lane_rows {
     uint32_t row_at, chunk_at;
     int32_t first, chunks; /* of the head, from this lane's on */
 
-    /* Of the CTA's heads. */
+    /* The lane's head among those of the CTA. */
     static __device__ int head_of(int lane) { return lane / LANES % C::HEADS; }
 
     /* head: the first one of the CTA, at token 0 of block 0. */

@@ -30,7 +30,7 @@ typedef struct cpa_attend_pages {
     int32_t dim;
     int64_t keys; /* keys in the table */
     const int32_t *table;
-    /* Of a quantised cache. */
+    /* Scales of a quantised cache. */
     const char *scales;        /* the word of block 0, token 0, first head; NULL: rows have none */
     int64_t scale_head_stride; /* a token's words are 4 bytes apart */
     float tensor_scale;
@@ -77,8 +77,8 @@ void cpa_attend_hide_keys(const cpa_attend_row_keys *keys, const int64_t *index,
 /* What cpattn/score.h asks of a row and head: factor is that of temperature, times the softcap. */
 typedef struct cpa_attend_row_score {
     float factor, slope;
-    int64_t index;        /* of the query in its sequence */
-    const char *bias;     /* of this row and head; NULL: none */
+    int64_t index;        /* index of the query in its sequence */
+    const char *bias;     /* bias of this row and head; NULL: none */
     const uint32_t *bits; /* NULL: the mask alone decides */
     int64_t bits_first, bits_end;
     cpa_attend_row_keys keys;
