@@ -33,7 +33,7 @@ typedef struct cpa_workload {
     int64_t output_tokens;    /* output tokens of all requests */
     cpa_trace trace;          /* the trace; count 0: none */
     cpa_told_tokens prompt;   /* prompt of the only request, where its tokens are told */
-    cpa_told_tokens given;    /* tokens of that request's answer, if imposed */
+    cpa_told_tokens given;    /* tokens of the only request's answer, if imposed */
     char title[256];          /* a description in words */
     cpa_token_at_fn token_at; /* tokens for the engine; NULL: the engine makes its own */
 } cpa_workload;

@@ -48,7 +48,7 @@ struct cpa_context {
     int64_t calls;                /* calls of cpa_context_attend, refused ones too; the same number on every rank */
     int64_t layers_exchanged;     /* layers begun in which ranks exchange */
     cpa_calls exchanging;         /* calls that began such layers, since the ranks last agreed on how many there are */
-    /* Waits for the stream of the step of cpa_context_plan, whose messages may be under way. */
+    /* Drains the stream of the step of cpa_context_plan, where its messages may be under way. */
     cpa_progress_hook awaiting;
 
     int planned;             /* not 0: layers may attend */

@@ -44,7 +44,7 @@ typedef struct cpa_kv_rows {
 typedef struct cpa_pass_kv {
     cpa_context_ops *ops;
     const cpa_planned_step *step;
-    int64_t split; /* tokens of which a part of a shard is a multiple; all peers at once: least tokens of a segment */
+    int64_t split; /* shards are cut at multiples of this many tokens; all peers at once: least tokens of a segment */
     cpa_kv_transfers transfers;
     int32_t *table; /* the block table of a transfer in staging; peer by peer the identity */
     int64_t table_capacity;

@@ -38,7 +38,7 @@ typedef struct cpa_engine_request {
     uint32_t *stop_ids;  /* [n_stop_ids] tokens that end the request */
     int64_t n_stop_ids;
     cpa_plan_bias *biases;         /* biases that `scheduled` points to */
-    cpa_constraint_ops constraint; /* grammar of the answer; size 0: none */
+    cpa_constraint_ops constraint; /* constraint of the answer; size 0: none */
     void *constraint_ctx;
     UT_hash_handle hh;
     struct cpa_engine_request *next; /* next in whichever list has the request */

@@ -98,8 +98,8 @@ typedef struct loader {
     const cpa_safetensors *files;
     cpa_dtype dtype;
     cpa_stream *stream;
-    float *wide;    /* [STAGED] elements of a tensor of another dtype, widened */
-    void *staged;   /* [STAGED], page-locked: those elements in `dtype`, on their way to the device */
+    float *wide;    /* [STAGED] elements of a tensor of another dtype, in fp32 */
+    void *staged;   /* [STAGED], page-locked: elements of such a tensor before and after conversion */
     char layer[32]; /* what the names of a layer's tensors begin with */
     cpa_error *err;
 } loader;

@@ -13,7 +13,7 @@ enum { GRAPHS = 32 };
 /* A shape of steps. All ranks have the same entries, as they choose, capture and forget together. */
 typedef struct graph_entry {
     uint64_t key; /* hash of the shapes on all ranks */
-    int64_t used; /* step in which the graph was last launched, counted; 0: the entry is free */
+    int64_t used; /* number of the last step that used the entry; 0: the entry is free */
     cpa_graph *graph;
     cpa_context_account account; /* what a launch adds to the context's account */
 } graph_entry;
