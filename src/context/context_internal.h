@@ -60,8 +60,6 @@ cpa_status cpa_context_check_whole(cpa_context *c);
 /* Starts and ends an exchange of the messages in c->ops.messages between two layers. */
 cpa_status cpa_context_exchange_between(cpa_context *c, int32_t n_messages, cpa_span_kind kind, cpa_stream *stream);
 
-/* Enqueues what brings changed block tables of the planned step to the device. */
-cpa_status cpa_context_upload_tables(cpa_context *c, cpa_stream *stream);
 /* Counts the planned chunks, and their keys, for so many layers. */
 void cpa_context_count_chunks(cpa_context *c, int32_t layers);
 
