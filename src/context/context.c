@@ -104,7 +104,7 @@ int64_t cpa_context_least_staging(const cpa_device *device, const cpa_context_op
     cpa_forms forms;
     if (size < 1 || size > CPA_MERGE_MAX_STATES || take_options(options, device, &taken, &forms, NULL) != CPA_OK)
         return 0;
-    return cpa_pass_kv_least_staging(device, &taken, size);
+    return cpa_pass_kv_least_staging(device, &taken, &forms, size);
 }
 
 /* Everything that needs no other rank. */

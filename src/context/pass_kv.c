@@ -58,20 +58,25 @@ static int64_t least_segments(const cpa_device *device, const cpa_context_option
     return staging.segments * (split_of(&device->caps, o) / o->block_size) * staging.layout.bytes;
 }
 
-/* Of the workspace that keys are prepared in; 0: there is none. */
-static int64_t least_workspace(const cpa_device *device, const cpa_context_options *o) {
+/* Of the workspace that keys are prepared in, what the form that needs most of it has to have; 0: there is none. */
+static int64_t least_workspace(const cpa_device *device, const cpa_context_options *o, const cpa_forms *forms) {
     const cpa_operator_table *operators = device->operators;
-    return operators->least_workspace ? operators->least_workspace(&o->shape, o->block_size) : 0;
+    int64_t least = 0;
+    for (int32_t f = 0; operators->least_workspace && f < forms->count; f++)
+        least = cpa_max64(least, operators->least_workspace(&forms->list[f].shape, o->block_size));
+    return least;
 }
 
-int64_t cpa_pass_kv_least_staging(const cpa_device *device, const cpa_context_options *options, int32_t ranks) {
-    return least_segments(device, options, ranks) + least_workspace(device, options);
+int64_t cpa_pass_kv_least_staging(const cpa_device *device, const cpa_context_options *options, const cpa_forms *forms,
+                                  int32_t ranks) {
+    return least_segments(device, options, ranks) + least_workspace(device, options, forms);
 }
 
 /* What of the bound goes to the workspace: half, as a segment takes twice its bytes when it is prepared, but no more than
  * is of use. Whether it is there in the end or not: all ranks have segments alike. */
-static int64_t workspace_share(const cpa_device *device, const cpa_context_options *o, int32_t ranks, int64_t bound) {
-    const int64_t least = least_workspace(device, o), most = bound - least_segments(device, o, ranks);
+static int64_t workspace_share(const cpa_device *device, const cpa_context_options *o, int32_t ranks, int64_t least,
+                               int64_t bound) {
+    const int64_t most = bound - least_segments(device, o, ranks);
     if (least == 0) return 0;
     return cpa_max64(cpa_min64(cpa_min64(bound / 2, most), CPA_KEY_WORKSPACE_BYTES), least);
 }
@@ -84,16 +89,17 @@ static cpa_status size_staging(cpa_pass_kv *kv, cpa_kv_staging *out, int64_t *wo
     cpa_context_stats *stats = &kv->ops->stats;
     cpa_kv_staging staging = segments_of(&device->caps, o, ranks);
     kv->split = split_of(&device->caps, o);
+    const int64_t least_prepared = least_workspace(device, o, &kv->ops->forms);
     const int64_t usual = device->caps.bit_exact ? HOST_STAGING_BYTES : DEVICE_STAGING_BYTES;
-    const int64_t least = cpa_pass_kv_least_staging(device, o, ranks);
+    const int64_t least = least_segments(device, o, ranks) + least_prepared;
     stats->staging_bound = o->staging_bytes ? o->staging_bytes : cpa_max64(usual, least);
     if (stats->staging_bound < least) {
         return cpa_fail(&kv->ops->error, CPA_INVALID,
                         "context: staging_bytes: found %" PRId64 ", expected at least %" PRId64 ": %" PRId64
                         " segments of %" PRId64 " tokens, and %" PRId64 " to prepare keys in",
-                        stats->staging_bound, least, staging.segments, kv->split, least_workspace(device, o));
+                        stats->staging_bound, least, staging.segments, kv->split, least_prepared);
     }
-    *workspace = workspace_share(device, o, ranks, stats->staging_bound);
+    *workspace = workspace_share(device, o, ranks, least_prepared, stats->staging_bound);
     const int64_t capacity = (stats->staging_bound - *workspace) / staging.segments / staging.layout.bytes;
     staging.capacity = cpa_min64(capacity, INT32_MAX / staging.segments);
     *out = staging;
@@ -106,7 +112,7 @@ cpa_status cpa_pass_kv_create(cpa_pass_kv *kv, cpa_context_ops *ops, const cpa_p
     kv->ops = ops;
     kv->step = step;
     CPA_TRY(size_staging(kv, &staging, &workspace));
-    cpa_context_open_workspace(ops, workspace, least_workspace(ops->device, &ops->options));
+    cpa_context_open_workspace(ops, workspace, least_workspace(ops->device, &ops->options, &ops->forms));
     if (ops->map.cp_size == 1) return CPA_OK;
     /* The staging first: where it does not fit, its table is not filled, which is long too. */
     CPA_TRY(cpa_kv_transfers_create(&kv->transfers, ops, &staging));

@@ -69,8 +69,9 @@ typedef struct cpa_kv_layer {
 /* Whether the keys of all peers come at once, else peer by peer; options with their defaults filled in. */
 int cpa_pass_kv_gathers(const cpa_device_caps *caps, const cpa_context_options *options);
 /* The least staging_bytes of options with their defaults filled in: of the segments, and of the workspace that keys are
- * prepared in. */
-int64_t cpa_pass_kv_least_staging(const cpa_device *device, const cpa_context_options *options, int32_t ranks);
+ * prepared in by the forms. */
+int64_t cpa_pass_kv_least_staging(const cpa_device *device, const cpa_context_options *options, const cpa_forms *forms,
+                                  int32_t ranks);
 cpa_status cpa_pass_kv_create(cpa_pass_kv *kv, cpa_context_ops *ops, const cpa_planned_step *step);
 void cpa_pass_kv_destroy(cpa_pass_kv *kv);
 /* Forgets the last step and prepares for the planned chunks. */

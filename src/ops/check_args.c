@@ -98,6 +98,7 @@ cpa_status cpa_check_state(const char *where, const cpa_partial *state, int64_t 
 enum { MOST_LATENT_DIM = 1 << 12 };
 
 static cpa_status check_widths(const char *where, const cpa_attention_shape *s, cpa_error *err) {
+    REQUIRE(err, s->v_in_k == 0 || s->v_in_k == 1, "%s: v_in_k is %d, expected 0 or 1", where, s->v_in_k);
     if (!s->v_in_k) {
         CPA_TRY(cpa_check_dim(where, "k_dim", s->k_dim, err));
         return cpa_check_dim(where, "v_dim", s->v_dim, err);

@@ -6,7 +6,6 @@
 
 cpa_status cpa_check_shape(const char *where, const cpa_attention_shape *s, cpa_error *err) {
     REQUIRE(err, CPA_RESERVED_IS_ZERO(*s), "%s: the reserved bytes of the shape are not zero", where);
-    REQUIRE(err, s->v_in_k == 0 || s->v_in_k == 1, "%s: v_in_k is %d, expected 0 or 1", where, s->v_in_k);
     CPA_TRY(cpa_check_heads(where, s->q_heads, s->kv_heads, err));
     CPA_TRY(cpa_check_dtype(where, "dtype", s->dtype, err));
     return cpa_check_cache_shape(where, s, err);

@@ -7,6 +7,7 @@
 
 #include "base/convert.h"
 #include "kernels/device.h"
+#include "kernels/operators.h"
 #include "src/check/cases/judge.h"
 #include "src/context/context_plan.h"
 #include "tests/fixtures/context_fixture.h"
@@ -653,6 +654,34 @@ static void steps_and_layers_that_lack_a_form_are_refused(void) {
     close_site(&s);
 }
 
+/* Stands for a device whose kernels take 40 columns but not 64: keys of those are prepared. */
+static int64_t narrow_keys_are_prepared(const cpa_attention_shape *shape, int32_t block_size) {
+    (void)block_size;
+    return shape->k_dim == 40 ? 4096 : shape->k_dim == 32 ? 1024 : 0;
+}
+
+/* The workspace is as large as the form that needs most of it has to have, whatever the shape of the cache needs. */
+static void keys_are_prepared_for_all_forms(void) {
+    site s;
+    open_site(&s, &CASES[0], LENGTHS, PLACEMENTS, N_SEQUENCES, OWNED);
+    cpa_context_options o = options_of(&s);
+    const cpa_operator_table *const own = s.device->operators;
+    cpa_operator_table operators = *own;
+    operators.least_workspace = NULL;
+    s.device->operators = &operators;
+    const int64_t none = cpa_context_least_staging(s.device, &o, cpa_test_ranks());
+    operators.least_workspace = narrow_keys_are_prepared;
+    CU_ASSERT_EQUAL(cpa_context_least_staging(s.device, &o, cpa_test_ranks()), none + 4096);
+    o.n_forms = 2;
+    CU_ASSERT_EQUAL(cpa_context_least_staging(s.device, &o, cpa_test_ranks()), none + 1024);
+    o.staging_bytes = none + 1023;
+    refuse_forms(&s, &o, "and 1024 to prepare keys in");
+    o.n_forms = 1;
+    CU_ASSERT_EQUAL(cpa_context_least_staging(s.device, &o, cpa_test_ranks()), none);
+    s.device->operators = own;
+    close_site(&s);
+}
+
 static const cpa_test TESTS[] = {
     {"forms meet in one step", forms_meet_in_one_step},
     {"forms take keys of all peers at once", forms_take_keys_of_all_peers_at_once},
@@ -664,6 +693,7 @@ static const cpa_test TESTS[] = {
     {"padded steps of each form", padded_steps_of_each_form},
     {"a step of each form is reserved", a_step_of_each_form_is_reserved},
     {"forms that the cache has not are refused", forms_that_the_cache_has_not_are_refused},
+    {"keys are prepared for all forms", keys_are_prepared_for_all_forms},
     {"steps and layers that lack a form are refused", steps_and_layers_that_lack_a_form_are_refused},
 };
 CPA_MPI_TEST_MAIN_UNLESS(cpa_test_transport_missing(), "context_forms", TESTS, (int)(sizeof TESTS / sizeof TESTS[0]))

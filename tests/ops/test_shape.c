@@ -123,6 +123,7 @@ static void values_in_keys(void) {
     bad = LATENT, bad.v_dim = 577, refuse(bad, CPA_INVALID, "v_dim is 577 and k_dim is 576");
     bad = LATENT, bad.k_dim = INT32_MAX, refuse(bad, CPA_INVALID, "expected values within keys of at most 4096");
     bad = LATENT, bad.v_in_k = 2, refuse(bad, CPA_INVALID, "v_in_k is 2");
+    CU_ASSERT_EQUAL(cpa_check_cache_shape("here", &bad, NULL), CPA_INVALID);
 }
 
 /* Each number tells two caches apart; dtype and scales do not where widths alone matter. */
