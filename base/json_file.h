@@ -11,7 +11,7 @@
 
 /* An object of a file. */
 typedef struct cpa_json {
-    const char *path;   /* of the file; the caller's */
+    const char *path;   /* path of the file; the caller's */
     const char *prefix; /* the keys on the way to the object, such as "rope_scaling."; "" for the file's own */
     const json_t *object;
 } cpa_json;

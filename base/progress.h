@@ -18,13 +18,14 @@ struct cpa_progress_hook {
     /* Moves things along, without waiting. Called from within operations that run inside their call, at least every
      * millisecond or so, and while a device is waited for. Enqueues nothing. */
     void (*look)(void *ctx);
-    /* The same, while a device works off what has been enqueued: it may take a while, and enqueue more. */
+    /* Moves things along while a device works off what has been enqueued: unlike `look` it may take long, and enqueue
+     * more. */
     void (*idle)(void *ctx);
     /* Blocks until the stream is idle, where its work waits for more than its device, such as for messages of other
      * ranks. On failure writes to stream->error; the stream is idle then, or will be. */
     cpa_status (*drain)(void *ctx, cpa_stream *stream);
     void *ctx;
-    cpa_progress *of; /* where it is; NULL: nowhere */
+    cpa_progress *of; /* the progress object whose list has this hook; NULL: none */
     cpa_progress_hook *next;
 };
 

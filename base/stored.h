@@ -14,8 +14,9 @@ typedef struct cpa_store_cell {
     uint32_t pushed;       /* messages sent */
     uint32_t pulled;       /* messages taken out, or seen */
     uint32_t push_tickets; /* CTAs that are done with their share of the message */
-    uint32_t pull_tickets; /* the same; of a message in a peer-mapped buffer, CTAs that know its number */
-    uint32_t unused;       /* a sector is 32 bytes */
+    /* CTAs that have taken their share of the message out, or, in a peer-mapped buffer, know its number. */
+    uint32_t pull_tickets;
+    uint32_t unused; /* a sector is 32 bytes */
 } cpa_store_cell;
 
 /* A message of another size than the receiver expects: page-locked host memory. */
@@ -41,7 +42,7 @@ enum { CPA_STORE_PARTS = 8 };
 typedef struct cpa_store_batch {
     cpa_store_part parts[CPA_STORE_PARTS];
     int32_t n_parts;
-    int32_t starts_early;  /* it may be placed before the kernel in front of it is over */
+    int32_t starts_early;  /* not 0: the kernel may be placed before the one in front of it is over */
     const uint32_t *abort; /* page-locked host memory: not 0: wait no longer */
     cpa_store_mismatch *mismatch;
 } cpa_store_batch;

@@ -28,7 +28,7 @@ struct cpa_threads {
     pthread_cond_t opened;
     pthread_cond_t left;
     pool_job *job;       /* open for workers to join; NULL between runs */
-    uint64_t generation; /* of the open job, so that a worker joins it once */
+    uint64_t generation; /* number of the open job, so that a worker joins it once */
     int32_t joined;      /* workers inside the job */
     int stopping;
     int32_t count;

@@ -19,10 +19,10 @@
 typedef struct attend_state {
     cpa_bench_site *site;
     cpa_bench_attend_work work;
-    cpa_kv_view kv; /* of all copies */
+    cpa_kv_view kv; /* cache blocks of all copies */
     int64_t copies;
-    int64_t cache_bytes;     /* of one copy */
-    int32_t *block_tables;   /* of all sequences, one after another */
+    int64_t cache_bytes;     /* bytes of one copy of the cache */
+    int32_t *block_tables;   /* block tables of all sequences, one after another */
     int64_t *tables;         /* [n_sequences + 1] where that of each begins */
     cpa_attend_plan **plans; /* [n_steps] */
     void *q, *out;

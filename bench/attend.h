@@ -46,7 +46,7 @@ typedef struct cpa_bench_attend_check_args {
     const cpa_bench_attend_work *work;
     const void *out;             /* [rows, q_heads, v_dim], on the device */
     const float *lse;            /* [rows, q_heads], on the device */
-    const cpa_case_score *score; /* its rules, as the reference applies them; NULL: none */
+    const cpa_case_score *score; /* the rules of the scores, as the reference applies them; NULL: none */
 } cpa_bench_attend_check_args;
 
 /* Compares sampled rows with unfused float64 attention over inputs that are synthesized again. */

@@ -23,8 +23,8 @@ static int64_t sample(int64_t i, int64_t n, int64_t tokens) {
 
 /* The sampled tokens of one piece on the host: keys and values of its context, queries, and results. */
 typedef struct sample_of_piece {
-    cpa_kv_view kv, common; /* of the sequence, and of the tokens that are those of sequence 0 */
-    int64_t shared;         /* so many */
+    cpa_kv_view kv, common; /* keys and values of the sequence; and of the tokens shared with sequence 0 */
+    int64_t shared;         /* tokens shared with sequence 0 */
     char *q, *out;          /* [sampled, q_heads, dim] */
     float *lse;             /* [sampled, q_heads] */
     int64_t context, sampled;

@@ -13,13 +13,13 @@ enum { CPA_BENCH_MOST_KERNELS = 3 };
 typedef struct cpa_bench_row {
     double flops;
     double bytes;
-    double time_s;    /* of a call: median over batches of the slowest rank */
-    double enqueue_s; /* of a call: what the host needed to start it, in the median batch of the slowest rank */
+    double time_s;    /* time of a call: median over batches of the slowest rank */
+    double enqueue_s; /* what the host needed to start a call, in the median batch of the slowest rank */
     int64_t iterations;
     int64_t checked; /* results compared with their reference, and how many failed; sums over ranks */
     int64_t wrong;
-    /* Which kernels attend ran, those of few rows before those of more, and why not the fastest; names that live as long
-     * as the library, NULL: none. A benchmark has a first one in every case, or in none. */
+    /* The kernels that attend ran, that of few rows before that of more, and why the fastest did not run: names that
+     * live as long as the library, or NULL for none. A benchmark has a first name in every case, or in none. */
     const char *kernels[CPA_BENCH_MOST_KERNELS], *why;
 } cpa_bench_row;
 

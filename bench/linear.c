@@ -16,7 +16,7 @@ enum { PERIOD = 64, CHECKED_ROWS = 16 };
 typedef struct linear_state {
     cpa_bench_site *site;
     int64_t rows, outputs, inputs;
-    int64_t copies, weight_bytes; /* of the weights, which take turns, and the bytes of one */
+    int64_t copies, weight_bytes; /* copies of the weights, which take turns, and the bytes of one */
     float *x, *weight;            /* [rows, inputs] and [PERIOD, inputs], as the dtype has them */
     void *device_x, *device_weights, *out;
 } linear_state;

@@ -22,7 +22,8 @@ enum {
 
 typedef struct merge_state {
     cpa_bench_site *site;
-    int64_t rows, head_rows, period, states; /* tokens; tokens and heads; those that repeat */
+    /* Rows: tokens; head_rows: tokens and heads; period: head_rows until values repeat; states that are merged. */
+    int64_t rows, head_rows, period, states;
     cpa_partial partials[CPA_MERGE_MAX_STATES];
     float *o[CPA_MERGE_MAX_STATES], *lse[CPA_MERGE_MAX_STATES]; /* the first period on the host */
     void *out;

@@ -31,8 +31,8 @@ typedef struct nn_state {
     cpa_stream *host_stream;
     int64_t rows, period;
     tensor in, residual, weight, out;
-    tensor numbers[2], counts; /* of sample: temperature and top_p; top_k */
-    tensor positions, table;   /* of qk_norm_rope; positions are slots as well */
+    tensor numbers[2], counts; /* arguments of sample: temperature and top_p; top_k */
+    tensor positions, table;   /* arguments of qk_norm_rope: positions, which are slots as well; table of angles */
     cpa_attention_shape shape;
     cpa_kv_view cache;
     void *host_out;

@@ -14,30 +14,31 @@ typedef struct cpa_bench_options {
     int64_t device;              /* cpa_device_choice */
     int64_t dtype, kv_dtype;     /* cpa_dtype, of tensors and of the cache */
     int64_t q_heads, kv_heads, k_dim, v_dim, block_size, interleave;
-    int64_t full;                           /* 0 causal, 1 without a mask */
-    int64_t rules;                          /* of attend: cpa_bench_rule */
-    int64_t pages_ordered;                  /* pages lie one after another; else in random order */
-    int64_t ragged;                         /* sequence i has (i mod 8 + 1) / 8 of the context */
-    int64_t shared;                         /* of attend: tokens that all sequences begin with */
-    int64_t cascade;                        /* of attend: cpa_cascade_attention */
-    int64_t padded;                         /* of attend: plans as graphs have them */
-    int64_t layout;                         /* cpa_kv_layout */
-    int64_t fp8_out;                        /* of merge: the result in fp8 */
-    int64_t as_one;                         /* of varlen: the same work in one sequence */
-    double length_scale;                    /* of varlen */
-    char trace[CPA_TEXT_BYTES];             /* of varlen; empty: lengths of its own */
-    int64_t path;                           /* index into cpa_bench_paths */
-    int64_t transport;                      /* cpa_transport_kind */
-    int64_t at_once;                        /* one exchange with all peers; else the rounds */
-    int64_t context, batch, decode_context; /* of scaling */
-    int64_t chunk;                          /* of scaling; 0: all new tokens */
-    int64_t staging_bytes;                  /* of scaling; 0: the library's choice */
-    double pass_q_share;                    /* of scaling: part of the new tokens of a prefill, the last */
-    int64_t algorithm;                      /* of scaling: cpa_algorithm; CPA_AUTO: pass-Q for decode, else pass-KV */
-    int64_t threads;                        /* 0: what the program would use */
-    double min_time_s;                      /* a case is repeated for at least so long */
-    int64_t iterations;                     /* 0: as min_time_s says */
-    char json[CPA_TEXT_BYTES];              /* empty: no file */
+    int64_t full;               /* 0 causal, 1 without a mask */
+    int64_t rules;              /* cpa_bench_rule, for attend */
+    int64_t pages_ordered;      /* pages lie one after another; else in random order */
+    int64_t ragged;             /* sequence i has (i mod 8 + 1) / 8 of the context */
+    int64_t shared;             /* tokens that all sequences begin with, for attend */
+    int64_t cascade;            /* cpa_cascade_attention, for attend */
+    int64_t padded;             /* 1: attend plans as graphs have them */
+    int64_t layout;             /* cpa_kv_layout */
+    int64_t fp8_out;            /* 1: merge gives its result in fp8 */
+    int64_t as_one;             /* 1: varlen puts its work in one sequence */
+    double length_scale;        /* factor of the lengths of varlen's trace */
+    char trace[CPA_TEXT_BYTES]; /* file with the lengths of varlen; empty: lengths of its own */
+    int64_t path;               /* index into cpa_bench_paths */
+    int64_t transport;          /* cpa_transport_kind */
+    int64_t at_once;            /* one exchange with all peers; else the rounds */
+    int64_t context, batch,
+        decode_context;        /* scaling: tokens of the prefill; sequences of the decode step; tokens of each */
+    int64_t chunk;             /* new tokens of a chunk of scaling; 0: all */
+    int64_t staging_bytes;     /* bound of staging in scaling; 0: the library's choice */
+    double pass_q_share;       /* share of the new tokens of a prefill of scaling, the last ones, that go by pass-Q */
+    int64_t algorithm;         /* cpa_algorithm of scaling; CPA_AUTO: pass-Q for decode, else pass-KV */
+    int64_t threads;           /* 0: what the program would use */
+    double min_time_s;         /* a case is repeated for at least so long */
+    int64_t iterations;        /* 0: as min_time_s says */
+    char json[CPA_TEXT_BYTES]; /* empty: no file */
     int64_t help;
 } cpa_bench_options;
 

@@ -31,14 +31,14 @@ typedef struct team {
     const cpa_bench_work *work;
     cpa_control control;
     cpa_context *context;
-    cpa_graphs *graphs; /* of decode on a device; else NULL */
+    cpa_graphs *graphs; /* graphs of decode on a device; else NULL */
     bool captured;      /* a call is a part of a graph of LAYERS_PER_GRAPH */
     cpa_owner_map map;
     cpa_kv_view kv;
-    int32_t *blocks;            /* of all sequences, one after another */
+    int32_t *blocks;            /* block ids of all sequences, one after another */
     cpa_context_chunk *chunks;  /* [sequences] */
-    cpa_context_chunk *planned; /* [2 * sequences]: those of the step, a sequence's in two if it goes both ways */
-    team_row *rows;             /* of the step */
+    cpa_context_chunk *planned; /* [2 * sequences] chunks of the step: two of a sequence that goes both ways */
+    team_row *rows;             /* rows of the step, on this rank */
     int64_t n_rows;
     void *q, *out;
 } team;

@@ -12,8 +12,8 @@ typedef struct cpa_bench_work {
     cpa_algorithm algorithm;
     int64_t sequences, new_tokens, context;
     int64_t chunk;
-    int64_t pass_q_tokens; /* of a prefill: the last so many of a chunk go by pass-Q, whatever the algorithm */
-    bool marks_layers;     /* decode in graphs, of one rank: how long each layer takes is measured too */
+    int64_t pass_q_tokens; /* prefill: the last so many tokens of a chunk go by pass-Q, whatever the algorithm */
+    bool marks_layers;     /* decode in graphs on one rank: the time of each layer is measured too */
 } cpa_bench_work;
 
 enum { CPA_BENCH_MARKED_LAYERS = 128 };
@@ -22,16 +22,17 @@ enum { CPA_BENCH_MARKED_LAYERS = 128 };
 typedef struct cpa_bench_team_result {
     int32_t ranks;
     int64_t iterations;  /* calls that were timed, over all steps */
-    double time_s;       /* of the layer in all steps: a sum of medians, each of the slowest rank */
+    double time_s;       /* time of the layer over all steps: a sum of medians, each of the slowest rank */
     double enqueue_s;    /* what the host needed to start the layer */
-    double exposed_s;    /* of time_s, what the rank that waits most for messages waits */
-    double bytes_sent;   /* by all ranks */
-    double flops, bytes; /* of all ranks */
-    double shard_s;      /* of decode on several ranks: of attending a rank's shares alone; else 0 */
-    double layer_s[CPA_BENCH_MARKED_LAYERS]; /* of work that marks layers */
+    double exposed_s;    /* part of time_s in which the rank that waits most for messages waits */
+    double bytes_sent;   /* bytes sent by all ranks */
+    double flops, bytes; /* FLOPs and bytes of attention on all ranks */
+    double shard_s;      /* decode on several ranks: time in which the rank's shares alone are attended; else 0 */
+    double layer_s[CPA_BENCH_MARKED_LAYERS]; /* [n_layers] seconds of each layer, of work that marks layers */
     int32_t n_layers;                        /* 0: none were marked */
-    double differ_s; /* of decode on several ranks: what a layer that waits for the slowest rank takes longer than the
-                      * slowest rank does on average, without any exchange */
+    /* Decode on several ranks: how much longer a layer that waits for the slowest rank takes than that rank does on
+     * average, without any exchange. */
+    double differ_s;
     double checked, wrong;
 } cpa_bench_team_result;
 

@@ -10,18 +10,19 @@
 #include "comm/comm.h"
 
 typedef struct cpa_bench_site {
-    cpa_bench_options options; /* of the case that runs */
+    cpa_bench_options options; /* options of the case that runs */
     cpa_control control;
     cpa_backend backend;
     cpa_device *device;
     cpa_stream *stream;
-    const cpa_transport_table *transport; /* that the program would use here; set where a benchmark needs it */
-    double read_bandwidth;                /* bytes/s of reading device memory, measured in this run */
-    double copy_bandwidth;                /* bytes/s of copying it, read and written */
-    double launch_s;                      /* a kernel's that does nothing, in a batch of them; 0 on the host */
-    void *probe;                          /* memory of the two measurements, kept to the end (bench/memory.c) */
-    int64_t memory_bytes;                 /* that were free at the start */
-    bool shares_cores;                    /* the ranks of this host have more threads than it has cores for them */
+    /* Transport that the program would use here; set where a benchmark needs it. */
+    const cpa_transport_table *transport;
+    double read_bandwidth; /* bytes/s of reading device memory, measured in this run */
+    double copy_bandwidth; /* time to launch a kernel that does nothing, in a batch of them; 0 on the host */
+    double launch_s;       /* a kernel's that does nothing, in a batch of them; 0 on the host */
+    void *probe;           /* memory of the two measurements, kept to the end (bench/memory.c) */
+    int64_t memory_bytes;  /* device memory that was free at the start, bytes */
+    bool shares_cores;     /* the ranks of this host have more threads than it has cores for them */
 } cpa_bench_site;
 
 #endif

@@ -14,12 +14,12 @@ struct cpa_comm {
     cpa_comm_ops ops;
     void *state;
     int32_t rank, size;
-    uint64_t tags_taken[CPA_COMM_TAGS / 64]; /* a bit for each; the same on every rank, as is the next to look at */
-    int32_t next_tag;
-    int32_t channels; /* opened so far */
-    double deadline;  /* of the constructor's own waits; 0: it is done */
+    uint64_t tags_taken[CPA_COMM_TAGS / 64]; /* [CPA_COMM_TAGS] a bit for each tag in use; the same on every rank */
+    int32_t next_tag;                        /* tag at which to look for a free one; the same on every rank */
+    int32_t channels;                        /* opened so far */
+    double deadline;  /* deadline of the constructor's own waits, of cpa_clock_now; 0: they are over */
     cpa_watch *watch; /* NULL with one rank */
-    cpa_calls calls;  /* that this rank waits in, if it says so (cpa_comm_begin_wait) */
+    cpa_calls calls;  /* calls that this rank waits in, between cpa_comm_begin_wait and its end */
     void *remembered; /* what is measured once for a communicator; freed with it */
 };
 

@@ -20,15 +20,15 @@ typedef struct post_pair {
 /* What goes ahead of a message. */
 typedef struct post_head {
     int64_t length;
-    uint64_t checksum; /* of the bytes and of the length */
+    uint64_t checksum; /* checksum of the bytes and of the length */
 } post_head;
 
 struct cpa_mailbox {
     cpa_control *control;
-    post_head head; /* of the message that is sent, or expected */
+    post_head head; /* head of the message that is sent or expected */
     post_pair pairs[CPA_COMM_MAX_RANKS];
     receive_state state;
-    void *buffer; /* of what is received, or sent */
+    void *buffer; /* bytes of the message that is received or sent */
     int64_t buffer_capacity;
 };
 

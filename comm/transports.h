@@ -9,9 +9,9 @@
 
 typedef struct cpa_transport_row {
     cpa_transport_kind kind;
-    const char *name;                 /* as options and messages have it */
-    const char *what;                 /* in words */
-    cpa_backend memory;               /* of whose devices it carries */
+    const char *name;                 /* name in options and messages */
+    const char *what;                 /* what the transport is, in words */
+    cpa_backend memory;               /* back end of the devices whose memory is carried */
     const cpa_transport_table *table; /* NULL: this build does not have it */
 } cpa_transport_row;
 

@@ -50,14 +50,14 @@ typedef struct cpa_attend_place {
 typedef struct cpa_attend_reservation {
     cpa_attention_shape shape;
     int32_t block_size;
-    int32_t rows;         /* of a sequence; 1 where there are several ranks */
+    int32_t rows;         /* rows of a sequence; 1 where there are several ranks */
     int64_t sequences;    /* 0: the plan is not reserved */
-    int64_t tokens;       /* most of a sequence */
-    int64_t table_stride; /* most entries of a sequence on this rank */
-    int64_t num_blocks;   /* entries name a block below it */
+    int64_t tokens;       /* most tokens of a sequence */
+    int64_t table_stride; /* most table entries of a sequence on this rank */
+    int64_t num_blocks;   /* each table entry names a block below this number */
     cpa_owner_map map;
     int32_t rank;
-    const cpa_attend_place *places; /* [cp_size], read by plan_reserve alone; NULL for one rank: zeros */
+    const cpa_attend_place *places; /* [cp_size], read by plan_reserve alone; NULL: one rank, with zeros */
     int64_t ready_row, ready_rows;  /* the rows that this rank asks for, if they are ready as in a fusion */
     /* NULL; or device [cp_size, sequences]: an update makes entry (r, s) s where this rank asks for the rows of
      * sequence s and rank r has keys of it, else -1. A sequence that is refused is attended by all ranks for
@@ -72,8 +72,8 @@ typedef struct cpa_attend_update {
     int32_t length_bytes;
     const int32_t *block_tables;
     int64_t table_stride;
-    const int32_t *first_ranks; /* [sequences], device: owners of position 0; NULL: rank 0 */
-    /* In place of lengths and a stride, or NULL: */
+    const int32_t *first_ranks; /* [sequences], device: the rank that owns position 0 of each; NULL: rank 0 */
+    /* Tables one behind the other, in place of `lengths` and `table_stride`; NULL: not given that way. */
     const int32_t *kv_indptr, *last_page_len;
     int64_t n_indices;
     const int32_t *qo_indptr; /* NULL: all sequences have the rows that are reserved */
@@ -121,7 +121,7 @@ CPA_HOST_DEVICE static inline cpa_attend_rows cpa_attend_rows_of(const cpa_atten
 struct cpa_attend_plan {
     cpa_device *device;
     cpa_attend_reservation reservation;
-    cpa_attend_fusion fusion; /* of the setting; without its state_shifts */
+    cpa_attend_fusion fusion; /* the fusion that plan_set was given, without state_shifts */
     int64_t n_items;
     cpa_attention_shape shape;
     int32_t block_size;
@@ -131,11 +131,12 @@ struct cpa_attend_plan {
      * block id among the entries in use, -1 without any. */
     int is_set;
     int64_t max_block;
-    int64_t end; /* of the tokens of its queries and keys in their sequences; 0 of a reserved plan */
+    int64_t end; /* largest end, in its sequence, of the tokens of queries and keys; 0 of a reserved plan */
     /* Of the setting: keys of all items, and of these how many are read, as what items share is read once. */
     int64_t keys_attended, keys_read;
-    int64_t rows_attended; /* of all items; of a reserved plan at most, what they are lies on the device */
-    int64_t k_rows;        /* block_size CPA_TENSOR_BLOCK: of the tensors of keys and of values */
+    /* Rows of all items; of a reserved plan their largest number, as the actual one is on the device. */
+    int64_t rows_attended;
+    int64_t k_rows; /* block_size CPA_TENSOR_BLOCK: of the tensors of keys and of values */
 };
 
 static inline void cpa_attend_plan_describe(cpa_attend_plan *plan, const cpa_attend_batch *batch,

@@ -23,18 +23,19 @@ typedef struct cpa_block_section {
     int32_t heads;
     int32_t width; /* elements of a row */
     cpa_row_traits row;
-    int64_t row_bytes;   /* of a row, with the scales that lie in it */
-    int64_t scale_bytes; /* of a row, in the array [heads, block_size] that ends the section; 0: there is none */
-    int64_t at;          /* where in the block the section begins, in bytes */
-    int64_t bytes;       /* of the rows and the scales behind them */
+    int64_t row_bytes; /* bytes of a row, with the scales that lie in it */
+    /* Bytes of a row's scale in the array [heads, block_size] that ends the section; 0: there is none. */
+    int64_t scale_bytes;
+    int64_t at;    /* byte of the block at which the section begins */
+    int64_t bytes; /* bytes of the rows and the scales behind them */
 } cpa_block_section;
 
 typedef struct cpa_block_layout {
-    cpa_attention_shape shape; /* what all else follows from, with the size of a block */
+    cpa_attention_shape shape; /* shape that all else follows from, with block_size */
     int32_t block_size;        /* tokens */
     int32_t n_sections;
     cpa_block_section sections[CPA_MOST_SECTIONS]; /* in the order in which they lie */
-    int64_t bytes;                                 /* of a block */
+    int64_t bytes;                                 /* bytes of a block */
 } cpa_block_layout;
 
 cpa_block_layout cpa_block_layout_of(const cpa_attention_shape *shape, int32_t block_size);

@@ -48,7 +48,7 @@ struct cpa_block_tables {
 
     int64_t capacity;
     int32_t *host;      /* [sets, capacity] */
-    int32_t *on_device; /* the same; `host` itself where the device reads that */
+    int32_t *on_device; /* [sets, capacity] as the device has them; `host` itself where the device reads that */
     int64_t *owners;    /* [capacity / LEAST_RANGE]: the row whose range begins there; -1: none's */
 
     /* With memory of the device's own: what has changed since the last upload. */
@@ -60,8 +60,8 @@ struct cpa_block_tables {
     int32_t *stagings[2]; /* page-locked, lines; in turn: one may be on its way while the next is written */
     int64_t staging_lines[2];
     int turn;
-    int32_t *moved_from;    /* on_device before it grew, if no upload came since, */
-    int64_t moved_capacity; /* and the entries of a set then */
+    int32_t *moved_from;    /* on_device before it last grew, if no upload came since; NULL: there is nothing to move */
+    int64_t moved_capacity; /* entries of a set in moved_from */
 };
 
 static cpa_status no_memory(cpa_error *err, int64_t n) {

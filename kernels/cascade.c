@@ -15,8 +15,8 @@
 typedef struct cascade_search {
     cpa_cascade *cascade;
     const cpa_attend_batch *batch;
-    cpa_table_set tables;  /* that stay */
-    int64_t unit, entries; /* keys of a unit, and entries */
+    cpa_table_set tables;  /* the batch's tables that stay, if it has such */
+    int64_t unit, entries; /* keys, and table entries, of a unit */
     cpa_error *err;
 } cascade_search;
 

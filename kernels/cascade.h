@@ -11,16 +11,16 @@
 /* Keys [k_begin, k_end) of its items, counted from their k_first, which their tables place alike. Every row of theirs
  * sees these keys unless a window hides them. */
 typedef struct cpa_cascade_node {
-    int64_t parent; /* the node whose keys end where these begin, and that has all its items; -1: these begin at 0 */
+    int64_t parent; /* the node with all items of this one, whose keys end at k_begin; -1: this one begins at key 0 */
     int64_t k_begin, k_end;
-    int64_t first, count; /* its items in `items`; at least two */
+    int64_t first, count; /* the node's items in `items`; at least two */
 } cpa_cascade_node;
 
 typedef struct cpa_cascade_item {
-    int64_t index;          /* in the batch */
-    const int32_t *entries; /* its table */
-    int64_t row;            /* whose entries these are in tables that stay; -1: there are none */
-    int64_t units;          /* that all its rows see */
+    int64_t index;          /* index of the item in the batch */
+    const int32_t *entries; /* the item's block table */
+    int64_t row;            /* row of `entries` among tables that stay; -1: they are of none */
+    int64_t units;          /* leading units of keys that all rows of the item see */
     int64_t common, alike;  /* scratch: in units and in entries */
     uint64_t key;           /* scratch */
 } cpa_cascade_item;
@@ -34,9 +34,9 @@ typedef struct cpa_cascade_row {
 typedef struct cpa_cascade {
     cpa_cascade_node *nodes; /* parents before children */
     int64_t n_nodes, nodes_capacity;
-    cpa_cascade_item *items; /* those that may share, so that the items of a node stand side by side */
+    cpa_cascade_item *items; /* items that may share keys, so that the items of a node stand side by side */
     int64_t n_items, items_capacity;
-    cpa_cascade_row *rows; /* of cpa_cascade_list_rows */
+    cpa_cascade_row *rows; /* what cpa_cascade_list_rows has listed */
     int64_t rows_capacity;
     cpa_cascade_item *sorted; /* scratch */
     int64_t sorted_capacity;

@@ -43,8 +43,9 @@ struct cpa_device {
     const cpa_self_test_table *self_test;
     cpa_device_caps caps;
     char description[160];
-    int debug_checks;     /* of the options, as is the next; src/ops sets both */
-    cpa_allocator memory; /* where `alloc` takes its memory from; its functions are NULL: the back end's own */
+    int debug_checks; /* cpa_device_options.debug_checks; src/ops sets it */
+    /* Where `alloc` takes its memory from, as src/ops sets it; functions NULL: the back end's own memory. */
+    cpa_allocator memory;
 };
 
 /* The head of every back end's stream. */
@@ -54,7 +55,8 @@ struct cpa_stream {
     cpa_error error;
     /* What moves beside its work: operations that run inside their call look at it every millisecond or so. */
     cpa_progress progress;
-    int64_t plain_rows; /* that attends have left to plain kernels, those that are captured too, since it was created */
+    /* Rows that attends have left to plain kernels since the stream was created, those of captured attends too. */
+    int64_t plain_rows;
 };
 
 /* Numbered points in the time of a device's streams. */
@@ -69,9 +71,9 @@ struct cpa_device_table {
 
     /* Memory of the device. */
     cpa_status (*alloc)(cpa_device *device, int64_t bytes, void **out, cpa_error *err);
-    void (*free)(cpa_device *device, void *memory); /* may wait for all that is enqueued */
-    /* The same for memory that enqueued work may use, without waiting: `release` frees it, and what plans that grew
-     * have retired; or an allocation that would fail otherwise. */
+    void (*free)(cpa_device *device, void *memory); /* frees memory of the device; may wait for all that is enqueued */
+    /* Frees memory that enqueued work may still use, without waiting: what is retired here, and what plans that grew
+     * have retired, is freed by `release`, or by an allocation that would fail otherwise. */
     void (*retire)(cpa_device *device, void *memory);
     void (*release)(cpa_device *device);
 
@@ -85,7 +87,7 @@ struct cpa_device_table {
     int (*stream_is_captured)(const cpa_stream *stream);
     cpa_status (*stream_sync)(cpa_stream *stream);
     cpa_status (*copy)(void *dst, const void *src, int64_t bytes, cpa_stream *stream);
-    /* The same for `rows` rows of row_bytes each, which lie a pitch (in bytes) apart. */
+    /* Copies `rows` rows of row_bytes each, which lie a pitch (in bytes) apart. */
     cpa_status (*copy_rows)(void *dst, int64_t dst_pitch, const void *src, int64_t src_pitch, int64_t row_bytes,
                             int64_t rows, cpa_stream *stream);
 

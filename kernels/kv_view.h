@@ -84,9 +84,9 @@ typedef struct cpa_kv_pool {
     char *memory;
     int32_t dim;
     float tensor_scale;
-    const float *head_scales; /* device; NULL: there are none. The scale of a head is their product */
-    int32_t head_scale_step;  /* from head to head; 0: all have the first */
-    int32_t runs;             /* of a row */
+    const float *head_scales; /* device: scales of heads, by which tensor_scale is multiplied; NULL: none */
+    int32_t head_scale_step;  /* elements from the scale of a head to that of the next; 0: all have the first */
+    int32_t runs;             /* runs of a row */
     int64_t block_stride, token_stride, head_stride;
     int64_t row_bytes, run_bytes;
     int64_t run_stride;

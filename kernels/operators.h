@@ -47,15 +47,15 @@ static inline cpa_synth_args cpa_synth_of(const cpa_attention_shape *shape, cpa_
 typedef struct cpa_hash_rows_args {
     int64_t rows;
     const void *src;
-    int32_t layers;           /* at least 1: src and nonfinite go on with the rows of the next one, */
-    int64_t layer_bytes;      /* which begin so many bytes, */
-    int64_t layer_marks;      /* and so many marks, behind these */
+    int32_t layers;           /* layers of which rows are hashed; at least 1 */
+    int64_t layer_bytes;      /* bytes in src from a row of a layer to that of the next */
+    int64_t layer_marks;      /* marks in `nonfinite` from a layer to the next */
     int64_t row_bytes;        /* a multiple of 2 */
     const int32_t *row_index; /* [rows], device: rows of src; -1: none */
     const uint64_t *salts;    /* [rows], device */
-    uint64_t salt;            /* of all rows; of each further layer one more */
+    uint64_t salt;            /* salt of all rows of the first layer; each further layer has one more */
     uint64_t *sum;            /* device */
-    uint64_t *sums;           /* NULL; or [rows], device: the hash of each listed row is added to its own entry too */
+    uint64_t *sums;           /* NULL; or [rows], device: the hash of each listed row is also added to its entry */
     /* NULL; or [rows of src], page-locked or the device's: becomes 1 where a listed row of this dtype has a NaN or an
      * infinity, and is left as it was elsewhere. */
     uint8_t *nonfinite;
@@ -83,7 +83,7 @@ typedef struct cpa_block_place {
 } cpa_block_place;
 typedef struct cpa_copy_blocks_args {
     cpa_block_place src, dst;
-    int64_t bytes; /* of a block in one layer */
+    int64_t bytes; /* bytes of a block in one layer */
     int32_t layers;
     const int64_t (*pairs)[2]; /* [n_pairs], host; may go when the call returns */
     int64_t n_pairs;
@@ -95,8 +95,9 @@ typedef struct cpa_copy_blocks_args {
 typedef struct cpa_join_columns_args {
     int64_t rows;
     int32_t n_parts;
-    const void *const *parts; /* [n_parts] of [rows, widths], */
-    const int64_t *begins;    /* host [n_parts + 1]: where in a row of out each begins, in bytes, and the last ends */
+    const void *const *parts; /* [n_parts], host: each [rows, begins[i + 1] - begins[i] bytes], device */
+    /* [n_parts + 1], host: byte in a row of out where each part begins, and where the last ends. */
+    const int64_t *begins;
     void *out;
 } cpa_join_columns_args;
 typedef struct cpa_sum_parts_args {
@@ -132,11 +133,11 @@ struct cpa_operator_table {
      * it, of at most CPA_KEY_WORKSPACE_BYTES. */
     cpa_status (*plan_create)(cpa_device *device, const cpa_key_workspace *workspace, cpa_attend_plan **out,
                               cpa_error *err);
-    /* Work of attend split once a step; plan_set allocates only when the plan grows. A plan may be set while attends of
-     * its last setting are enqueued, once those of the setting before that are done. plan_upload enqueues what brings
-     * the setting to the device, behind all attends of the plan so far; otherwise the first attend on a stream does. A
-     * graph holds no upload of a plan that its stream has uploaded before the capture: upload each setting before a
-     * launch. */
+    /* A plan is the work of attend, split once a step; plan_set allocates only when the plan grows. A plan may be set
+     * while attends of its last setting are enqueued, once those of the setting before that are done. plan_upload
+     * enqueues what brings the setting to the device, behind all attends of the plan so far; otherwise the first attend
+     * on a stream does. A graph holds no upload of a plan that its stream has uploaded before the capture: upload each
+     * setting before a launch. */
     cpa_status (*plan_set)(cpa_attend_plan *plan, const cpa_attend_batch *batch, cpa_attend_fusion fusion,
                            cpa_error *err);
     cpa_status (*plan_upload)(const cpa_attend_plan *plan, cpa_stream *stream);
@@ -151,8 +152,8 @@ struct cpa_operator_table {
      * they are. If not, CPA_UNSUPPORTED and a line that begins with `where`. */
     cpa_status (*attend_supported)(const cpa_device *device, const char *where, const cpa_attention_shape *shape,
                                    const cpa_mask *mask, cpa_error *err);
-    /* Which kernels an attend of the plan with these arguments runs; NULL: one that asks for nothing beside what the
-     * plan was told. A plan that was never set has none. */
+    /* Names the kernels that an attend of the plan with these arguments runs; args NULL: an attend that asks for
+     * nothing beside what the plan was told. A plan that was never set has none. */
     void (*attend_kernels)(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_attend_kernels *out);
     /* `ready_q`: queries of the rows that the fusion of the setting calls ready; NULL where there are none. */
     cpa_status (*attend)(const cpa_attend_plan *plan, const cpa_attend_args *args, const void *ready_q,
@@ -164,9 +165,9 @@ struct cpa_operator_table {
     /* Strides are not 0; there are rows, and merge_packed has heads. */
     cpa_status (*state_pack)(const cpa_state_pack_args *args, cpa_stream *stream);
     cpa_status (*state_merge_packed)(const cpa_state_merge_packed_args *args, cpa_stream *stream);
-    cpa_status (*project_states)(const cpa_project_states_args *args, cpa_stream *stream); /* there are rows */
+    cpa_status (*project_states)(const cpa_project_states_args *args, cpa_stream *stream); /* args->rows is not 0 */
 
-    /* Of kv_copy and kv_pack one side may have CPA_VLLM_X and the other rows in one piece. */
+    /* kv_copy and kv_pack may have CPA_VLLM_X on one side and rows in one piece on the other. */
     cpa_status (*kv_write)(const cpa_kv_write_args *args, cpa_stream *stream);
     cpa_status (*kv_copy)(const cpa_kv_copy_args *args, cpa_stream *stream);
     cpa_status (*kv_move)(const cpa_kv_move_args *args, cpa_stream *stream);

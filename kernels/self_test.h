@@ -28,8 +28,8 @@ struct cpa_self_test_table {
     /* Makes attend take its path `index` wherever that fits, from the next call on, and gives its name; path 0 is the
      * best one and the one in use otherwise. NULL past the last. */
     const char *(*attend_path)(cpa_device *device, int32_t index);
-    /* These three of devices whose capabilities have a reference. reference_open fails with CPA_UNSUPPORTED where its
-     * library is missing. reference_attend allocates and synchronises. */
+    /* A reference for attend, in devices whose capabilities have one. reference_open fails with CPA_UNSUPPORTED where
+     * its library is missing. reference_attend allocates and synchronises. */
     cpa_status (*reference_open)(cpa_device *device, cpa_reference_blas **out, cpa_error *err);
     cpa_status (*reference_attend)(cpa_reference_blas *reference, const cpa_reference_attend_args *args,
                                    cpa_stream *stream);

@@ -16,7 +16,7 @@ typedef struct cpa_network {
     cpa_vocabulary_tokens tokens; /* rank 0 */
     cpa_prompt_answer *answer;    /* rank 0, the caller's: of `generate`; without a prompt: none */
     cpa_sampling sampling;        /* rank 0: how the tokens of its requests are drawn */
-    cpa_logits_sample sample;     /* of as many tokens as the job keeps logits of */
+    cpa_logits_sample sample;     /* sample of the tokens whose logits are checked, of the size that the job sets */
     cpa_answers answers;          /* rank 0, with --check-logits */
 } cpa_network;
 

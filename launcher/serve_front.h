@@ -18,7 +18,7 @@ typedef struct cpa_serve_front {
     cpa_thought_form thought_form;
     cpa_exposition *exposition;
     _Atomic(cpa_engine *) engine; /* NULL: not attached */
-    const char *name;             /* of the model, for clients; the job's */
+    const char *name;             /* name of the model for clients; the job's */
     char says[128];               /* what requests can be, in words */
 } cpa_serve_front;
 

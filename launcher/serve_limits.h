@@ -5,7 +5,7 @@
 #include "launcher/job.h"
 
 typedef struct cpa_serve_limits {
-    int64_t num_blocks;    /* of one rank */
+    int64_t num_blocks;    /* blocks of one rank */
     int64_t max_model_len; /* tokens of a request, prompt and answer */
 } cpa_serve_limits;
 

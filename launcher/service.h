@@ -15,7 +15,7 @@ typedef struct cpa_service {
     cpa_job_ranks ranks;
     cpa_job job;
     cpa_rank_placement placement;
-    cpa_cache_size cache;     /* of a rank */
+    cpa_cache_size cache;     /* cache of a rank */
     cpa_prompt_answer answer; /* rank 0: of `generate`; without a prompt: none */
     cpa_network network;
     cpa_engine *engine; /* NULL: not created yet */

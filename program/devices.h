@@ -7,7 +7,7 @@
 /* The CUDA devices that a rank sees. */
 typedef struct cpa_visible_devices {
     int32_t count;
-    char first[CPA_PCI_ADDRESS_BYTES]; /* of device 0; empty: none, or not known */
+    char first[CPA_PCI_ADDRESS_BYTES]; /* PCI address of device 0; empty: no device, or not known */
 } cpa_visible_devices;
 
 /* The number of the device of rank `me` of the n ranks of a host, of which rank r sees seen[r]: its own number where

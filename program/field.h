@@ -27,15 +27,15 @@ typedef struct cpa_field {
     cpa_field_type type;
     size_t offset;              /* in the struct that holds the values */
     const char *initial;        /* default, as a user would write it; NULL: there is none */
-    double min, max;            /* of INT and REAL, included */
-    const char *const *choices; /* of CHOICE; ends with NULL */
+    double min, max;            /* bounds of INT and REAL, included */
+    const char *const *choices; /* choices of CHOICE; ends with NULL */
     const char *word;           /* INT and REAL: a word that stands for word_value; or NULL */
     double word_value;
     int power_of_two; /* INT: only powers of two */
     const char *help;
     int secret;        /* the value is not written into results, nor sent to other ranks */
     int early;         /* each rank reads it before it meets the others: not from a settings file */
-    const char *alias; /* another name that it is found by; NULL: there is none */
+    const char *alias; /* another name of the field; NULL: none */
 } cpa_field;
 
 /* Parses `text` into the field of `object`. Otherwise CPA_INVALID, "WHERE: found 'TEXT', expected ...", and the object

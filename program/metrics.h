@@ -20,14 +20,14 @@ typedef struct cpa_summary {
 typedef struct cpa_samples {
     double *values;
     int64_t count, capacity;
-    int64_t oldest; /* of a full window */
+    int64_t oldest; /* index of the oldest sample, once the window is full */
 } cpa_samples;
 
 /* A request that has ended; times in seconds on one clock. */
 typedef struct cpa_request_times {
     uint64_t id;
     int64_t prompt_tokens, output_tokens;
-    double start_s;        /* it arrived, or was sent */
+    double start_s;        /* when the request arrived or, at a client, was sent; seconds */
     const double *token_s; /* [n_times] when output came: one token at a time, or, at a client, several */
     int64_t n_times;
     const char *error; /* NULL: it is completed */
@@ -37,7 +37,7 @@ typedef struct cpa_request_times {
 typedef struct cpa_request_record {
     uint64_t id;
     int64_t prompt_tokens, output_tokens;
-    double start_s, ttft_s, end_s; /* without output: 0 and start_s */
+    double start_s, ttft_s, end_s; /* seconds; without output: ttft_s 0 and end_s = start_s */
     int64_t first_gap, n_gaps;     /* samples of CPA_ITL of the request */
     char *error;                   /* NULL: it is completed */
 } cpa_request_record;
@@ -45,16 +45,16 @@ typedef struct cpa_request_record {
 /* Zeros, and the options and the window, to begin with. */
 typedef struct cpa_metrics {
     cpa_metrics_options options;
-    int64_t window; /* of each latency the last so many samples are kept, and no records; 0: everything */
+    int64_t window; /* samples kept of each latency, the last ones, and no records; 0: everything is kept */
     cpa_samples samples[CPA_METRIC_COUNT];
-    cpa_request_record *records; /* of requests, in the order in which they ended */
+    cpa_request_record *records; /* requests in the order in which they ended */
     int64_t n_records, records_capacity;
     int64_t completed;
     int64_t cancelled, expired, failed; /* requests that ended otherwise */
-    int64_t good;                       /* completed, and within the objectives */
-    int64_t input_tokens;               /* of completed requests */
-    int64_t output_tokens;
-    int out_of_memory; /* samples were lost */
+    int64_t good;                       /* completed requests within the objectives */
+    int64_t input_tokens;               /* prompt tokens of completed requests */
+    int64_t output_tokens;              /* output tokens of completed requests */
+    int out_of_memory;                  /* not 0: samples were lost for want of memory */
 } cpa_metrics;
 
 /* The most that there was of completed requests: at once, each from its start to its end; and of their tokens in one of

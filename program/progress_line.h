@@ -7,7 +7,7 @@
 
 typedef struct cpa_progress_line {
     FILE *out;
-    int terminal;   /* where it ends */
+    int terminal;   /* not 0: `out` is a terminal */
     int64_t tokens; /* prompt and output, in the whole run */
     int64_t requests;
     double next_s; /* when a line is due again */

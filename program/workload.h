@@ -10,14 +10,14 @@
 /* What requests are asked for. Texts are the caller's, and outlive the workload. */
 typedef struct cpa_workload_options {
     const char *trace;      /* a file; empty: made-up requests */
-    int64_t requests;       /* 0: all of the trace, or a few */
+    int64_t requests;       /* number of requests; 0: all of the trace, or a few */
     double length_scale;    /* multiplies the lengths of the trace */
-    double time_scale;      /* multiplies its times; 0: they are not used */
-    double request_rate;    /* of random arrivals, a second; INFINITY: all are there at once */
+    double time_scale;      /* multiplies the trace's times; 0: they are not used */
+    double request_rate;    /* requests a second, arriving at random; INFINITY: all are there at once */
     int64_t input_len;      /* prompt tokens of a made-up request */
     int64_t output_len;     /* output tokens of a made-up request */
-    int64_t seed;           /* of random arrivals */
-    const char *cache_salt; /* of requests that have none of their own */
+    int64_t seed;           /* seed of random arrivals */
+    const char *cache_salt; /* cache salt of requests that have none of their own */
 } cpa_workload_options;
 
 /* Tokens that are told to the program, for whoever has them. */
@@ -29,13 +29,13 @@ typedef struct cpa_told_tokens {
 typedef struct cpa_workload {
     cpa_request *requests; /* by arrival */
     int64_t count;
-    int64_t prompt_tokens; /* sums */
-    int64_t output_tokens;
-    cpa_trace trace;          /* .count = 0: none */
-    cpa_told_tokens prompt;   /* of the only request, where it is told */
-    cpa_told_tokens given;    /* the tokens of its answer, if these are imposed */
-    char title[256];          /* what it is, in words */
-    cpa_token_at_fn token_at; /* for the engine; NULL: tokens of its own */
+    int64_t prompt_tokens;    /* prompt tokens of all requests */
+    int64_t output_tokens;    /* output tokens of all requests */
+    cpa_trace trace;          /* the trace; count 0: none */
+    cpa_told_tokens prompt;   /* prompt of the only request, where its tokens are told */
+    cpa_told_tokens given;    /* tokens of the only request's answer, if imposed */
+    char title[256];          /* a description in words */
+    cpa_token_at_fn token_at; /* tokens for the engine; NULL: the engine makes its own */
 } cpa_workload;
 
 /* The tokens of a workload's requests within a vocabulary: those of the trace or the

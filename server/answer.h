@@ -15,7 +15,7 @@ typedef struct cpa_answer {
     int socket;
     char id[64];
     int64_t created; /* seconds of Unix time */
-    int64_t n;       /* choices: those of the first prompt, then of the next */
+    int64_t n;       /* number of choices: all of the first prompt, then of the next */
     cpa_choice *choices;
     cpa_arrival *arrivals; /* [n] */
     uint64_t *unfinished;  /* [n], for when it is closed */

@@ -67,7 +67,7 @@ int cpa_bind_generation(const cpa_server *server, cpa_generation *g, cpa_refusal
 /* What a request is bound by, as far as it is read. */
 typedef struct binding {
     json_t *constraint;
-    char field[64]; /* that it comes from */
+    char field[64]; /* name of the field that `constraint` comes from */
 } binding;
 
 /* Adds a constraint of one key, unless there is one already. */

@@ -21,24 +21,24 @@ typedef struct cpa_choice {
     const cpa_server *server;
     const cpa_generation *generation;
     cpa_text_stream *stream; /* NULL without a tokenizer */
-    cpa_reply *reply;        /* reads its text, what can be said of it; NULL: it is text alone */
-    int64_t told_calls;      /* whose names have been told */
-    /* Since cpa_choice_forget: tokens, and their text: its first `ready` bytes, whole characters, can be said; what
-     * follows may be the beginning of a text that stops it. */
+    cpa_reply *reply;        /* reads the text as far as it can be said; NULL: it is text alone */
+    int64_t told_calls;      /* calls whose names have been told */
+    /* Since cpa_choice_forget. The first `ready` bytes of the text, whole characters, can be said; what follows may be
+     * the beginning of a text that stops the choice. */
     cpa_output_token *tokens; /* [n_tokens] */
     int64_t n_tokens, capacity;
-    cpa_token_ranks *ranks; /* [n_tokens] where they are asked for */
+    cpa_token_ranks *ranks; /* [n_tokens] where ranks are asked for */
     int64_t ranks_capacity;
     char *text;
     int64_t bytes, ready, text_capacity;
-    /* Since the beginning. */
-    int64_t total_tokens, forgotten_characters; /* of the tokens forgotten */
+    /* Since the beginning of the choice. */
+    int64_t total_tokens, forgotten_characters; /* tokens so far; characters of those that were forgotten */
     cpa_choice_end end;
     const char *stop_text;   /* the text that stopped the choice, or NULL */
     int64_t stop_id;         /* the token of stop_token_ids that stopped the choice, or -1 */
-    const char *error;       /* why, of CPA_CHOICE_ERROR; the arrival's */
+    const char *error;       /* why, with CPA_CHOICE_ERROR; the arrival's */
     int is_begun, is_closed; /* the first event has been written; the last one has */
-    int is_cancelled;        /* its request was cancelled, as a text has stopped the choice */
+    int is_cancelled;        /* the engine's request was cancelled, as a text has stopped the choice */
 } cpa_choice;
 
 /* Both must outlive the choice. */

@@ -9,10 +9,11 @@
 
 typedef struct cpa_client_watch {
     /* Set by the caller; called by the thread of the watch. */
-    void (*on_silent)(void *ctx,
-                      uint64_t key);          /* its peer sends no more: it has closed, or shut down that side alone */
-    void (*on_gone)(void *ctx, uint64_t key); /* nor does it take anything; may come more than once */
-    void (*on_tick)(void *ctx);               /* every tick_ms milliseconds, or more often */
+    /* The peer of `key` sends no more: it has closed, or shut down that side alone. */
+    void (*on_silent)(void *ctx, uint64_t key);
+    /* The peer of `key` takes nothing any more either; may come more than once. */
+    void (*on_gone)(void *ctx, uint64_t key);
+    void (*on_tick)(void *ctx); /* every tick_ms milliseconds, or more often */
     int tick_ms;
     void *ctx;
     /* The watch's own. */

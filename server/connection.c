@@ -16,12 +16,13 @@
 typedef struct cpa_connection_state {
     int is_crowded;
     int has_spoken;  /* at least the first line of a request has come */
-    const char *uri; /* of the request, of uri_bytes; of the thread of the connection */
+    const char *uri; /* URI of the request, uri_bytes long; owned by the connection's thread */
     size_t uri_bytes;
     int has_odd_uri;
     int socket;
     cpa_connections *all;
-    double reading_since; /* by all->lock; 0: a request has come, and is not answered yet */
+    /* Since when a request is being read, seconds; 0: one has come and is not answered yet. Guarded by all->lock. */
+    double reading_since;
     struct cpa_connection_state *prev, *next;
 } state;
 

@@ -19,9 +19,9 @@ typedef struct cpa_field_names {
 
 typedef struct cpa_fields {
     const json_t *object;
-    const char *prefix; /* of the names in messages, such as "stream_options."; "" for the request's own */
+    const char *prefix; /* prefix of names in messages, such as "stream_options."; "" for the request's own fields */
     cpa_refusal *refusal;
-    cpa_field_names *looked_for; /* noted there; NULL: nowhere */
+    cpa_field_names *looked_for; /* collects the names that were looked for; NULL: they are not collected */
 } cpa_fields;
 
 /* Parses a body, which must be an object. The caller calls json_decref(*out). */

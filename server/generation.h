@@ -19,30 +19,31 @@ typedef struct cpa_generation {
     cpa_token_list *prompts; /* [n_prompts] */
     int64_t n_prompts;
     int64_t n;               /* samples of each prompt */
-    int64_t max_tokens;      /* of each sample; 0: what the model's length leaves to its prompt */
-    int max_tokens_is_given; /* the request has given max_tokens; else it is a bound that follows from the model */
+    int64_t max_tokens;      /* most tokens of each sample; 0: what the model's length leaves to its prompt */
+    int max_tokens_is_given; /* the request has given max_tokens; otherwise it is a bound that follows from the model */
     cpa_sampling sampling;   /* how tokens are drawn; stop_ids: the request's own, seed: that of the first sample */
     uint32_t *stop_ids;
     cpa_logit_bias *logit_biases;
     int has_seed;
     cpa_stop_text stops[CPA_MOST_STOPS];
     int n_stops;
-    int keeps_stop;    /* what stops it, a text or a token, belongs to the text */
+    int keeps_stop;    /* a text or token that stops the answer belongs to its text */
     int keeps_special; /* special tokens belong to the text */
     int stream, include_usage, usage_always;
     int returns_ids;     /* token ids of prompt and answer are returned */
     int echoes;          /* the answer begins with its prompt */
     int is_prompt_alone; /* the answer ends with its prompt: a token is drawn that is not told */
-    int tells_prompt;    /* log-probabilities of the prompt, and of so many of the most probable tokens there */
+    /* Log-probabilities of the prompt are told, with those of the top_of_prompt most probable tokens. */
+    int tells_prompt;
     int32_t top_of_prompt;
     cpa_prompt_text *prompt_texts; /* [n_prompt_texts] where the answer echoes */
     int64_t n_prompt_texts;
     int32_t priority;           /* lower runs first */
     char *salt;                 /* NULL = "" */
     char *tenant;               /* NULL: the salt tells */
-    char *binding;              /* what answers are bound to (constraint_text.h); NULL: they are free */
+    char *binding;              /* grammar that answers are bound to (constraint_text.h); NULL: they are free */
     char binding_field[64];     /* the name of the field that binds answers */
-    cpa_constraint *constraint; /* answers are bound as this one is: of `binding`, once that is done */
+    cpa_constraint *constraint; /* constraint made of `binding`, once that is done */
     json_t *tools;              /* the tools of a chat that an answer may call: an array, not empty; NULL: none */
     int has_parts;              /* answers are read by `reply`: thoughts, text, calls */
     cpa_reply_options reply;

@@ -59,7 +59,7 @@ static int refuse_what_is_not_there(const cpa_fields *fields) {
 static int read_sampling(const cpa_fields *fields, cpa_generation *g) {
     static const struct {
         const char *name;
-        size_t offset; /* of a float in cpa_sampling */
+        size_t offset; /* offset of a float in cpa_sampling */
         double least, most;
     } numbers[] = {
         {"temperature", offsetof(cpa_sampling, temperature), 0, 100},

@@ -15,15 +15,15 @@ typedef struct cpa_http_exchange {
     const char *method, *path; /* without the query; live as long as the request */
     int closes;                /* the connection ends with the reply */
     int takes_interim;         /* replies 1xx before the reply: HTTP/1.1 */
-    int is_incoming;           /* of cpa_in_flight_announce, until cpa_in_flight_is_in */
-    int64_t key;               /* index of the API key that it came with, where some is wanted */
-    char *body;                /* of a POST */
-    int64_t bytes, capacity;   /* of the body */
+    int is_incoming;           /* announced by cpa_in_flight_announce, and not yet in by cpa_in_flight_is_in */
+    int64_t key;               /* index of the API key that the request came with, where one is wanted */
+    char *body;                /* body of a POST */
+    int64_t bytes, capacity;   /* bytes of the body */
     /* What a route has made of the body; where both are NULL it is refused. */
     struct cpa_generation *generation;
     char *reply; /* JSON */
     cpa_refusal refusal;
-    struct cpa_answer *answer; /* of a request that is with the engine; NULL */
+    struct cpa_answer *answer; /* answer to a request that is with the engine; NULL: none */
 } cpa_http_exchange;
 
 /* 413. */

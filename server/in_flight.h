@@ -33,12 +33,12 @@ typedef struct cpa_output_token {
 typedef struct cpa_arrival {
     cpa_output_token *tokens; /* [count] */
     int64_t count, capacity;
-    cpa_token_ranks *ranks; /* [count] where they are asked for */
+    cpa_token_ranks *ranks; /* [count] ranks and log-probabilities, where wanted */
     int64_t ranks_capacity;
-    int64_t prompt_ranked; /* tokens of the prompt of which something was said, in all */
-    int has_ended;         /* nothing more comes, and why: */
+    int64_t prompt_ranked; /* prompt tokens so far of which log-probabilities were told */
+    int has_ended;         /* nothing more comes; `reason` says why */
     cpa_finish_reason reason;
-    char error[256]; /* of CPA_FINISH_FAILED */
+    char error[256]; /* why, with CPA_FINISH_FAILED */
 } cpa_arrival;
 
 void cpa_arrival_release(cpa_arrival *arrival);
@@ -49,12 +49,12 @@ struct cpa_flight_group;
 typedef struct cpa_flight {
     uint64_t id;
     struct cpa_flight_group *group;
-    const cpa_token_list *prompt; /* of the group's */
+    const cpa_token_list *prompt; /* the request's prompt, one of the group's */
     uint64_t seed;
-    /* By the lock. */
-    UT_hash_handle hh; /* while the engine has it */
+    /* Guarded by the lock. */
+    UT_hash_handle hh; /* in cpa_in_flight.flights, while the engine has the request */
     cpa_arrival arrived;
-    int64_t received; /* tokens */
+    int64_t received; /* output tokens received */
 } cpa_flight;
 
 typedef struct cpa_flight_group {
@@ -65,17 +65,17 @@ typedef struct cpa_flight_group {
     int64_t n_prompts;
     cpa_prompt_ranks *prompt_ranks; /* [n_prompts], added to by the lock; NULL: nobody wants them */
     int wakes_on_tokens;            /* the connection is resumed for each token, not for ends alone */
-    /* By the lock. */
-    struct MHD_Connection *connection; /* NULL: it has left */
-    UT_hash_handle hh;                 /* by the id of the first flight, while the connection is there */
+    /* Guarded by the lock. */
+    struct MHD_Connection *connection; /* connection that waits for the group; NULL: it has left */
+    UT_hash_handle hh; /* in cpa_in_flight.groups, by the id of the first flight, while the connection is there */
     int64_t with_engine;
     int is_suspended, has_news, is_silent, is_gone, is_due;
 } cpa_flight_group;
 
 typedef struct cpa_in_flight {
     pthread_mutex_t lock;
-    pthread_cond_t left; /* a connection has */
-    cpa_flight *flights; /* tables by id */
+    pthread_cond_t left; /* signalled when a connection has left */
+    cpa_flight *flights; /* flights by id */
     cpa_flight_group *groups;
     uint64_t *due; /* [n_due] groups that have tokens for connections to wake, by the ids of their first flights */
     int64_t n_due, due_capacity;

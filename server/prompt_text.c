@@ -37,18 +37,18 @@ void cpa_prompt_text_close(cpa_prompt_text *text) {
     free(text->text);
 }
 
-static int is_at(const cpa_prompt_text *text, size_t at, const char *piece, size_t bytes) {
-    return bytes <= text->bytes - at && memcmp(text->text + at, piece, bytes) == 0;
+static int is_at(const cpa_prompt_text *text, size_t at, const char *token_text, size_t bytes) {
+    return bytes <= text->bytes - at && memcmp(text->text + at, token_text, bytes) == 0;
 }
 
 int64_t cpa_prompt_text_pass(const cpa_server *server, const cpa_prompt_text *text, uint32_t id, size_t *at) {
     const cpa_tokenizer *tokenizer = server->options.tokenizer;
     size_t bytes = 0;
-    const char *piece = tokenizer ? cpa_tokenizer_token(tokenizer, id, &bytes) : NULL;
-    if (!piece) return cpa_token_name_characters(server, id);
-    if (!is_at(text, *at, piece, bytes)) {
+    const char *token_text = tokenizer ? cpa_tokenizer_token(tokenizer, id, &bytes) : NULL;
+    if (!token_text) return cpa_token_name_characters(server, id);
+    if (!is_at(text, *at, token_text, bytes)) {
         if (cpa_tokenizer_is_special(tokenizer, id)) return 0;
-        if (bytes > 0 && *piece == ' ' && is_at(text, *at, piece + 1, bytes - 1)) bytes--;
+        if (bytes > 0 && *token_text == ' ' && is_at(text, *at, token_text + 1, bytes - 1)) bytes--;
     }
     const size_t end = bytes < text->bytes - *at ? *at + bytes : text->bytes, begin = *at;
     *at = end;

@@ -7,7 +7,7 @@
 #include <cpattn/status.h>
 
 typedef struct cpa_refusal {
-    unsigned status;  /* of HTTP */
+    unsigned status;  /* HTTP status */
     const char *code; /* "context_length_exceeded", ...; NULL = none */
     char param[64];   /* the field that is to blame, "" if it is none */
     char message[512];

@@ -5,8 +5,8 @@
 #include <strings.h>
 
 typedef struct head {
-    const char *at, *end; /* what follows the headers seen so far, in the head as it came */
-    int is_torn;          /* something stands between them that is not theirs */
+    const char *at, *end; /* rest of the head, behind the headers seen so far */
+    int is_torn;          /* bytes that belong to no header stand between headers */
     int hosts, lengths, encodings;
     int others;   /* encodings other than chunked */
     int misnamed; /* such as "Content-Length ", which some read as if the space were not there */

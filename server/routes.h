@@ -6,9 +6,9 @@
 
 typedef struct cpa_route {
     const char *path; /* one that ends in '/' stands for all that begin so and go on */
-    int is_open;      /* it needs no API key */
-    int is_probe;     /* it is served also where there are too many connections */
-    int renders;      /* it may render a chat */
+    int is_open;      /* needs no API key */
+    int is_probe;     /* served also where there are too many connections */
+    int renders;      /* may render a chat */
     /* Of a POST: makes what it can of the body, on whatever thread, without the engine. */
     void (*prepare)(cpa_http_exchange *exchange);
     /* Called then, on the thread of the connection, and again each time when the connection, which it has suspended, is

@@ -28,16 +28,16 @@ typedef struct cpa_server_options {
      * other. */
     const char *const *api_keys;
     int64_t n_api_keys;
-    const char *model_name;         /* of /v1/models, and what requests may name */
+    const char *model_name;         /* name that /v1/models gives, and that requests may use */
     const cpa_tokenizer *tokenizer; /* NULL: prompts and answers are token ids */
     const cpa_chat_template *chat;  /* NULL: no chat */
     cpa_tool_form tool_form;        /* how the model writes calls; CPA_TOOLS_NONE: they are text */
     cpa_thought_form thought_form;  /* how the model writes thoughts */
     uint64_t seed;                  /* what the seeds of requests without one follow from */
-    int64_t max_body_bytes;         /* of one request; 0 = 32 MiB */
+    int64_t max_body_bytes;         /* most bytes of the body of a request; 0 = 32 MiB */
     int64_t max_connections;        /* connections beyond so many are answered 503 and closed; up to 2^20, 0 = 2048 */
     double idle_timeout_s;          /* a connection without progress by its client is closed after it; 0 = 60 */
-    int32_t threads;                /* that parse requests and write answers; 0 = 4 */
+    int32_t threads;                /* threads that parse requests and write answers; 0 = 4 */
     /* The text of /metrics, which the server frees; from any thread of the server. NULL: an empty one. */
     char *(*metrics)(void *ctx);
     void *metrics_ctx;

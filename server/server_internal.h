@@ -15,24 +15,25 @@
 #include "src/grammar/constraints.h"
 
 struct cpa_server {
-    /* Constant while it listens. */
-    cpa_server_options options; /* the given ones, with defaults for zeros; the texts are the server's */
+    /* Constant while the server listens. */
+    cpa_server_options options; /* the options given, with defaults for zeros; the texts are the server's */
     cpa_api_keys api_keys;
     struct MHD_Daemon *daemon;
     int port;
     int64_t created;   /* seconds of Unix time */
     uint64_t instance; /* a random number, for ids of answers */
-    /* By any thread. */
+    /* Used by any thread. */
     cpa_connections open;
-    atomic_llong connections; /* open now */
-    atomic_llong body_bytes;  /* of the requests that are being read */
+    atomic_llong connections; /* connections that are open */
+    atomic_llong body_bytes;  /* bytes of the bodies that are being read */
     atomic_int is_attached;
-    cpa_server_engine engine;     /* constant once it is attached, as where the state is CPA_SERVER_READY */
+    cpa_server_engine engine;     /* constant once attached, which it is where the state is CPA_SERVER_READY */
     cpa_constraints *constraints; /* constant once the engine is attached; NULL: answers cannot be bound */
     cpa_in_flight in_flight;
     cpa_client_watch watch;
-    cpa_work work, rendering,
-        binding; /* of chats by a process, which may keep its threads waiting; of answers to grammars */
+    /* Threads for requests and answers; for chats that a process renders, which may keep them waiting; and for grammars
+     * that answers are bound to. */
+    cpa_work work, rendering, binding;
     cpa_waker waker;
 };
 

@@ -23,9 +23,9 @@ static size_t mend(const char *text, size_t bytes, char *out, int64_t *character
     for (size_t at = 0; at < bytes; ++*characters) {
         const int next = cpa_utf8_next(text + at, bytes - at);
         const size_t taken = next > 0 ? (size_t)next : next < 0 ? (size_t)-next : bytes - at;
-        const char *piece = next > 0 ? text + at : CPA_UTF8_REPLACEMENT;
+        const char *character = next > 0 ? text + at : CPA_UTF8_REPLACEMENT;
         const size_t n = next > 0 ? taken : sizeof CPA_UTF8_REPLACEMENT - 1;
-        if (out) memcpy(out + written, piece, n);
+        if (out) memcpy(out + written, character, n);
         written += n;
         at += taken;
     }

@@ -9,7 +9,7 @@
 
 typedef struct choice {
     int may_call, must_call;
-    const char *name; /* of the one that must be called; NULL: any */
+    const char *name; /* name of the tool that must be called; NULL: any */
 } choice;
 
 static int refuse(const cpa_fields *fields, const char *code, const char *why) {

@@ -21,8 +21,8 @@ typedef struct cpa_work {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     pthread_t threads[CPA_WORK_THREADS];
-    cpa_work_item *first, *last; /* by the lock, as is the next */
-    int is_stopping;
+    cpa_work_item *first, *last; /* guarded by the lock */
+    int is_stopping;             /* guarded by the lock */
 } cpa_work;
 
 cpa_status cpa_work_start(cpa_work *work, cpa_error *err);

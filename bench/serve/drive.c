@@ -28,7 +28,7 @@ typedef struct flight {
     CURL *easy;
     char *body;
     double start_s;
-    long status; /* of HTTP, once the body begins */
+    long status; /* HTTP status, once the body begins */
     cpa_stream_answer answer;
     char refusal[REFUSAL_BYTES]; /* the beginning of a body that is no stream of events */
     size_t refusal_bytes;

@@ -19,7 +19,7 @@ typedef struct cpa_event_text {
 /* Zeros to begin with. */
 typedef struct cpa_event_reader {
     cpa_event_text line; /* as far as it has come */
-    cpa_event_text data; /* of the event so far */
+    cpa_event_text data; /* data of the event, as far as it has come */
     bool has_data;
     bool after_cr;  /* a line feed belongs to the end of the line before */
     bool has_begun; /* the first line is over: no byte order mark is looked for */

@@ -34,7 +34,7 @@ typedef struct cpa_serve_options {
     char extra_body[CPA_TEXT_BYTES];
     double timeout_s, ready_timeout_s;
     char percentiles[CPA_TEXT_BYTES], goodput[CPA_TEXT_BYTES];
-    cpa_metrics_options metrics; /* of these two */
+    cpa_metrics_options metrics; /* `percentiles` and `goodput`, parsed */
     char result_json[CPA_TEXT_BYTES];
     int64_t help;
 } cpa_serve_options;

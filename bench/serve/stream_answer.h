@@ -6,7 +6,7 @@
 
 /* Zeros, and is_chat, to begin with. */
 typedef struct cpa_stream_answer {
-    bool is_chat; /* of /v1/chat/completions */
+    bool is_chat; /* answers /v1/chat/completions */
     cpa_event_reader events;
     double now; /* when the bytes that are being read came */
 
@@ -15,7 +15,7 @@ typedef struct cpa_stream_answer {
     int64_t ids;               /* tokens whose ids came */
     int64_t prompt_tokens;     /* as the server counts them; 0: it has not said */
     int64_t completion_tokens; /* as the server counts them; 0: it has not said */
-    bool has_finished;         /* it has got the reason of its end */
+    bool has_finished;         /* a finish_reason has come */
     bool is_done;              /* [DONE] has come */
     char error[160];           /* empty: none so far */
 } cpa_stream_answer;

@@ -35,7 +35,7 @@ CURLcode cpa_target_prepare(const cpa_target *target, CURL *easy, const char *ur
 typedef struct reply {
     char *bytes;
     int64_t count, capacity;
-    long status; /* of HTTP; 0: there was no answer, for this reason: */
+    long status; /* HTTP status; 0: there was no answer, and `code` says why */
     CURLcode code;
 } reply;
 

@@ -8,7 +8,7 @@
 
 typedef struct cpa_target {
     const cpa_serve_options *options;
-    struct curl_slist *headers;           /* of a request */
+    struct curl_slist *headers;           /* headers of each request */
     char completions[2 * CPA_TEXT_BYTES]; /* URL of the endpoint */
     char model[CPA_TEXT_BYTES];
     uint32_t vocabulary; /* ids are below */

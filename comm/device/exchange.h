@@ -28,7 +28,7 @@ struct cpa_exchange {
     int captured;
     int64_t number;      /* how many were started before; the same on all ranks */
     cudaStream_t stream; /* the caller's: what it holds so far makes the buffers ready */
-    uint64_t lanes;      /* those that it uses */
+    uint64_t lanes;      /* a bit for each lane that the exchange uses */
     cudaEvent_t ready;   /* the caller's buffers are; recorded by the first lane that begins */
     int ready_recorded;
     cudaEvent_t *done; /* [n_lanes] */
@@ -59,7 +59,7 @@ struct cpa_device_transport {
     cudaStream_t *lanes;
     int64_t started;
     cpa_exchange exchanges[CPA_TRANSPORT_MAX_IN_FLIGHT];
-    cpa_lane_counts counts;  /* of what is done on them */
+    cpa_lane_counts counts;  /* what is done on the lanes */
     uint64_t captured_peers; /* the ranks that captured exchanges wait for, whenever their graphs run */
     cpa_error failure;       /* why it gave up; CPA_OK while it works */
 };

@@ -1,5 +1,5 @@
 /* Communicators from MPI: non-blocking point-to-point messages on a duplicate of the caller's communicator. Counts are
- * int in MPI, so a long message travels in pieces, which keep their order. */
+ * int in MPI, so a long message travels in fragments, which keep their order. */
 #include <cpattn/mpi.h>
 
 #include <stdio.h>
@@ -13,9 +13,9 @@
 
 struct cpa_comm_request {
     struct cpa_comm_request *next; /* free ones */
-    MPI_Request mpi;               /* of the piece that is under way */
+    MPI_Request mpi;               /* of the fragment that is under way */
     char *data;
-    int64_t bytes, at; /* of the message, and where the piece begins */
+    int64_t bytes, at; /* of the message, and where the fragment begins */
     int32_t peer, tag;
     int is_send;
 };
@@ -47,16 +47,16 @@ static cpa_status check(int code, const char *call, cpa_error *err) {
 
 /* ---- messages ---- */
 
-static int piece_bytes(const cpa_comm_request *r) {
+static int fragment_bytes(const cpa_comm_request *r) {
     return (int)(r->bytes - r->at < PIECE_BYTES ? r->bytes - r->at : PIECE_BYTES);
 }
 
-static cpa_status start_piece(mpi_state *s, cpa_comm_request *r, cpa_error *err) {
+static cpa_status start_fragment(mpi_state *s, cpa_comm_request *r, cpa_error *err) {
     char *at = r->data ? r->data + r->at : NULL;
     if (r->is_send) {
-        return check(MPI_Isend(at, piece_bytes(r), MPI_BYTE, r->peer, r->tag, s->comm, &r->mpi), "MPI_Isend", err);
+        return check(MPI_Isend(at, fragment_bytes(r), MPI_BYTE, r->peer, r->tag, s->comm, &r->mpi), "MPI_Isend", err);
     }
-    return check(MPI_Irecv(at, piece_bytes(r), MPI_BYTE, r->peer, r->tag, s->comm, &r->mpi), "MPI_Irecv", err);
+    return check(MPI_Irecv(at, fragment_bytes(r), MPI_BYTE, r->peer, r->tag, s->comm, &r->mpi), "MPI_Irecv", err);
 }
 
 static void put_back(mpi_state *s, cpa_comm_request *r) {
@@ -73,7 +73,7 @@ static cpa_status start(mpi_state *s, const cpa_comm_request *message, cpa_comm_
         if (!r) return fail(err, CPA_NO_MEMORY, "a message over MPI", "no memory");
     }
     *r = *message;
-    cpa_status status = start_piece(s, r, err);
+    cpa_status status = start_fragment(s, r, err);
     if (status != CPA_OK) {
         put_back(s, r);
         return status;
@@ -95,14 +95,14 @@ static cpa_status mpi_receive(void *state, int32_t peer, int32_t tag, void *data
     return start(state, &message, out, err);
 }
 
-/* A piece is here: is it whole? */
-static cpa_status check_piece(const mpi_state *s, const cpa_comm_request *r, const MPI_Status *arrived,
-                              cpa_error *err) {
+/* A fragment is here: is it whole? */
+static cpa_status check_fragment(const mpi_state *s, const cpa_comm_request *r, const MPI_Status *arrived,
+                                 cpa_error *err) {
     char why[128];
     int got = 0;
     MPI_Get_count(arrived, MPI_BYTE, &got);
-    if (got == piece_bytes(r)) return CPA_OK;
-    snprintf(why, sizeof why, "received %d bytes from rank %d, expected %d", got, r->peer, piece_bytes(r));
+    if (got == fragment_bytes(r)) return CPA_OK;
+    snprintf(why, sizeof why, "received %d bytes from rank %d, expected %d", got, r->peer, fragment_bytes(r));
     char who[32];
     snprintf(who, sizeof who, "rank %d", s->rank);
     return fail(err, CPA_COMM, who, why);
@@ -111,14 +111,14 @@ static cpa_status check_piece(const mpi_state *s, const cpa_comm_request *r, con
 static cpa_status mpi_test(void *state, cpa_comm_request *r, int *done, cpa_error *err) {
     mpi_state *s = state;
     MPI_Status arrived;
-    int piece_done = 0;
+    int fragment_done = 0;
     *done = 0;
-    cpa_status status = check(MPI_Test(&r->mpi, &piece_done, &arrived), "MPI_Test", err);
-    if (status == CPA_OK && !piece_done) return CPA_OK;
-    if (status == CPA_OK && !r->is_send) status = check_piece(s, r, &arrived, err);
+    cpa_status status = check(MPI_Test(&r->mpi, &fragment_done, &arrived), "MPI_Test", err);
+    if (status == CPA_OK && !fragment_done) return CPA_OK;
+    if (status == CPA_OK && !r->is_send) status = check_fragment(s, r, &arrived, err);
     if (status == CPA_OK) {
-        r->at += piece_bytes(r);
-        if (r->at < r->bytes) status = start_piece(s, r, err);
+        r->at += fragment_bytes(r);
+        if (r->at < r->bytes) status = start_fragment(s, r, err);
         *done = r->at >= r->bytes;
     }
     if (status != CPA_OK || *done) put_back(s, r);

@@ -14,7 +14,7 @@ typedef struct cpa_peer_address {
     uint64_t base;       /* the address of the allocation in the exporting process */
     uint64_t size;
     int64_t offset;
-    int64_t bytes; /* of the message */
+    int64_t bytes; /* bytes of the message */
     cudaIpcMemHandle_t handle;
 } cpa_peer_address;
 
@@ -22,7 +22,7 @@ enum { CPA_PEER_KNOWN = 16 };
 
 typedef struct cpa_peer_exports {
     cpa_peer_address known[CPA_PEER_KNOWN]; /* offset and bytes are not used */
-    int64_t n;                              /* the last CPA_PEER_KNOWN of them are known */
+    int64_t n;                              /* exported so far; the last CPA_PEER_KNOWN of them are in `known` */
 } cpa_peer_exports;
 
 /* The allocations of one peer that are mapped here. */

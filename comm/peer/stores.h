@@ -35,24 +35,24 @@ enum { CPA_STORE_BYTES = 1 << 20, CPA_STORE_SLOTS = CPA_TRANSPORT_MAX_IN_FLIGHT 
 
 /* What the host knows of a slot. */
 typedef struct cpa_store_slot {
-    int64_t number; /* of the last exchange in it */
-    int open;       /* it was started, and its messages are not taken out yet */
+    int64_t number; /* number of the last exchange in the slot */
+    int open;       /* not 0: the exchange was started, and its messages are not taken out yet */
     int captured;
-    int pushed;            /* it sent messages */
-    cudaStream_t ready;    /* where it was started */
+    int pushed;            /* not 0: the exchange sent messages */
+    cudaStream_t ready;    /* stream on which the exchange was started */
     cpa_store_part *parts; /* [size - 1] to take out */
     int32_t n_parts;
-    cpa_store_part *flags; /* [size - 1] of messages that come into peer-mapped buffers */
+    cpa_store_part *flags; /* [size - 1] messages that come into peer-mapped buffers */
     int32_t n_flags;
     cudaEvent_t done; /* behind the last use of the slot */
-    int recorded;     /* `done` was */
+    int recorded;     /* not 0: `done` was recorded */
     int done_captured;
-    cudaStream_t last; /* where it was */
+    cudaStream_t last; /* stream on which `done` was recorded */
 } cpa_store_slot;
 
 /* For how long a peer has been waited for in a slot. */
 typedef struct cpa_store_wait {
-    uint32_t mark; /* of the kernel; 0: it does not wait */
+    uint32_t mark; /* mark of the waiting kernel; 0: it does not wait */
     double since;
 } cpa_store_wait;
 
@@ -62,7 +62,7 @@ typedef struct cpa_stores {
     int32_t rank, size;
     int starts_early;      /* the device places a kernel before the one in front of it is over, where it may */
     char *own;             /* device: the cells, the inbox, the peer-mapped buffers */
-    char **theirs;         /* [size] the same of the others, mapped; NULL: not connected */
+    char **theirs;         /* [size] memory of the other ranks, laid out as `own`, mapped; NULL: not connected */
     cpa_store_host *host;  /* page-locked */
     cpa_store_wait *waits; /* [CPA_STORE_SLOTS, size, 2] */
     cpa_store_slot slots[CPA_STORE_SLOTS];

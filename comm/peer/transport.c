@@ -39,7 +39,7 @@ typedef struct peer_flags {
 
 /* What a rank holds for one other. */
 typedef struct peer_link {
-    peer_flags *theirs; /* mapped; those that they keep for this rank */
+    peer_flags *theirs; /* flags that the peer keeps for this rank, mapped */
     char *theirs_base;
     cpa_peer_imports imports;
 } peer_link;
@@ -52,11 +52,11 @@ typedef struct address_box {
 
 typedef struct peer_transport {
     cpa_device_transport head;
-    int32_t tag;       /* of the addresses */
-    peer_flags *flags; /* device, [size]: written by that rank */
+    int32_t tag;       /* tag of the messages that carry addresses */
+    peer_flags *flags; /* device, [size]: each written by the rank of its index */
     peer_link *links;  /* [size] */
     cudaStream_t rescue;
-    cpa_stores stores; /* their memory lies behind the flags */
+    cpa_stores stores; /* stored messages; their memory lies behind the flags */
     cpa_peer_exports exports;
     address_box boxes[CPA_TRANSPORT_MAX_IN_FLIGHT];
 } peer_transport;
@@ -127,7 +127,7 @@ static cpa_status learn_address(peer_transport *t, const cpa_exchange *exchange,
 typedef struct transfer {
     const cpa_message *m;
     int32_t lane;
-    void *to; /* where it sends */
+    void *to; /* destination of the message, in the peer's memory */
 } transfer;
 
 static cpa_status enqueue_ops(peer_transport *t, const transfer *x, cpa_mem_op *ops, int n, cpa_error *err) {

@@ -60,7 +60,7 @@ typedef enum cpa_verdict { CPA_VERDICT_WELCOME = 1, CPA_VERDICT_OTHER_KEY } cpa_
 
 typedef struct cpa_reply {
     int64_t verdict; /* cpa_verdict */
-    cpa_proof proof; /* that who listens knows the key; zeros where the other end does not */
+    cpa_proof proof; /* proof that the listener knows the key; zeros where the caller does not */
 } cpa_reply;
 
 /* The proof of the end that connects, or of the one that listens. */

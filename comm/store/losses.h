@@ -15,9 +15,9 @@ typedef enum cpa_notice_kind {
 /* What goes over a connection; all the same size. */
 typedef struct cpa_notice {
     int32_t kind, rank;
-    int32_t waits_for; /* of a heartbeat: the rank that its rank waits for; -1: none */
-    float waited_s;    /* of a heartbeat: for how long its rank has waited */
-    cpa_works works;   /* of a heartbeat: what its rank does */
+    int32_t waits_for; /* heartbeat: the rank that the sender waits for; -1: none */
+    float waited_s;    /* heartbeat: s for which the sender has waited */
+    cpa_works works;   /* heartbeat: what the sender is doing */
     cpa_call_refusal refusal;
     cpa_status status;
     char message[400];

@@ -42,12 +42,13 @@ struct cpa_comm_request {
     int given_up; /* a send that is through in part: the rest is a copy, and goes on */
     int is_kept;
     int done;
-    cpa_status failed; /* why it failed is what the connection says, or a wrong size */
+    /* CPA_OK while it goes well; the connection says why a request failed, unless its size was wrong. */
+    cpa_status failed;
     frame_head head;
     int64_t head_at, at; /* bytes of the head, and of the message, that are through */
-    int64_t bytes;       /* of a receive: as expected */
+    int64_t bytes;       /* bytes of a receive, as expected */
     char *data;
-    int64_t capacity; /* of a kept one: there is room for what has arrived, whatever its head says is to come */
+    int64_t capacity; /* room of `data` in a kept message, which grows with what arrives */
 };
 
 typedef struct request_list {
@@ -59,10 +60,11 @@ typedef struct link {
     int fd;
     cpa_error failure; /* why it is gone */
     request_list sends, expected, kept;
-    frame_head head; /* of the frame that arrives */
+    frame_head head; /* head of the frame that arrives */
     int64_t head_at;
-    cpa_comm_request *into; /* where it goes: expected, or kept; NULL, its head complete: nowhere */
-    int64_t left;           /* bytes of it that are to come */
+    /* Request that the frame's bytes go to, expected or kept; NULL with a complete head: they are dropped. */
+    cpa_comm_request *into;
+    int64_t left; /* bytes of it that are to come */
 } link;
 
 typedef struct tcp_state {

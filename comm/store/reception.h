@@ -24,12 +24,12 @@ typedef struct cpa_visitor {
 
 typedef struct cpa_reception {
     int listener;   /* the caller's */
-    cpa_hello rank; /* who is met here: purpose, to and size of those that are let in */
+    cpa_hello rank; /* the purpose, rank and number of ranks that a visitor has to name */
     cpa_job_key key;
     int32_t n;
     cpa_visitor visitors[CPA_RECEPTION_MOST]; /* in the order in which they came */
     int64_t turned_away;
-    char last[CPA_RECEPTION_LAST_BYTES]; /* of those that were turned away, and why */
+    char last[CPA_RECEPTION_LAST_BYTES]; /* the last visitor that was turned away, and why */
 } cpa_reception;
 
 /* Rank `rank` of `size` takes callers for that purpose. */

@@ -44,21 +44,21 @@ typedef struct connection {
 struct cpa_watch {
     int32_t rank, size;
     pthread_t thread;
-    int started; /* the thread */
+    int started; /* not 0: the thread was started */
     int wake;    /* an eventfd */
     atomic_int ending;
     atomic_int has_notice;
     _Atomic double timeout_s;
     _Atomic double waits_since; /* 0: does not wait */
     atomic_int waits_for;
-    _Atomic(const char *) difference;           /* of works: what to say of it, up to the other rank's name */
-    connection connections[CPA_COMM_MAX_RANKS]; /* of the thread; fd -1: none */
-    cpa_notice heartbeats[CPA_COMM_MAX_RANKS];  /* rank 0: the last of each */
-    pthread_mutex_t lock;                       /* of what follows */
+    _Atomic(const char *) difference;           /* what to say where works differ, up to the other rank's name */
+    connection connections[CPA_COMM_MAX_RANKS]; /* connections of the thread to each rank; fd -1: none */
+    cpa_notice heartbeats[CPA_COMM_MAX_RANKS];  /* rank 0: the last heartbeat of each rank */
+    pthread_mutex_t lock;                       /* guards what follows */
     cpa_loss losses[CPA_COMM_MAX_RANKS];
     cpa_notice queued[8]; /* what this rank has to say, until the thread has taken it */
     int n_queued;
-    int gave_up; /* this rank has said that it takes part in nothing any more */
+    int gave_up; /* not 0: this rank has said that it takes part in nothing any more */
     cpa_works works;
 };
 

@@ -23,10 +23,10 @@ typedef struct cpa_constraint_ops {
     /* The answer goes on by a token. Each comes once and in order, from the first output token on, however often the
      * engine computes it; that which ends the request does not come. */
     cpa_status (*accept)(void *ctx, uint32_t token, cpa_error *err);
-    /* Which tokens may come next: token i where bit i % 32 of words[i / 32] is set. There are (vocabulary + 31) / 32
-     * words (cpa_model.vocabulary), which come as zeros; bits behind the vocabulary count nothing. A mask of none ends
-     * the request as failed. An answer can end by a token of the network's end_ids, or of the request's stop_ids, where
-     * the mask lets it. */
+    /* Sets the bits of the tokens that may come next: token i is bit i % 32 of words[i / 32]. There are (vocabulary +
+     * 31) / 32 words (cpa_model.vocabulary), which come as zeros; bits behind the vocabulary count nothing. A mask of
+     * none ends the request as failed. An answer can end by a token of the network's end_ids, or of the request's
+     * stop_ids, where the mask lets it. */
     cpa_status (*mask)(void *ctx, uint32_t *words, cpa_error *err);
     /* Stands for the mask: where two constraints of an engine, or one at two times, have the same key, they have the
      * same mask, which is then not asked for again. 0, or key NULL: it is asked for each time. */

@@ -30,10 +30,10 @@ typedef struct cpa_algorithm_question {
     size_t size;
     cpa_attention_shape shape;
     int32_t ranks;
-    int64_t new_tokens;    /* of the chunk */
-    int64_t cached_tokens; /* of its sequence, before it */
-    double flops;          /* FLOP/s of attention on one rank, and */
-    double bandwidth;      /* bytes/s that it exchanges; both 0: not known, and the bytes to move decide */
+    int64_t new_tokens;    /* new tokens of the chunk */
+    int64_t cached_tokens; /* tokens of its sequence that are in the cache before it */
+    double flops;     /* FLOP/s of attention on one rank; 0 with bandwidth 0: not known, the bytes to move decide */
+    double bandwidth; /* bytes/s that one rank exchanges; 0 with flops 0: not known */
 } cpa_algorithm_question;
 
 /* The algorithm that the engine's planner would give the chunk (see docs/ARCHITECTURE.md): pass-Q for one token.
@@ -52,10 +52,11 @@ typedef enum cpa_row_placement { CPA_ROWS_OWNED = 0, CPA_ROWS_REPLICATED } cpa_r
  * latent keys as they lie, say, beside rows of prefill that attend narrower ones. All attend the same cache, with the
  * heads of its shape. */
 typedef struct cpa_row_form {
-    int32_t k_dim; /* of a query head, which attends the first so many columns of a key; 0: that of the shape */
-    int32_t v_dim; /* of a partial state, over the first so many columns of a value; 0: that of the shape */
-    /* Of a head of the result, and of the partial states that travel between ranks; 0: v_dim. If it is not 0, each layer
-     * has a matrix for each head, which partial states are multiplied by before they travel: cpa_form_rows.matrix. */
+    int32_t k_dim; /* width of a query head, which attends the first k_dim columns of a key; 0: k_dim of the shape */
+    int32_t v_dim; /* width of a partial state, over the first v_dim columns of a value; 0: v_dim of the shape */
+    /* Width of a head of the result, and of the partial states that travel between ranks; 0: v_dim. If it is not 0,
+     * each layer has a matrix for each head, which partial states are multiplied by before they travel:
+     * cpa_form_rows.matrix. */
     int32_t out_dim;
     int32_t reserved[5]; /* zero */
 } cpa_row_form;
@@ -76,7 +77,7 @@ typedef struct cpa_context_options {
     int64_t staging_bytes;
     int64_t max_rows; /* most new tokens in one step, over all ranks */
     cpa_row_placement rows;
-    cpa_cascade_attention cascade_attention; /* of chunks of a few tokens over this rank's shard */
+    cpa_cascade_attention cascade_attention; /* for chunks of a few tokens over this rank's shard */
     /* [n_forms], copied; NULL and 0: there is one form, that of the shape. Forms that attend fewer columns than a row has
      * take a cache whose rows lie in one piece, without scales of their own. */
     const cpa_row_form *forms;
@@ -89,13 +90,14 @@ typedef struct cpa_context_options {
 typedef struct cpa_context_chunk {
     int64_t start;
     int64_t count;
-    cpa_placement placement;    /* of the sequence */
+    cpa_placement placement;    /* placement of the sequence */
     cpa_algorithm algorithm;    /* CPA_PASS_KV or CPA_PASS_Q; means nothing where one rank owns all */
     const int32_t *block_table; /* this rank's blocks of the sequence; ceil(len / block_size) entries for its
                                    len = cpa_tokens_before(map, cpa_tokens_on(map, placement, rank),
                                    start + count) tokens */
-    int64_t form;               /* of its rows: an index among the forms of the options; 0 where they name none */
-    int64_t reserved[2];        /* zero */
+    /* Index among the forms of the options of the form that the chunk's rows have; 0 where they name none. */
+    int64_t form;
+    int64_t reserved[2]; /* zero */
 } cpa_context_chunk;
 
 /* The tensors of the rows of one form in a layer: those of its chunks, one behind the other. A form without rows on
@@ -104,7 +106,7 @@ typedef struct cpa_context_chunk {
 typedef struct cpa_form_rows {
     const void *q;          /* [rows, q_heads, k_dim], dtype */
     void *out;              /* [rows, q_heads, out_dim], dtype or fp8; with replicated rows only the own heads */
-    float *lse;             /* [rows, q_heads], or NULL; likewise */
+    float *lse;             /* [rows, q_heads], or NULL; with replicated rows only the own heads */
     const float *out_scale; /* device [1]: `out` holds CPA_FP8_E4M3, as that of cpa_attend; NULL with replicated rows */
     cpa_mask mask;
     float scale; /* 0 = 1 / sqrt(k_dim) */
@@ -122,10 +124,10 @@ typedef struct cpa_context_args {
     cpa_mask mask;
     float scale; /* 0 = 1 / sqrt(k_dim) */
     void *out;   /* [rows, q_heads, v_dim], dtype or fp8; with replicated rows only the own heads */
-    float *lse;  /* [rows, q_heads], or NULL; likewise */
-    /* What else is done to scores, see cpattn/score.h, and which keys are attended, see cpattn/selection.h; NULL:
-     * nothing, and all. The same on every rank. Rows of `selection` and `bias` are all those of the step, chunk after
-     * chunk, whoever owns them, and their row_map is NULL: every rank has what it needs for the rows that come to it, so
+    float *lse;  /* [rows, q_heads], or NULL; with replicated rows only the own heads */
+    /* What else is done to scores (cpattn/score.h), and which keys are attended (cpattn/selection.h); NULL: nothing,
+     * and all keys. Equal on every rank. Rows of `selection` and `bias` are all those of the step, chunk after chunk,
+     * whoever owns them, and their row_map is NULL: every rank has what it needs for the rows that come to it, so
      * nothing of it travels. Sink logits are applied once, on the rank that has the result of the row. A reserved step
      * takes rules, and on several ranks neither `selection` nor `bias`. */
     const cpa_score_rules *rules;
@@ -140,17 +142,17 @@ typedef struct cpa_context_args {
 /* What has happened since the context was created, on this rank. */
 typedef struct cpa_context_stats {
     int64_t bytes_sent;
-    int64_t staging_bytes;  /* most in use at once of what staging_bytes of the options bounds */
-    int64_t staging_bound;  /* what it may be */
-    double exposed_comm_s;  /* time that attention waited for messages, on the clock of the device */
-    double attend_s;        /* time in attend and merge, on the same clock */
-    int64_t chunks_pass_kv; /* chunks times layers, but for sequences that lie on one of several ranks */
-    int64_t chunks_pass_q;
-    /* Of the caches, in all layers: keys that chunks attended, each once for all its tokens, and how many of these were
-     * read, since sequences that share blocks read them together. */
+    int64_t staging_bytes;  /* most bytes in use at once of what cpa_context_options.staging_bytes bounds */
+    int64_t staging_bound;  /* bytes that staging_bytes may come to */
+    double exposed_comm_s;  /* time that attention waited for messages, on the clock of the device, s */
+    double attend_s;        /* time in attend and merge on the clock of the device, s */
+    int64_t chunks_pass_kv; /* chunks times layers by pass-KV, without sequences that lie on one of several ranks */
+    int64_t chunks_pass_q;  /* chunks times layers by pass-Q, without sequences that lie on one of several ranks */
+    /* Keys in all layers' caches that chunks attended, each once for all tokens of its chunk; and how many of these
+     * were read, since sequences that share blocks read them together. */
     int64_t keys_attended, keys_read;
-    /* Rows that were left to the plain kernel of a device (cpa_attend_plan_kernel), once for each attend of each layer,
-     * a row of several ranges of keys in as many attends; a graph counts those of the step that it was captured of. */
+    /* Rows left to the plain kernel of a device (cpa_attend_plan_kernel), once for each attend of each layer, and once
+     * for each range of keys of a row of several; a graph counts the rows of the step that it was captured of. */
     int64_t plain_rows;
 } cpa_context_stats;
 
@@ -213,9 +215,9 @@ CPA_API cpa_status cpa_context_attend(cpa_context *context, const cpa_context_ar
 typedef struct cpa_context_limits {
     size_t size;
     int64_t sequences;  /* 1 to max_rows of the options */
-    int64_t tokens;     /* most of a sequence, on all ranks together */
-    int64_t num_blocks; /* the caches that are attended have at least so many blocks */
-    int64_t form;       /* of all rows */
+    int64_t tokens;     /* most tokens of a sequence, on all ranks together */
+    int64_t num_blocks; /* blocks that the caches that are attended have at least */
+    int64_t form;       /* form of all rows */
 } cpa_context_limits;
 
 /* Collective, once a context; waits for the device. The limits are the same on every rank but for num_blocks. Steps of

@@ -37,7 +37,7 @@ typedef struct cpa_device_options {
     int32_t n_cpus;
     int32_t ordinal;      /* cuda: which of the devices that the process sees */
     int32_t debug_checks; /* 1: operators check also what lies on the device, which they wait for: to find a mistake */
-    cpa_allocator memory; /* its functions both NULL: the back end's own */
+    cpa_allocator memory; /* where memory of the device comes from; both functions NULL: from the back end */
     int64_t reserved[8];  /* zero */
 } cpa_device_options;
 

@@ -61,7 +61,7 @@ typedef struct cpa_engine_options {
     cpa_device_options device;
     cpa_model_shape model;
     int32_t block_size;             /* a power of two up to 512; 0 = 16 */
-    int64_t num_blocks;             /* of one rank, for the layers that keep most; see window_seqs */
+    int64_t num_blocks;             /* blocks of one rank, for the layers that keep most; see window_seqs */
     int32_t interleave;             /* a multiple or a divisor of block_size; 0 = block_size */
     int64_t max_num_batched_tokens; /* 0 = 2048 */
     int32_t max_num_seqs;           /* 0 = 256 */
@@ -71,15 +71,15 @@ typedef struct cpa_engine_options {
     int32_t skip_self_test;
     int64_t timeline_spans; /* spans that a rank keeps for cpa_engine_timeline, rank 0 as many of requests; 0 = none */
     int32_t enforce_eager;  /* decode steps are not captured in graphs */
-    uint64_t seed;          /* of the synthetic model and of the choice of checked rows */
+    uint64_t seed;          /* seed of the synthetic model and of the choice of checked rows */
     const cpa_model *network; /* NULL = the synthetic model */
     cpa_token_at_fn token_at; /* rank 0; NULL = tokens derived from (seed, request, position) */
     void *token_ctx;
     int32_t no_prefix_caching; /* equal beginnings of prompts are computed again; samples of one prompt still share */
     cpa_preemption_mode preemption;
-    int64_t swap_bytes; /* of host memory of one rank for the cache of preempted sequences; 0 = none */
+    int64_t swap_bytes; /* bytes of host memory on one rank for the cache of preempted sequences; 0 = none */
     cpa_policy policy;
-    double ageing_s;                      /* waiting so long counts as one level of priority; 0 = never */
+    double ageing_s;                      /* waiting time, in s, that counts as one level of priority; 0 = never */
     int64_t long_prefill_token_threshold; /* most tokens of one prefill in a step; 0 = no bound of its own */
     /* Sequences of up to so many tokens are placed on one rank, where they decode without any exchange. 0: on
      * devices those that are sooner done like that by what was measured at start-up, on the host none. */
@@ -96,7 +96,7 @@ typedef struct cpa_engine_options {
     /* Rank 0. Requests get the tokens that they get without drafts. With them a step is planned when the one before is
      * done, if that yields tokens. A network that draws with penalties takes cpa_model_step.paths into account. */
     cpa_drafter drafter;
-    int32_t draft_tokens;         /* most drafts of a sequence in a step, which count as tokens of it; 0 = 4 */
+    int32_t draft_tokens;         /* most drafts of a sequence in a step; they count as its tokens; 0 = 4 */
     int32_t ngram_min, ngram_max; /* as cpa_ngram_options has them */
     /* Where blocks are short, prefill chunks are cut to what is free without anyone giving way, and the rest of what
      * others need is spared; 0: chunks are as long as tokens are allowed. Results are the same. */
@@ -120,8 +120,8 @@ typedef struct cpa_request {
     int64_t output_tokens; /* >= 1 */
     double arrival_s;      /* seconds from now, if a run is under way, or after the start of the next one */
     int32_t priority;      /* lower runs first */
-    const char *salt;      /* requests share cached prefixes with those of the same salt only; NULL = ""; not kept */
-    uint64_t group;        /* the same for all samples of one prompt, which share its cache; 0 = none */
+    const char *salt;      /* requests share cached prefixes only with requests of equal salt; NULL = ""; not kept */
+    uint64_t group;        /* number that all samples of one prompt have, which then share its cache; 0 = none */
     double deadline_s;     /* seconds after its arrival: then it is ended, finished or not; 0 = none */
     const cpa_sampling *sampling; /* how output tokens are drawn; NULL = zeros; copied */
     /* For whom it is made: of one priority, the requests of the tenant that has been served least go first, except with
@@ -147,16 +147,18 @@ typedef enum cpa_finish_reason {
 typedef struct cpa_request_result {
     uint64_t id;
     int64_t prompt_tokens;
-    int64_t output_tokens; /* that it has got */
+    int64_t output_tokens; /* output tokens that the request has got */
     double arrival_s;
-    double first_token_s; /* of one without any token when it ended, as finish_s */
+    double first_token_s; /* when the first token was there; as finish_s where the request ended without any */
     double finish_s;
     const double *token_s; /* [output_tokens], when each token was there; valid during the call */
     cpa_finish_reason reason;
     const char *error;      /* why it failed; "" for another reason; valid during the call */
-    const uint32_t *tokens; /* [output_tokens]; valid during the call, as is the next */
-    const float *logprobs;  /* [output_tokens]; 0 where its sampling does not ask for them */
-    double scheduled_s;     /* when it first ran, and its time in the queue ended; of one that never did, as finish_s */
+    const uint32_t *tokens; /* [output_tokens]; valid during the call */
+    /* [output_tokens]; 0 where the request's sampling does not ask for them; valid during the call. */
+    const float *logprobs;
+    /* When the request first ran, and its time in the queue ended; as finish_s where it never ran. */
+    double scheduled_s;
     const cpa_token_ranks *ranks; /* [output_tokens]; valid during the call; NULL unless there are top_logprobs */
     /* [prompt_tokens], the first without meaning; valid during the call; NULL unless there are prompt_logprobs, all of
      * which have come. */
@@ -174,36 +176,37 @@ enum { CPA_ENGINE_KV_GROUPS = 8 };
 typedef struct cpa_engine_kv_group {
     int32_t layers;
     int64_t window, sinks;      /* 0: none */
-    int64_t block_bytes;        /* of one block in its layers */
+    int64_t block_bytes;        /* bytes of one block in the group's layers */
     int64_t blocks, peak, used; /* as kv_blocks, kv_peak and kv_used */
 } cpa_engine_kv_group;
 
 /* Totals over all ranks since the engine was created, the same on every rank once a run has ended. */
 typedef struct cpa_engine_stats {
     int64_t steps;
-    int64_t graph_steps; /* of those, launched as graphs */
-    double graph_s;      /* time of these on the clock of the device, all of their work, of the rank with the most */
-    int64_t requests_finished; /* to their length, or to a token that ends them */
-    int64_t prompt_tokens;     /* of finished requests */
+    int64_t graph_steps; /* steps launched as graphs */
+    double graph_s; /* time of graph_steps on the clock of the device, all of their work, of the rank with the most */
+    int64_t requests_finished; /* requests that got their length, or a token that ends them */
+    int64_t prompt_tokens;     /* prompt tokens of finished requests */
     int64_t computed_tokens;   /* rows of all steps; more than the tokens of the requests after preemptions */
-    int64_t output_tokens;     /* emitted */
-    double duration_s;         /* of all runs */
+    int64_t output_tokens;     /* output tokens emitted */
+    double duration_s;         /* time of all runs */
     int64_t chunks_pass_kv;
     int64_t chunks_pass_q;
-    char choices[320];    /* chunks by algorithm and why, as "pass-q 120 (decode), pass-kv 3 (...)" */
-    double planner_flops; /* C and W as measured at start-up */
-    double planner_bandwidth;
-    double planner_memory_bandwidth, planner_exchange_s; /* R and x, likewise; 0 where they were not */
-    double overlap_tokens;                               /* new tokens from which pass-KV hides its exchange */
-    double predicted_attend_s; /* sum over steps that were no graphs: the planner's, and what was measured */
-    double actual_attend_s;
-    int64_t bytes_sent;    /* sum over ranks */
-    double exposed_comm_s; /* waiting for messages in these steps, of the rank with the most */
-    double imbalance;      /* busiest rank's attention time in these steps over the mean; 1 = even */
-    int64_t staging_bytes; /* most on any rank */
-    int64_t staging_bound; /* what it may be */
-    int64_t kv_blocks;     /* of one rank */
-    int64_t kv_peak;       /* most in use on any rank */
+    char choices[320];        /* chunks by algorithm and why, as "pass-q 120 (decode), pass-kv 3 (...)" */
+    double planner_flops;     /* C, FLOP/s, as measured at start-up; 0: not measured */
+    double planner_bandwidth; /* W, bytes/s, as measured at start-up; 0: not measured */
+    /* R, bytes/s, and x, s, as measured at start-up; 0: not measured */
+    double planner_memory_bandwidth, planner_exchange_s;
+    double overlap_tokens;     /* new tokens from which pass-KV hides its exchange */
+    double predicted_attend_s; /* attention time as planned, summed over steps that were no graphs */
+    double actual_attend_s;    /* attention time as measured, summed over steps that were no graphs */
+    int64_t bytes_sent;        /* sum over ranks */
+    double exposed_comm_s;     /* waiting for messages in steps that were no graphs, of the rank with the most */
+    double imbalance; /* attention time of the busiest rank in steps that were no graphs, over the mean; 1 = even */
+    int64_t staging_bytes; /* most bytes of staging on any rank */
+    int64_t staging_bound; /* most bytes that staging may have */
+    int64_t kv_blocks;     /* blocks of one rank */
+    int64_t kv_peak;       /* most blocks in use on any rank */
     int64_t preemptions;
     /* Full blocks of the prompts, and how many of them were in the cache already; where the interleave is less than a
      * block, those of full units, a block on each rank. */
@@ -216,11 +219,12 @@ typedef struct cpa_engine_stats {
     int64_t cow_copies;              /* shared blocks that were copied before they were written */
     int64_t verify_rows;
     int64_t verify_violations;
-    /* Of the rows: scores overflow in some orders of their sums, or are beyond CPA_HIGHEST_EXPONENT (cpattn/ops.h). */
+    /* Verified rows whose scores overflow in some orders of their sums, or are beyond CPA_HIGHEST_EXPONENT
+     * (cpattn/ops.h). */
     int64_t verify_undecided;
     double verify_max_error;
-    double verify_s; /* that the check took, on the slowest rank */
-    /* Of every row that yields an output token, in all layers; independent of the order of steps. */
+    double verify_s; /* time of the check on the slowest rank */
+    /* Hash of every row that yields an output token, in all layers; independent of the order of steps. */
     uint64_t output_digest;
     /* Rows that are not finite: tokens whose keys or values, or whose results where they yield output tokens, have a
      * NaN or an infinity in some layer; and the first of them, of the first step that had any and there of the first
@@ -238,12 +242,12 @@ typedef struct cpa_engine_stats {
     int64_t planned_pass_kv, planned_pass_q, planned_local;
     /* Chunks with drafts, the drafts in them, and those that were right. */
     int64_t drafted_chunks, draft_tokens, accepted_tokens;
-    int64_t keys_attended, keys_read; /* as of a context; sum over ranks */
-    int64_t tenants_active;           /* that have requests which have arrived and wait, or run, now */
+    int64_t keys_attended, keys_read; /* keys as in cpa_context_stats; sum over ranks */
+    int64_t tenants_active;           /* tenants that now have requests which have arrived and wait, or run */
     /* With adaptive_chunks: prefill chunks that were cut to the blocks that were free, and requests that were not begun
      * yet, once or more often, since the rest of their tokens did not fit. */
     int64_t cut_chunks, held_back;
-    int64_t plain_rows; /* rows that plain kernels attended, as of a context; sum over ranks */
+    int64_t plain_rows; /* rows that plain kernels attended, as in cpa_context_stats; sum over ranks */
     /* The groups of layers, the one that keeps most first, whose blocks are also kv_blocks, kv_peak and kv_used. */
     int32_t kv_groups;
     cpa_engine_kv_group kv_group[CPA_ENGINE_KV_GROUPS];
@@ -252,12 +256,12 @@ typedef struct cpa_engine_stats {
 /* What one rank did at a time. Both texts live as long as the engine. */
 typedef struct cpa_span {
     int32_t rank;
-    const char *row;  /* what did it: "compute", "host", ... */
-    const char *name; /* "attend own", ... */
+    const char *row;  /* line of the timeline: "compute", "host", ... */
+    const char *name; /* what was done: "attend own", ... */
     int64_t step;
     int32_t layer;  /* -1: of no layer */
-    int32_t round;  /* of the all-to-all, from 1 on; 0: of no round */
-    double begin_s; /* after the start of the first run, without the pauses between runs */
+    int32_t round;  /* round of the all-to-all, from 1 on; 0: none */
+    double begin_s; /* seconds after the start of the first run, without the pauses between runs */
     double seconds;
     /* What became of a request ("waiting", "prefill", "decode", "preempted") has the row "requests", rank 0, the step
      * in which it ended, and these; of others both are 0. */

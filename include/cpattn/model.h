@@ -37,9 +37,9 @@ typedef struct cpa_model_form {
 /* The attention of a model. */
 typedef struct cpa_model_shape {
     int32_t layers;
-    cpa_attention_shape attention; /* of every layer, its cache included; v_dim 0 = k_dim */
-    cpa_mask mask;                 /* of every layer, unless */
-    const cpa_mask *layer_masks;   /* [layers]: each has its own; NULL: they have not. Must outlive the engine */
+    cpa_attention_shape attention; /* shape of every layer, its cache included; v_dim 0 = k_dim */
+    cpa_mask mask;                 /* mask of every layer; unused with layer_masks */
+    const cpa_mask *layer_masks;   /* [layers] mask of each layer; NULL: `mask` for all. Must outlive the engine */
     /* [layers], cpattn/score.h, with arrays of heads on the host: what each layer does to scores; NULL: nothing. Must
      * outlive the engine, arrays included. */
     const cpa_score_rules *layer_rules;
@@ -89,9 +89,9 @@ enum { CPA_MOST_LOGIT_BIASES = 300 };
 typedef struct cpa_sampling {
     size_t size;
     float temperature;        /* logits are divided by it; 0: the most probable token is taken */
-    float top_p;              /* of the most probable tokens those that hold so much together; 0 or 1: all */
-    float min_p;              /* those with at least so much of the best one's probability; 0: all */
-    int32_t top_k;            /* so many most probable tokens; 0: all */
+    float top_p;              /* the most probable tokens that hold this much probability together; 0 or 1: all */
+    float min_p;              /* tokens with at least this share of the most probable one's probability; 0: all */
+    int32_t top_k;            /* how many of the most probable tokens may be drawn; 0: all */
     float repetition_penalty; /* of tokens of prompt and output: logits > 0 are divided by it, others multiplied
                                   (Keskar et al., arXiv:1909.05858); 0 or 1: none */
     float presence_penalty;   /* subtracted from the logits of tokens of the output; 0: none */
@@ -109,7 +109,7 @@ typedef struct cpa_sampling {
      * tell their vocabulary, as is the next. */
     const cpa_logit_bias *logit_biases;
     int64_t n_logit_biases; /* up to CPA_MOST_LOGIT_BIASES */
-    int64_t min_tokens;     /* until it has so many output tokens, none that ends the request is drawn */
+    int64_t min_tokens;     /* output tokens before which no token that ends the request is drawn */
     /* What the network says of each token of the prompt but the first is told: its log-probability and rank, and so many
      * of the most probable tokens, up to CPA_MOST_TOP_LOGPROBS. The whole prompt is computed then, also where its
      * beginning is in the cache. */
@@ -127,8 +127,8 @@ typedef struct cpa_rows {
     const int64_t *positions; /* host */
     const uint32_t *tokens_device;
     const int64_t *positions_device;
-    /* Where the cache of the layer at hand has the token (see cpa_kv_write_args); -1: nowhere. Not the same in layers of
-     * different windows. */
+    /* Device: slot of the token in the cache of the layer at hand (cpa_kv_write_args); -1: none. Layers of different
+     * windows have different ones. */
     const int64_t *slots_device;
 } cpa_rows;
 
@@ -154,9 +154,9 @@ typedef struct cpa_sample_rows {
     const float *repetition_penalty;
     const float *presence_penalty;
     const uint64_t *seed;
-    const int64_t *position; /* of the token that is drawn */
+    const int64_t *position; /* position of the token that is drawn */
     const int32_t *seq;      /* index of the sequence: below max_num_seqs, its own while it runs */
-    const int64_t *given;    /* this token is the outcome, whatever the logits; -1: it is drawn */
+    const int64_t *given;    /* token that comes out whatever the logits; -1: the token is drawn */
 } cpa_sample_rows;
 
 /* The rows of a step on one rank that yield a token each; and behind these, rows of prompts whose log-probabilities are
@@ -202,7 +202,7 @@ typedef struct cpa_slice_sum {
     size_t size;
     int64_t rows;
     int32_t width;
-    cpa_dtype dtype;   /* of bias and out */
+    cpa_dtype dtype;   /* dtype of bias and out */
     const float *part; /* [rows, width]: what this rank's slice of the inputs gives */
     const void *bias;  /* [width], or NULL; the same on every rank */
     void *out;         /* [rows, width]: the sum of all ranks in their order, then the bias; rounded once, and the same
@@ -259,8 +259,8 @@ typedef struct cpa_model_step {
     cpa_draft_paths paths;
     const float
         *frequency_penalty;      /* device [emissions], of the rows that yield a token, as those of emissions.sample */
-    const int32_t *top_logprobs; /* likewise: how many of the most probable tokens of each are wanted */
-    cpa_token_ranks *ranks;      /* device [emissions] to fill where that is wanted, as by rank_tokens */
+    const int32_t *top_logprobs; /* device [emissions]: how many of the most probable tokens are wanted */
+    cpa_token_ranks *ranks;      /* device [emissions]: filled where top_logprobs wants it, as rank_tokens does */
     cpa_draw_limits limits;
     const cpa_step_form *forms; /* host [n_forms of cpa_model_shape]; NULL where the model has none */
 } cpa_model_step;
@@ -268,9 +268,9 @@ typedef struct cpa_model_step {
 /* What layer_in fills, and where it may write keys and values itself. On the device of the engine. */
 typedef struct cpa_layer_args {
     size_t size;
-    void *q;            /* [rows, q_heads, k_dim], or those of each form (cpa_model_step.forms) */
-    void *k;            /* [rows, kv_heads, k_dim], and */
-    void *v;            /* [rows, kv_heads, v_dim]: the engine writes them to the cache, unless the model does */
+    void *q;            /* [rows, q_heads, k_dim], or the queries of each form (cpa_model_step.forms) */
+    void *k;            /* [rows, kv_heads, k_dim]: the engine writes keys to the cache, unless the model does */
+    void *v;            /* [rows, kv_heads, v_dim]: the engine writes values to the cache, unless the model does */
     cpa_kv_view kv;     /* the cache of the layer */
     uint8_t *nonfinite; /* [rows]: 1 where a model that writes the cache finds a NaN or an infinity in a key or value */
 } cpa_layer_args;
@@ -282,7 +282,7 @@ typedef struct cpa_select_args {
     const void *q;  /* the queries of the model's own rows, as layer_in left them, those of each form in their place */
     cpa_kv_view kv; /* the cache of the layer, with the keys of the step */
     int64_t rows;
-    const int64_t *indices; /* device [rows]: of each in its sequence, as keys have them */
+    const int64_t *indices; /* device [rows]: index of each row in its sequence, as for keys */
 } cpa_select_args;
 
 /* A token that was drawn. */
@@ -303,11 +303,10 @@ typedef struct cpa_draft_args {
     int64_t n_tokens;
     int64_t max_drafts; /* >= 1 */
     uint32_t
-        *drafts; /* [max_drafts] to fill: the tokens that it expects for n_tokens, n_tokens + 1, ...: a chain; or */
-    /* [max_drafts] a tree: which draft each comes behind, a lower one; -1: the last of the tokens. Comes filled as that
-     * of a chain, -1, 0, 1, ... Drafts end in front of one whose parent is none. With windows, ALiBi and temperature by
-     * length, which count places in the cache, where those of a tree lie side by side, its first chain alone is
-     * taken. */
+        *drafts; /* [max_drafts] to fill: tokens expected behind the last one, as a chain or, by `parents`, a tree */
+    /* [max_drafts] parent of each draft: a lower draft; -1: the last of the tokens. Comes filled for a chain: -1, 0, 1,
+     * ... Drafts end in front of one whose parent is none. With windows, ALiBi and temperature by length, which
+     * count places in the cache, where the drafts of a tree lie side by side, its first chain alone is taken. */
     int32_t *parents;
 } cpa_draft_args;
 
@@ -328,14 +327,14 @@ typedef struct cpa_model {
      * once. May be NULL, where keys and values depend on more than token and position. */
     void (*recall)(void *ctx, int32_t layer, int32_t kv_head, int64_t n, const uint32_t *tokens,
                    const int64_t *positions, void *k, void *v);
-    /* The calls enqueue the same for any steps of one shape: counts of rows and emissions, and what is wanted. The
-     * engine may capture them in a graph, and launch that in place of later calls. 0: they are called for every
+    /* Not 0: the calls enqueue the same for any steps of one shape (counts of rows and emissions, and what is wanted).
+     * The engine may capture them in a graph, and launch that in place of later calls. 0: they are called for every
      * step. */
     int32_t capturable;
     int32_t writes_cache; /* layer_in writes keys and values to args->kv by the rows' slots; args->k and v are NULL */
     const uint32_t *end_ids; /* [n_end_ids] tokens that end a request; must outlive the engine */
     int64_t n_end_ids;
-    cpa_model_slices slices; /* which steps of several ranks have slices */
+    cpa_model_slices slices; /* which steps of several ranks have slices; see cpa_model_slices */
     int32_t vocabulary;      /* how many tokens end_step draws from, by cpa_model_step.limits; 0: it does not, and no
                                 request has a constraint, logit_biases or min_tokens */
     int32_t gives_ranks;     /* end_step fills cpa_model_step.ranks; 0: no request asks for them */

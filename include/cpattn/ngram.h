@@ -20,8 +20,8 @@ extern "C" {
 
 typedef struct cpa_ngram_options {
     size_t size;
-    int32_t min_tokens, max_tokens; /* of the n-grams that are looked for, the longest first; 0 = 2 and 4 */
-    int32_t branches;               /* of a tree, most; 0 = 1 */
+    int32_t min_tokens, max_tokens; /* tokens of the n-grams that are looked for, the longest first; 0 = 2 and 4 */
+    int32_t branches;               /* most branches of a tree; 0 = 1 */
 } cpa_ngram_options;
 
 /* The tokens of one request, indexed by the n-grams that end at each of them. */

@@ -26,7 +26,7 @@ typedef struct cpa_rmsnorm_args {
     size_t size;
     int64_t rows;
     int32_t width;
-    cpa_dtype dtype; /* of x, residual, weight and out */
+    cpa_dtype dtype; /* dtype of x, residual, weight and out */
     const void *x;   /* [rows, width] */
     int64_t x_stride;
     void *residual;      /* [rows, width], contiguous; or NULL */
@@ -59,7 +59,7 @@ typedef struct cpa_rope_config {
     int32_t dim;                              /* rotated elements of a head, even */
     double theta;                             /* the base, above 1 */
     int64_t max_position;                     /* rows of the table */
-    double factor;                            /* of all but plain, at least 1 */
+    double factor;                            /* scaling factor of all kinds but plain, at least 1 */
     double low_freq_factor, high_freq_factor; /* llama3: above 0, the second larger */
     double beta_fast, beta_slow;              /* YaRN; 0: 32 and 1 */
     double attention_factor;                  /* YaRN; 0: 0.1 ln(factor) + 1 */
@@ -138,7 +138,7 @@ typedef struct cpa_linear_args {
     size_t size;
     int64_t rows;
     int32_t inputs, outputs;
-    cpa_dtype dtype;     /* of x, weight and bias */
+    cpa_dtype dtype;     /* dtype of x, weight and bias */
     cpa_dtype out_dtype; /* dtype, or CPA_F32 */
     const void *x;       /* [rows, inputs] */
     int64_t x_stride;
@@ -183,16 +183,16 @@ typedef struct cpa_sample_args {
     const float *repetition;    /* 0: none, as 1 is; above 0 */
     const float *presence;      /* any number */
     const uint64_t *seed;
-    const int64_t *position; /* of the token that is drawn */
+    const int64_t *position; /* position of the token that is drawn */
     const int64_t *given;
-    /* Which tokens are in the prompt, and in the output, of the sequence that sequence[i] names: [sequences, words],
-     * words = (vocabulary + 31) / 32, token t at bit t % 32 of word t / 32; both may be NULL. A sequence outside of
+    /* Tokens in the prompt, and in the output, of the sequence that sequence[i] names: [sequences, words], words =
+     * (vocabulary + 31) / 32, token t at bit t % 32 of word t / 32; both may be NULL. A sequence outside of
      * 0..sequences-1 has no tokens. */
     const uint32_t *in_prompt, *in_output;
     const int32_t *sequence; /* [rows]; NULL where both bitmaps are */
     int64_t sequences;
     uint32_t *tokens; /* [rows] */
-    /* [rows] or NULL: the log-softmax of the logits as they are given, at the token; NaN for what is none of them. */
+    /* [rows] or NULL: the log-softmax of the logits as they are given, at the token; NaN for a token that has no logit. */
     float *logprobs;
     int64_t tokens_stride, logprobs_stride;
     /* Tokens that count as output for single rows, beside the bitmaps: those on the path of row i, which are entry
@@ -228,9 +228,9 @@ typedef struct cpa_token_logprob {
     float logprob;
 } cpa_token_logprob;
 typedef struct cpa_token_ranks {
-    float logprob; /* of the token; NaN for one outside of the vocabulary */
-    int32_t rank;  /* 1 and how many logits are larger; 0 for one outside */
-    /* Those of the largest logits, of equal ones the first, from the largest on, as many as are asked for; then
+    float logprob; /* log-probability of the token; NaN for one outside of the vocabulary */
+    int32_t rank;  /* rank of the token: 1 + how many logits are larger; 0 for a token outside of the vocabulary */
+    /* Tokens of the largest logits, of equal ones the first, from the largest on, as many as are asked for; then
      * CPA_NO_TOKEN and NaN. A row with a NaN, or whose largest logit is infinite, has none, and NaN and 0 above. */
     cpa_token_logprob top[CPA_MOST_TOP_LOGPROBS];
 } cpa_token_ranks;
@@ -244,7 +244,7 @@ typedef struct cpa_rank_tokens_args {
     int64_t tokens_stride;
     const int32_t *top;     /* [rows] how many of the most probable, up to CPA_MOST_TOP_LOGPROBS; NULL: none */
     cpa_token_ranks *ranks; /* [rows] */
-    float *logprobs;        /* [rows] or NULL: those of the tokens once more */
+    float *logprobs;        /* [rows] or NULL: log-probabilities of the tokens, as in `ranks` */
     int64_t logprobs_stride;
 } cpa_rank_tokens_args;
 CPA_API cpa_status cpa_rank_tokens(const cpa_rank_tokens_args *args, cpa_stream *stream);

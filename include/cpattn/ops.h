@@ -62,7 +62,7 @@ CPA_API cpa_status cpa_kv_copy(const cpa_kv_copy_args *args, cpa_stream *stream)
 typedef struct cpa_kv_move_args {
     size_t size;
     cpa_kv_view src;
-    cpa_kv_view dst;           /* same shape and dtype; may be the same pool */
+    cpa_kv_view dst;           /* shape and dtype of src; may be the same pool */
     const int64_t (*slots)[2]; /* [n] */
     int64_t n;                 /* at most CPA_KV_MOVE_MOST */
 } cpa_kv_move_args;
@@ -95,7 +95,7 @@ typedef struct cpa_kv_range {
 typedef struct cpa_kv_pack_args {
     size_t size;
     cpa_kv_view src;
-    cpa_kv_view dst;             /* same shape and dtype as src; does not overlap it */
+    cpa_kv_view dst;             /* shape and dtype of src; does not overlap it */
     const int32_t *block_tables; /* [n_table_entries], host */
     int64_t n_table_entries;
     const cpa_kv_range *ranges; /* [n_ranges], host */
@@ -109,7 +109,7 @@ typedef struct cpa_attend_item {
     int64_t q_row;       /* first row in q and in the state */
     int64_t q_count;     /* rows, one a token */
     int64_t q_first;     /* local index of the first query in q_set */
-    int64_t k_first;     /* that of the key in the first table entry's token 0; a multiple of block_size */
+    int64_t k_first;     /* local index of the key in token 0 of the first table entry; a multiple of block_size */
     int64_t k_count;     /* keys; nothing past them is read into a result, whatever the memory holds */
     int64_t table;       /* index into block_tables of the first entry; ceil(k_count / block_size) entries are used */
     cpa_token_set q_set; /* one shard, or all tokens: a sequence that lies on one rank */
@@ -139,7 +139,7 @@ typedef struct cpa_attend_batch {
      * that is no block below num_blocks is read as the nearest one that is. Which entries are equal is not looked at.
      * On a host device they are read, and checked, as the plan is set. */
     int32_t block_tables_on_device;
-    int64_t num_blocks; /* with block_tables_on_device: caches that are attended have at least so many blocks */
+    int64_t num_blocks; /* with block_tables_on_device: blocks that caches that are attended have at least */
 } cpa_attend_batch;
 
 /* Work split once a step and used for every layer (plan once, run many). Setting a plan copies the items and the block
@@ -190,10 +190,11 @@ typedef struct cpa_attend_limits {
     size_t size;
     cpa_attention_shape shape; /* as in a batch */
     int32_t block_size;
-    int32_t rows;       /* of each sequence, at most; on a CUDA device rows * q_heads / kv_heads is at most 512 */
-    int64_t sequences;  /* most of an update, at least 1 */
-    int64_t tokens;     /* most of a sequence, those of its rows included; at least 1, on a CUDA device at most 2^30 */
-    int64_t num_blocks; /* the caches that are attended have at least so many blocks */
+    int32_t rows;      /* most rows of each sequence; on a CUDA device rows * q_heads / kv_heads is at most 512 */
+    int64_t sequences; /* most sequences of an update, at least 1 */
+    /* Most tokens of a sequence, those of its rows included; at least 1, on a CUDA device at most 2^30. */
+    int64_t tokens;
+    int64_t num_blocks; /* blocks that the caches that are attended have at least */
 } cpa_attend_limits;
 
 /* Reserves a plan that has been neither set nor reserved; it cannot be set any more. Until the first update every
@@ -206,9 +207,9 @@ CPA_API cpa_status cpa_attend_plan_reserve(cpa_attend_plan *plan, const cpa_atte
  * table_stride. */
 typedef struct cpa_attend_update_args {
     size_t size;
-    int64_t sequences;           /* 0 to the limit; rows of none of them are left alone by attends */
-    const void *lengths;         /* [sequences], int32_t or int64_t: tokens, with those of the rows */
-    int32_t length_bytes;        /* of an element: 4 or 8; 0 = 4 */
+    int64_t sequences;           /* sequences, 0 to the limit; attends leave alone rows that belong to none of them */
+    const void *lengths;         /* [sequences], int32_t or int64_t: tokens of each, those of its rows included */
+    int32_t length_bytes;        /* bytes of an element of lengths: 4 or 8; 0 = 4 */
     const int32_t *block_tables; /* [sequences, table_stride]: entry j holds the tokens from j * block_size on */
     int64_t table_stride;        /* entries; at least ceil(tokens / block_size) of the limits, which 0 stands for */
     const int32_t *first_ranks;  /* NULL; of cpa_context_update, see there */
@@ -218,9 +219,10 @@ typedef struct cpa_attend_update_args {
     const int32_t *kv_indptr;     /* [sequences + 1] */
     const int32_t *last_page_len; /* [sequences], 1 to block_size; NULL: all pages are full */
     int64_t n_indices;
-    /* NULL; or sequence s has the rows [qo_indptr[s], qo_indptr[s + 1]), none or up to those of the limits, instead of
-     * the same number for all. They lie below `sequences` times the rows of the limits. One that has more is refused as
-     * well, its first rows becoming NaN; one whose rows descend or begin nowhere has none. */
+    /* NULL: each sequence has as many rows as the limits say. Otherwise sequence s has the rows [qo_indptr[s],
+     * qo_indptr[s + 1]), none or up to those of the limits, which lie below `sequences` times the rows of the limits. A
+     * sequence of more is refused as well, its first rows becoming NaN; one whose rows descend or begin nowhere has
+     * none. */
     const int32_t *qo_indptr; /* [sequences + 1], ascending */
 } cpa_attend_update_args;
 
@@ -302,8 +304,8 @@ CPA_API cpa_status cpa_attend(const cpa_attend_plan *plan, const cpa_attend_args
 /* A kernel of attend, by names that live as long as the library. */
 typedef struct cpa_attend_kernel {
     const char *name;    /* NULL: the plan has no work of this kind */
-    const char *fastest; /* of those for this work and the layout and kind of dtype of the cache */
-    const char *why;     /* what the fastest does not take; NULL: it is the one that runs */
+    const char *fastest; /* the fastest kernel for this work and the layout and kind of dtype of the cache */
+    const char *why;     /* what `fastest` does not take; NULL: it is the one that runs */
 } cpa_attend_kernel;
 typedef struct cpa_attend_kernels {
     cpa_attend_kernel decode;  /* items of few rows */
@@ -355,16 +357,16 @@ typedef struct cpa_merge_args {
     float *out_lse;                 /* [rows, heads], or NULL */
     int64_t out_lse_row_stride;     /* 0 = heads */
     int32_t foreign_lse;            /* 1: NaN counts as an empty state too, as some other libraries leave it */
-    cpa_dtype state_dtype;          /* of O of the states, whose `o` points to elements of it; strides count those */
+    cpa_dtype state_dtype;          /* dtype of O of the states: `o` points to its elements, and strides count them */
     const float *out_scale;         /* [1]: if out_dtype is CPA_FP8_E4M3, else NULL */
     /* The last so many rows take states[n_states - 1] as it is: O in out_dtype, to the bit if that is state_dtype, and
      * the bits of its LSE, whatever it is. (vLLM says it the other way round: prefill_tokens_with_context of the rows
      * are merged.) The states before are not read there. */
     int64_t tail_rows;
-    /* Not 0: the LSEs of the states, or those of the result, are [heads, rows], so many elements from head to head; the
+    /* Not 0: LSEs of the states, or of the result, are [heads, rows], so many elements from head to head; the
      * lse_row_stride of the states, or out_lse_row_stride, is 0 or 1 then. */
     int64_t lse_head_stride, out_lse_head_stride;
-    int32_t lse_base2; /* 1: LSEs are logarithms to the base of 2, those of the states and of the result */
+    int32_t lse_base2; /* 1: LSEs of the states and of the result are logarithms to the base of 2 */
     /* [heads] or NULL: one more term of each row's denominator (cpattn/score.h), of `out` but not of out_lse; for the
      * last merge of a row. The tail rows stay as they are. */
     const float *sink_logits;
@@ -390,7 +392,7 @@ CPA_HOST_DEVICE CPA_INLINE int64_t cpa_packed_width(int32_t v_dim, cpa_dtype dty
  * that dtype; the LSE keeps its bits. An empty row becomes O = 0, LSE = -inf. */
 typedef struct cpa_state_pack_args {
     size_t size;
-    int64_t rows; /* of each slice */
+    int64_t rows; /* rows of each slice */
     int32_t heads;
     int32_t v_dim;
     const void *o;          /* [rows, heads, v_dim] */
@@ -413,9 +415,9 @@ CPA_API cpa_status cpa_state_pack(const cpa_state_pack_args *args, cpa_stream *s
 typedef struct cpa_state_merge_packed_args {
     size_t size;
     int64_t rows;
-    int32_t heads; /* of the slice; 0: nothing is done */
+    int32_t heads; /* heads of the slice; 0: nothing is done */
     int32_t v_dim;
-    cpa_dtype dtype;          /* of the slices */
+    cpa_dtype dtype;          /* dtype of the slices */
     int32_t n_parts;          /* at most CPA_MERGE_MAX_STATES */
     const void *const *parts; /* host [n_parts] of device [rows, heads, cpa_packed_width] */
     cpa_dtype out_dtype;
@@ -423,11 +425,11 @@ typedef struct cpa_state_merge_packed_args {
     int64_t out_row_stride;     /* 0 = heads * v_dim */
     float *out_lse;             /* [rows, heads], or NULL */
     int64_t out_lse_row_stride; /* 0 = heads */
-    /* [rows, n_parts]: the parts of each row in the order in which they are folded, none twice; -1, or another number
-     * that no part has: none. NULL: all, in the order of `parts` */
+    /* [rows, n_parts]: the order in which parts of each row are folded, none twice; -1, or a number that no part has:
+     * none. NULL: all, in the order of `parts`. */
     const int32_t *order;
     int32_t foreign_lse;      /* as for cpa_merge */
-    const float *sink_logits; /* [heads], those of the slice; as for cpa_merge */
+    const float *sink_logits; /* [heads] of the slice; as for cpa_merge */
 } cpa_state_merge_packed_args;
 CPA_API cpa_status cpa_state_merge_packed(const cpa_state_merge_packed_args *args, cpa_stream *stream);
 

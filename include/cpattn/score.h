@@ -53,9 +53,9 @@ typedef struct cpa_score_rules {
 typedef struct cpa_score_bias {
     const void *values;
     cpa_dtype dtype;        /* fp32, bf16 or fp16 */
-    int64_t row_stride;     /* elements; 0: all rows have the same */
-    int64_t head_stride;    /* of query heads; 0: all have the same */
-    int64_t first, width;   /* indices in the sequence */
+    int64_t row_stride;     /* elements from row to row; 0: all rows have the same bias */
+    int64_t head_stride;    /* elements from query head to query head; 0: all have the same bias */
+    int64_t first, width;   /* first index in the sequence that has a bias, and how many have one */
     const int32_t *row_map; /* [rows]: the row in `values` of each row of q; NULL: the identity */
     int64_t reserved[4];    /* zero */
 } cpa_score_bias;

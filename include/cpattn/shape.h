@@ -40,7 +40,7 @@ typedef struct cpa_dtype_traits {
     int32_t quantised;      /* 1: elements are codes, for caches alone */
     int32_t tensor_scale;   /* 1: one scale may serve all keys and one all values; no row has its own then */
     int32_t block_multiple; /* bytes; a block of a layer's keys, or values, is rounded up to a multiple */
-    cpa_row_traits rows[2]; /* of keys, of values */
+    cpa_row_traits rows[2]; /* traits of a row of keys, and of a row of values */
 } cpa_dtype_traits;
 
 /* All that is known of a dtype but its arithmetic; NULL for a value that is no dtype. */
@@ -141,12 +141,12 @@ typedef struct cpa_attention_shape {
     int32_t k_dim; /* width of a key (and query) head */
     int32_t v_dim; /* width of a value (and output) head */
     int32_t v_in_k;
-    cpa_dtype dtype;      /* of queries, new keys and values, and results */
-    cpa_dtype kv_dtype;   /* of the cache */
-    cpa_kv_layout layout; /* of the cache, where the library lays it out */
+    cpa_dtype dtype;      /* dtype of queries, new keys and values, and results */
+    cpa_dtype kv_dtype;   /* dtype of the cache */
+    cpa_kv_layout layout; /* layout of the cache, where the library lays it out */
     float k_scale, v_scale;
     const float *k_scales, *v_scales; /* NULL, or device: see above */
-    int32_t n_scales;                 /* 0 without them */
+    int32_t n_scales;                 /* scales in k_scales and in v_scales; 0: none */
     int32_t reserved[1];
 } cpa_attention_shape;
 

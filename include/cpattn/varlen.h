@@ -31,7 +31,7 @@ typedef struct cpa_varlen_batch {
     int32_t q_heads, kv_heads; /* query head h reads KV head h / (q_heads / kv_heads) */
     int32_t k_dim, v_dim;      /* 1 to CPA_MAX_HEAD_DIM each */
     int64_t n_segments;
-    const int64_t *q_starts, *k_starts; /* host [n_segments + 1]; k_starts NULL: those of q */
+    const int64_t *q_starts, *k_starts; /* host [n_segments + 1]; k_starts NULL: as q_starts */
     int32_t causal;                     /* 1: attends will be causal. How work is dealt; any attend gives its result */
 } cpa_varlen_batch;
 
@@ -48,7 +48,7 @@ CPA_API cpa_status cpa_varlen_plan_set(cpa_attend_plan *plan, const cpa_varlen_b
  * kernels. On the host the result of a row has the same bits whatever other segments the batch has. */
 typedef struct cpa_varlen_attend_args {
     size_t size;
-    cpa_dtype dtype; /* of q, k, v and out */
+    cpa_dtype dtype; /* dtype of q, k, v and out */
     const void *q;   /* [rows of q, q_heads, k_dim] */
     const void *k;   /* [rows of k, kv_heads, k_dim] */
     const void *v;   /* [rows of k, kv_heads, v_dim] */
@@ -58,7 +58,7 @@ typedef struct cpa_varlen_attend_args {
     int32_t causal;
     int64_t left, right; /* 0: no bound on that side */
     float scale;         /* 0 = 1 / sqrt(k_dim) */
-    float softcap;       /* 0: none; a rule of cpattn/score.h, for devices whose attend takes them */
+    float softcap;       /* a rule of cpattn/score.h, for devices whose attend takes it; 0: none */
     int32_t resume;
     cpa_partial state;
     void *out; /* [rows of q, q_heads, v_dim] contiguous, or NULL */

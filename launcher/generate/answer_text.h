@@ -11,12 +11,12 @@
 /* One of zeros stands for an answer of ids, without text. */
 typedef struct cpa_answer_text {
     cpa_text_stream *stream;
-    cpa_stop_text stop; /* of 0 bytes: none */
+    cpa_stop_text stop; /* the stop; of 0 bytes: none */
     cpa_bytes text;     /* what is in front of the stop */
     int64_t printed;    /* bytes of it */
-    int64_t tokens;     /* that came until it stopped */
-    int64_t min_tokens; /* to be set: in the first so many no stop begins; and these are so many bytes of the text: */
-    int64_t passed;
+    int64_t tokens;     /* tokens that came until the text stopped */
+    int64_t min_tokens; /* set by the caller: no stop begins within the first so many tokens */
+    int64_t passed;     /* bytes of the text of the first min_tokens tokens */
     int has_stopped;
 } cpa_answer_text;
 

@@ -16,8 +16,8 @@
 /* Rank 0. One that was never opened has only zeros. */
 typedef struct cpa_prompt_answer {
     const cpa_settings *settings; /* the caller's */
-    cpa_tokenizer *tokenizer;     /* of a prompt of text; NULL: ids alone */
-    cpa_answer_text text;         /* of a prompt of text: the text of the answer as it comes */
+    cpa_tokenizer *tokenizer;     /* for prompts of text; NULL: ids alone */
+    cpa_answer_text text;         /* text of the answer as it comes, to a prompt of text */
     cpa_ids prompt;
     cpa_ids stop_ids;
     cpa_biases biases;

@@ -60,10 +60,10 @@ struct cpa_exposition {
     pthread_mutex_t lock;
     char *model; /* the name of the model as it stands in a label */
     int64_t block_size;
-    /* Behind the lock: */
+    /* Guarded by the lock. */
     histogram of[HISTOGRAM_KINDS];
     int64_t ended[REASONS];
-    int64_t steps, computed_tokens; /* of the engine, after the last step that was added */
+    int64_t steps, computed_tokens; /* steps and computed tokens of the engine, as of the last step that was added */
 };
 
 /* What stands between the quotes of a label for that text, whose bytes beyond ASCII are shown as '?' if they are no

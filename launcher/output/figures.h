@@ -24,12 +24,12 @@ typedef enum cpa_metric_unit {
 } cpa_metric_unit;
 
 typedef struct cpa_figure {
-    size_t offset; /* in cpa_engine_stats */
-    int is_real;   /* double there, else int64_t */
+    size_t offset; /* offset in cpa_engine_stats */
+    int is_real;   /* not 0: a double; else an int64_t */
     cpa_figure_object object;
-    const char *key;                  /* in the object */
-    double scale;                     /* a real in the file is so many times what the engine has */
-    const char *metric, *type, *help; /* of Prometheus; NULL: it is not told */
+    const char *key;                  /* key in the JSON object */
+    double scale;                     /* factor from the engine's real to the file's */
+    const char *metric, *type, *help; /* name, type and help text for Prometheus; NULL: not among metrics */
     cpa_metric_unit unit;
 } cpa_figure;
 

@@ -7,8 +7,8 @@
 #include "launcher/output/exposition.h"
 
 typedef struct cpa_metrics_file {
-    const char *path;           /* NULL: nothing is written */
-    cpa_exposition *exposition; /* both the caller's */
+    const char *path;           /* the caller's; NULL: nothing is written */
+    cpa_exposition *exposition; /* the caller's */
     double period_s;            /* between two writes */
     double next_s;              /* when the next one is due, of cpa_clock_now */
     int failed;                 /* a write has failed, and that was logged */

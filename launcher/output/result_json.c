@@ -120,7 +120,7 @@ static json_t *pack(const cpa_outcome *outcome) {
     static const struct {
         const char *key;
         int (*fill)(json_t *object, const cpa_outcome *outcome);
-        int known; /* it is there also where a run was given up */
+        int known; /* not 0: a run that was given up has this part too */
     } parts[] = {{"verify", fill_verify, 0},
                  {"nonfinite", fill_nonfinite, 0},
                  {"cp", fill_cp, 0},

@@ -17,12 +17,12 @@ typedef struct cpa_timeline_json {
     cpa_output_file output;
     int64_t events;
     int failed;
-    const char *rows[CPA_TIMELINE_ROWS]; /* seen so far, of any rank; the index is the thread's number */
-    uint32_t *named;                     /* [ranks]: bits of the rows that have got their name */
+    const char *rows[CPA_TIMELINE_ROWS]; /* rows of any rank seen so far; the index is a thread's number */
+    uint32_t *named;                     /* [ranks]: a bit for each row that has been given its name */
     int32_t ranks;
-    struct cpa_timeline_request *requests; /* seen so far, by id */
+    struct cpa_timeline_request *requests; /* requests seen so far, by id */
     int n_requests;
-    struct cpa_timeline_change *changes; /* of how many run and wait, in no order */
+    struct cpa_timeline_change *changes; /* changes in how many requests run and wait, in no order */
     int64_t n_changes, cap_changes;
 } cpa_timeline_json;
 

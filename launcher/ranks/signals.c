@@ -43,8 +43,8 @@ typedef struct process {
 static struct {
     int rank, size;
     process ranks[CPA_COMM_MAX_RANKS];
-    pid_t launcher; /* of Open MPI, whose signals are all one; 0: none */
-    int announces;  /* it sends SIGCONT when it is about to end the job, and only then */
+    pid_t launcher; /* the process of Open MPI, whose signals are all one; 0: none */
+    int announces;  /* not 0: the launcher sends SIGCONT when it is about to end the job, and only then */
     cpa_signal_actions actions;
     pthread_mutex_t lock;
     cpa_engine *engine;

@@ -17,7 +17,8 @@
 /* What the program does when a signal has come: on rank 0, in the watching thread, with the lock held. */
 typedef struct cpa_signal_actions {
     void *ctx;
-    /* Requests are given so many seconds to finish, which the engine is told next; NULL: nothing else needs to know. */
+    /* Called with the seconds that requests are given to finish, which the engine is told next; NULL: nothing else
+     * needs to know. */
     void (*drain)(void *ctx, double seconds);
     /* Whether requests are on their way in, for which the engine waits a little before it is told; NULL: none are. */
     int (*has_incoming)(void *ctx);

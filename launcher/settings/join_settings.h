@@ -8,7 +8,7 @@
 enum { CPA_JOB_SECRET_BYTES = 256 };
 
 typedef struct cpa_join_settings {
-    char secret[CPA_JOB_SECRET_BYTES]; /* of the job; "" = none */
+    char secret[CPA_JOB_SECRET_BYTES]; /* secret of the job; "" = none */
     double timeout_s;                  /* how long all ranks may take to come */
 } cpa_join_settings;
 

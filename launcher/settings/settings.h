@@ -53,7 +53,7 @@ typedef struct cpa_settings {
     int64_t max_connections;
     int64_t max_body_bytes;
     double idle_timeout;                            /* seconds */
-    int64_t max_queued_requests, max_queued_tokens; /* of a server; 0 = no bound */
+    int64_t max_queued_requests, max_queued_tokens; /* bounds of a server's queue; 0 = no bound */
 
     char trace[CPA_TEXT_BYTES];
     int64_t requests; /* 0 = all of the trace */

@@ -8,9 +8,9 @@
  * block (swap in). */
 typedef struct cpa_block_move {
     uint64_t request;
-    int32_t group; /* of layers (layer_groups.h) */
+    int32_t group; /* group of layers (layer_groups.h) */
     int32_t rank;
-    int32_t from, to; /* blocks of the pools that the group has on the rank */
+    int32_t from, to; /* blocks of the group's pools on the rank */
 } cpa_block_move;
 
 #endif

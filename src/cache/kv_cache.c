@@ -14,7 +14,7 @@
 
 typedef struct cache_layer {
     cpa_block_layout layout;
-    int64_t before; /* bytes of a block in the layers before */
+    int64_t before; /* bytes of a block in the layers before the layer */
 } cache_layer;
 
 struct cpa_kv_cache {
@@ -25,7 +25,7 @@ struct cpa_kv_cache {
     char *memory;        /* device: [layers][num_blocks + 1], so that what a layer reads lies together */
     char *host;          /* page-locked: [host_blocks][layers], so that a block is one run of bytes */
     uint64_t *checksums; /* [host_blocks]; 0 for what never left, which nothing else has in practice */
-    int64_t (*pairs)[2]; /* of the moves at hand */
+    int64_t (*pairs)[2]; /* pairs of blocks of the moves at hand */
     int64_t cap_pairs;
 };
 

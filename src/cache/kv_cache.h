@@ -15,13 +15,13 @@
 typedef enum cpa_kv_tier { CPA_TIER_DEVICE = 0, CPA_TIER_HOST } cpa_kv_tier;
 
 typedef struct cpa_kv_cache_options {
-    const cpa_attention_shape *shapes; /* [n_shapes]: of each layer, or one of all; read by the call alone */
-    int32_t n_shapes;                  /* as many as layers, or 1 */
+    const cpa_attention_shape *shapes; /* [n_shapes] shape of each layer, or one of all; read by the call alone */
+    int32_t n_shapes;                  /* layers, or 1 */
     int32_t layers;
     int32_t block_size;
-    int64_t num_blocks;  /* of the device, the null block not counted */
-    int64_t host_blocks; /* 0: there is no such tier */
-    int32_t group;       /* of layers, whose moves it makes (layer_groups.h) */
+    int64_t num_blocks;  /* blocks on the device, without the null block */
+    int64_t host_blocks; /* blocks in host memory; 0: there is no such tier */
+    int32_t group;       /* the group of layers, whose moves it makes (layer_groups.h) */
 } cpa_kv_cache_options;
 
 typedef struct cpa_kv_cache cpa_kv_cache;

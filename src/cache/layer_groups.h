@@ -18,14 +18,14 @@ typedef struct cpa_layer_group {
     int32_t layers;
     int64_t window;      /* tokens that its layers see, the row's own included; 0: all */
     int64_t sinks;       /* the first tokens of a sequence, which stay visible behind a window */
-    int64_t block_bytes; /* of a block in all layers of the group */
-    int64_t num_blocks;  /* of one rank */
-    int64_t host_blocks; /* of one rank, in host memory, for swapping */
+    int64_t block_bytes; /* bytes of a block in all layers of the group */
+    int64_t num_blocks;  /* blocks of one rank */
+    int64_t host_blocks; /* blocks of one rank in host memory, for swapping */
 } cpa_layer_group;
 
 typedef struct cpa_layer_groups {
     int32_t count;
-    cpa_layer_group list[CPA_MAX_LAYER_GROUPS]; /* by window, the widest first, then by sinks, the most first */
+    cpa_layer_group list[CPA_MAX_LAYER_GROUPS]; /* sorted by window, the widest first, then by sinks, the most first */
 } cpa_layer_groups;
 
 /* How many sequences a rank holds the windows of at once, and how many of their tokens a step computes. */

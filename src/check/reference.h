@@ -22,7 +22,7 @@ typedef struct cpa_reference_rules {
     double softcap, temperature_len, slope;
     double sink; /* a logit, if has_sink */
     int has_sink;
-    int64_t index; /* of the query in its sequence */
+    int64_t index; /* index of the query in its sequence */
 } cpa_reference_rules;
 
 typedef struct cpa_reference_row {

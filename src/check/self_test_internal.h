@@ -44,12 +44,12 @@ typedef struct cpa_kernel_test {
     void *device_memory[CPA_SELF_TEST_BUFFERS], *host_memory[CPA_SELF_TEST_BUFFERS];
     int32_t n_device, n_host;
 
-    int64_t keys[CPA_SELF_TEST_SHARDS];          /* of shard 0, then those of shard 1 */
+    int64_t keys[CPA_SELF_TEST_SHARDS];          /* keys of each shard */
     int64_t rows;                                /* prefill rows, then decode rows */
     int64_t *k_positions, *q_positions, *limits; /* host; limits: the keys of shard 1 that a row is given */
     char *q_raw, *k_raw, *v_raw;                 /* in the model's dtype */
-    float *q, *k, *v;                            /* as the kernels read them: keys and values rounded to the cache's */
-    int32_t *tables;                             /* shard 0's entries, then shard 1's */
+    float *q, *k, *v; /* queries, keys and values as the kernels read them, rounded to the cache's dtype */
+    int32_t *tables;  /* shard 0's entries, then shard 1's */
     int64_t n_blocks, first_entry[CPA_SELF_TEST_SHARDS];
     cpa_kv_view kv;
     void *q_device;

@@ -10,7 +10,7 @@
 
 typedef struct cpa_self_test_kernels_stats {
     int64_t rows;    /* (row, head) results compared */
-    int32_t paths;   /* of attend */
+    int32_t paths;   /* paths of attend */
     int32_t on_blas; /* whether the reference ran on the device */
     char why[200];   /* why not, where its library is missing; else empty */
 } cpa_self_test_kernels_stats;

@@ -14,11 +14,11 @@
 typedef struct cpa_verify cpa_verify;
 
 typedef struct cpa_verify_stats {
-    uint64_t rows;       /* checked on this rank */
-    uint64_t violations; /* found on this rank */
-    uint64_t undecided;  /* of the rows: scores may overflow, see check/reference.h, so nobody can tell */
+    uint64_t rows;       /* rows checked on this rank */
+    uint64_t violations; /* violations found on this rank */
+    uint64_t undecided;  /* checked rows that nobody can judge, as scores may overflow (check/reference.h) */
     double max_error;
-    double seconds; /* that the check took on this rank */
+    double seconds; /* time of the check on this rank, s */
 } cpa_verify_stats;
 
 /* `rate` is the share of rows that is checked, CPA_VERIFY_AUTO what a small share of the run time pays for

@@ -15,8 +15,8 @@
 
 typedef struct cpa_verify_budget {
     double most;     /* the highest rate, or the rate itself without a bound */
-    double share;    /* of the run time that the check may take; 0: no bound */
-    double rate;     /* of the rows, now */
+    double share;    /* share of the run's time that the check may take; 0: no bound */
+    double rate;     /* share of the rows that are checked now */
     double left;     /* keys that may be checked before the next agreement */
     double attended; /* (row, head, key) triples of the run */
     double checked;  /* keys of the rows checked since the last agreement */

@@ -16,8 +16,8 @@ typedef struct diagnosis {
     const cpa_verify_sample *sample;
     cpa_owner_map map;
     cpa_placement placement;
-    int32_t owner;  /* the rank that owns the token of the query, */
-    int32_t keeper; /* and the one that kept the sample */
+    int32_t owner;  /* rank that owns the token of the query */
+    int32_t keeper; /* rank that kept the sample */
     cpa_reference_row row;
     cpa_reference_row *shards; /* [size]: each rank's keys alone */
     const cpa_step_plan *plan;
@@ -28,7 +28,7 @@ typedef struct diagnosis {
     double tolerance;
     char finding[160];
     const cpa_verify_wrong_row *wrong;
-    int64_t n_keys; /* of all ranks */
+    int64_t n_keys; /* keys on all ranks */
     cpa_verify_dump dump;
 } diagnosis;
 

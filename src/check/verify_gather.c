@@ -17,13 +17,13 @@ typedef struct gather {
     const cpa_step_plan *plan;
     cpa_owner_map map;
     int32_t rank, size;
-    int64_t k_bytes, v_bytes; /* of one token's key and value of one head, each with its scale */
+    int64_t k_bytes, v_bytes; /* bytes of one token's key, and value, of one head, each with its scale */
     int64_t part_tokens;
-    cpa_verify_part *parts; /* to be exchanged next */
+    cpa_verify_part *parts; /* parts to be exchanged next */
     int64_t n_parts, cap_parts, cap_received, cap_pieces, pending_bytes;
-    cpa_verify_part *received; /* those of them that this rank checks */
+    cpa_verify_part *received; /* the parts that this rank checks */
     int64_t n_received;
-    cpa_verify_piece *pieces;                  /* of those, [size] each */
+    cpa_verify_piece *pieces;                  /* [n_received][size] pieces of the received parts */
     int64_t *send_bytes, *recv_bytes, *cursor; /* [size] */
     cpa_verify_parts_fn fn;
     void *ctx;

@@ -14,7 +14,7 @@ enum { CPA_PART_TOKENS = 1024 };
 
 typedef struct cpa_verify_group {
     int64_t first, count;  /* range of the sorted samples of cpa_verify */
-    int64_t last_position; /* of the keys that one of them sees */
+    int64_t last_position; /* largest position of a key that one of the group's samples sees */
     int32_t kv_head;
     int32_t checker;
 } cpa_verify_group;
@@ -23,7 +23,7 @@ typedef struct cpa_verify_group {
 typedef struct cpa_verify_piece {
     const char *samples; /* [its samples of the group][query | result | list], part 0 only */
     const char *k;       /* [tokens, k_dim], dtype of the cache; then [tokens] scale words where rows have them */
-    const char *v;       /* [tokens, v_dim], likewise */
+    const char *v;       /* [tokens, v_dim], dtype of the cache; then [tokens] scale words where rows have them */
     int64_t first;       /* local index of the first token */
     int64_t tokens;
 } cpa_verify_piece;
@@ -31,7 +31,7 @@ typedef struct cpa_verify_piece {
 typedef struct cpa_verify_part {
     const cpa_verify_group *group;
     int64_t index;
-    int32_t last;                   /* whether it is the last of its group */
+    int32_t last;                   /* not 0: the last part of its group */
     const cpa_verify_piece *pieces; /* [ranks] */
 } cpa_verify_part;
 

@@ -18,7 +18,7 @@ typedef struct cpa_verify_sample {
     int64_t position;
     int32_t layer;
     int32_t head;
-    int32_t form; /* of the row */
+    int32_t form; /* form of the row */
     int64_t data; /* index into cpa_verify.data */
 } cpa_verify_sample;
 
@@ -40,22 +40,22 @@ struct cpa_verify {
     int32_t n_threads;
     uint64_t seed;
     cpa_verify_budget budget;
-    double start_s; /* when the first step began, later by the time since then that had no work; 0: not yet */
-    uint64_t steps; /* that have begun; plans without chunks do not count, with which a server begins */
+    double start_s; /* when the first step began, later by the time since then without work; 0: not yet */
+    uint64_t steps; /* steps begun, without plans that have no chunks, with which a server begins */
     cpa_verify_stats stats;
     /* The samples of the step, the same list on every rank; data [n][query | result | list] is set on the
      * rank that keeps it. */
     cpa_verify_sample *samples;
     cpa_verify_memory data;
     int64_t n_samples, cap_samples, sample_bytes;
-    int64_t result_at;  /* bytes from a query to its result, whatever their form */
-    int64_t list_bytes; /* of a list and its most entries; 0: the model does not select keys */
-    float *scales;      /* of the cache's tensors, of each KV head: of keys, then of values; 0: rows have their own */
-    int replicated;     /* the rows of the step are */
-    int64_t next;       /* the first sample of the layers to come */
-    cpa_verify_memory send, recv; /* of the exchange of keys and values */
-    cpa_verify_matrix matrix;     /* of the form, layer and head of the row that was checked last, if it has one */
-    char *dump_folder;            /* where what a wrong row had is kept; "": nowhere, which is told; NULL: nowhere */
+    int64_t result_at;            /* bytes from a query to its result, whatever their form */
+    int64_t list_bytes;           /* bytes of a list with its most entries; 0: the model does not select keys */
+    float *scales;                /* scales of the cache's keys, then values, of each KV head; 0: rows have their own */
+    int replicated;               /* not 0: the rows of the step are replicated */
+    int64_t next;                 /* index of the first sample of the layers to come */
+    cpa_verify_memory send, recv; /* memory for the exchange of keys and values */
+    cpa_verify_matrix matrix;     /* matrix of the row that was checked last, if its form has one */
+    char *dump_folder;            /* folder for dumps of wrong rows; "": none, which is told; NULL: none */
 };
 
 /* The form of a sample's row, and its mask in the layer. */

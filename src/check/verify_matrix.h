@@ -6,8 +6,8 @@
 
 /* The matrix of a form, layer and head that was asked for last. */
 typedef struct cpa_verify_matrix {
-    float *values; /* [v_dim, out_dim]; NULL: none was asked for, or the form has none */
-    void *raw;     /* the same as it lies on the device */
+    float *values; /* [v_dim, out_dim]; NULL: no form with a matrix was asked for */
+    void *raw;     /* [v_dim, out_dim] elements as they lie on the device */
     int64_t capacity;
     int32_t form, layer, head;
     cpa_dtype dtype;

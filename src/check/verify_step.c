@@ -17,10 +17,10 @@ enum { ROWS_PER_ITEM = 16, KEYS_AT_ONCE = 64 };
 /* What one thread needs for the keys that it walks. */
 typedef struct scratch {
     float k[KEYS_AT_ONCE * CPA_MAX_HEAD_DIM], v[KEYS_AT_ONCE * CPA_MAX_HEAD_DIM];
-    /* What the source gave for some tokens of a piece. */
+    /* What the source gave for tokens of a piece. */
     uint32_t tokens[KEYS_AT_ONCE];
-    int64_t positions[KEYS_AT_ONCE]; /* where they lie in the cache, */
-    int64_t told[KEYS_AT_ONCE];      /* and those that the model was told */
+    int64_t positions[KEYS_AT_ONCE]; /* positions of the tokens in the cache */
+    int64_t told[KEYS_AT_ONCE];      /* positions that the model was told of the tokens */
     float k_recalled[KEYS_AT_ONCE * CPA_MAX_HEAD_DIM], v_recalled[KEYS_AT_ONCE * CPA_MAX_HEAD_DIM];
 } scratch;
 
@@ -29,8 +29,8 @@ typedef struct item {
     const cpa_verify_part *part;
     int32_t rank;
     int64_t first_row, n_rows;
-    const char *lists;       /* of these rows; NULL: the model does not select keys */
-    cpa_reference_row *rows; /* what these keys give */
+    const char *lists;       /* lists of the rows; NULL: the model does not select keys */
+    cpa_reference_row *rows; /* what the keys give for the rows */
     int64_t stale;           /* position of the first token that is not what the model gave; -1: none */
 } item;
 
@@ -43,16 +43,16 @@ typedef struct check {
     /* Rows of the groups of a round, those of a group that the round before began first. */
     cpa_reference_row *rows;
     int64_t cap_rows, open_rows;
-    char *lists; /* of these rows */
+    char *lists; /* lists of `rows` */
     int64_t cap_lists;
-    cpa_reference_row *found; /* the rows of the items */
+    cpa_reference_row *found; /* what the items' keys give, item after item */
     int64_t cap_found;
     item *items;
     int64_t n_items, cap_items;
     scratch *scratch;           /* [threads] */
     cpa_verify_wrong_row wrong; /* the first row that is wrong */
     cpa_status verdict;         /* CPA_CHECK_FAILED once a violation was found here */
-    cpa_error violation;        /* and what it was */
+    cpa_error violation;        /* what the violation was */
 } check;
 
 static const cpa_verify_sample *sample_of(const check *c, const cpa_verify_group *g, int64_t i) {

@@ -26,31 +26,32 @@ struct cpa_context {
     cpa_context_ops ops;
     cpa_control control;
     cpa_planned_step step;
-    cpa_block_tables *tables; /* a row for each chunk, of steps whose chunks bring theirs */
+    cpa_block_tables *tables; /* a row for each chunk, in steps whose chunks bring their block tables */
     cpa_pass_kv kv;
-    cpa_form_lane lanes[CPA_MOST_ROW_FORMS]; /* of each form of the rows of `step` */
+    cpa_form_lane lanes[CPA_MOST_ROW_FORMS]; /* per form of the rows of `step` */
     cpa_score_rows score_rows;
-    cpa_context_buffer slices_memory; /* of cpa_context_slices: parts that other ranks send */
-    cpa_row_placement rows;           /* of the steps that are planned next */
-    /* Of cpa_context_reserve, beside the planned step: a row a sequence, and no chunks. */
+    cpa_context_buffer slices_memory; /* parts that other ranks send in cpa_context_slices */
+    cpa_row_placement rows;           /* placement of the rows of the steps that are planned next */
+    /* Of cpa_context_reserve: a step of one row a sequence and no chunks, beside the planned step. */
     cpa_planned_step reserved_step;
     cpa_form_lane reserved;
-    const cpa_planned_step *attended; /* by layers: one of these two steps */
+    const cpa_planned_step *attended; /* the step whose layers are attended: `step` or `reserved_step` */
     int broken;                       /* a layer failed half-way: the ranks no longer agree on what is in flight */
     double replayed_s;                /* see cpa_context_replayed_seconds */
 
-    cpa_events *steps; /* of cpa_context_plan: events 0 and 1 after the layers of the last two steps, in turn */
-    int turn;          /* the event of the step at hand */
+    cpa_events *steps; /* events 0 and 1 of cpa_context_plan, after the layers of the last two steps, in turn */
+    int turn;          /* index of the event of the step at hand */
     int is_ahead; /* the step is of cpa_context_plan_ahead: its caller looks after what steps are under way, and all
                           ranks have the same plan */
 
-    cpa_plan_agreement agreement; /* of cpa_context_plan */
-    int64_t calls;                /* of cpa_context_attend, refused ones too; the same on every rank */
+    cpa_plan_agreement agreement; /* agreement of the ranks in cpa_context_plan */
+    int64_t calls;                /* calls of cpa_context_attend, refused ones too; the same number on every rank */
     int64_t layers_exchanged;     /* layers begun in which ranks exchange */
     cpa_calls exchanging;         /* calls that began such layers, since the ranks last agreed on how many there are */
-    cpa_progress_hook awaiting;   /* of the stream of the step of cpa_context_plan, where they may be under way */
+    /* Drains the stream of the step of cpa_context_plan, where its messages may be under way. */
+    cpa_progress_hook awaiting;
 
-    int planned;             /* layers may attend */
+    int planned;             /* not 0: layers may attend */
     int32_t layers_attended; /* layers of the planned step that have been attended */
 };
 
@@ -59,8 +60,6 @@ cpa_status cpa_context_check_whole(cpa_context *c);
 /* Starts and ends an exchange of the messages in c->ops.messages between two layers. */
 cpa_status cpa_context_exchange_between(cpa_context *c, int32_t n_messages, cpa_span_kind kind, cpa_stream *stream);
 
-/* Enqueues what brings changed block tables of the planned step to the device. */
-cpa_status cpa_context_upload_tables(cpa_context *c, cpa_stream *stream);
 /* Counts the planned chunks, and their keys, for so many layers. */
 void cpa_context_count_chunks(cpa_context *c, int32_t layers);
 

@@ -8,6 +8,7 @@
 #include "base/struct_size.h"
 #include "src/context/context.h"
 #include "src/context/context_internal.h"
+#include "src/context/context_plan.h"
 #include "src/ops/check_args.h"
 #include "src/ops/check_score.h"
 #include "src/ops/check_shape.h"

@@ -26,9 +26,10 @@ typedef struct cpa_context_exchange {
 /* What the layer at hand does to scores: for own rows, and for those of pass-Q's attend, of each form. */
 typedef enum cpa_score_side { CPA_SCORE_OWN = 0, CPA_SCORE_REMOTE, CPA_SCORE_SIDES } cpa_score_side;
 typedef struct cpa_context_score {
-    const cpa_score_rules *rules; /* of the layer; NULL: none */
+    const cpa_score_rules *rules; /* rules of the layer; NULL: none */
     int has_selection, has_bias;
-    cpa_key_selection selection[CPA_MOST_ROW_FORMS][CPA_SCORE_SIDES]; /* whose parts are: */
+    /* Keys selected for each form and side; made of the next three. */
+    cpa_key_selection selection[CPA_MOST_ROW_FORMS][CPA_SCORE_SIDES];
     cpa_key_bits bits[CPA_MOST_ROW_FORMS][CPA_SCORE_SIDES];
     cpa_key_indices indices[CPA_MOST_ROW_FORMS][CPA_SCORE_SIDES];
     cpa_key_blocks blocks[CPA_MOST_ROW_FORMS][CPA_SCORE_SIDES];
@@ -36,20 +37,20 @@ typedef struct cpa_context_score {
 } cpa_context_score;
 
 typedef struct cpa_context_ops {
-    cpa_context_options options; /* without their forms, which are: */
+    cpa_context_options options; /* the given options; their list of forms is in `forms` */
     cpa_forms forms;
     cpa_owner_map map;
     int32_t rank;
     cpa_device *device;
     cpa_stream *upload;          /* for copies outside any layer */
-    cpa_key_workspace workspace; /* of all plans; empty: they prepare no keys */
+    cpa_key_workspace workspace; /* workspace of all plans; empty: they prepare no keys */
     cpa_transport *transport;
     cpa_message *messages;  /* [cp_size], scratch: what cpa_context_start sends */
     cpa_attend_item *items; /* scratch: what cpa_context_set_plan plans */
     int64_t items_capacity;
-    int32_t table_set;                /* that the layer at hand reads its blocks by */
-    int masked;                       /* whether layers of the step that is planned come with a selection */
-    int64_t keys_attended, keys_read; /* in a layer, by the plans that have been set since these were 0 */
+    int32_t table_set;                /* set of block tables that the layer at hand reads */
+    int masked;                       /* not 0: layers of the planned step come with a selection */
+    int64_t keys_attended, keys_read; /* keys of a layer, by the plans set since these were 0 */
     cpa_error error;
     cpa_context_stats stats;
     cpa_spans spans;

@@ -19,6 +19,8 @@ cpa_status cpa_context_plan_ahead(cpa_context *c, const cpa_context_chunk *chunk
                                   cpa_block_tables *tables, const int64_t *rows, int64_t padded_rows);
 /* The layers that are attended from now on read their blocks by that set of tables. */
 void cpa_context_use_tables(cpa_context *c, int32_t set);
+/* Enqueues what brings changed block tables of the planned step to the device. */
+cpa_status cpa_context_upload_tables(cpa_context *c, cpa_stream *stream);
 /* Enqueues what brings the plan of the step to the device, as far as it is made before the first layer. */
 cpa_status cpa_context_upload_plan(cpa_context *c, cpa_stream *stream);
 /* The planned step begins. The stream of the one before is idle: its spans are counted if they were not yet. */

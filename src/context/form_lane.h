@@ -10,8 +10,8 @@ typedef struct cpa_form_lane {
     const cpa_form *form;
     cpa_table_plans own; /* own rows over the own shard, but those that pass-KV or pass-Q takes */
     cpa_context_buffer own_memory, projected_memory;
-    cpa_partial own_state; /* of the own rows, where pass-Q does not have it */
-    cpa_partial projected; /* the same times the matrix of the form, if it has one */
+    cpa_partial own_state; /* partial states of the own rows, where pass-Q does not have them */
+    cpa_partial projected; /* own_state times the matrix of the form; unused without one */
     cpa_pass_q q;
     cpa_scatter_heads scatter;
 } cpa_form_lane;

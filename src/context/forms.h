@@ -6,10 +6,10 @@
 #include <cpattn/context.h>
 
 typedef struct cpa_form {
-    int32_t index;             /* among those of the context */
-    cpa_attention_shape shape; /* of its queries, and of the columns of the cache that they attend */
-    int32_t out_dim;           /* of its results, and of the states that travel */
-    int has_matrix;            /* which states are multiplied by; else out_dim is the v_dim of the shape */
+    int32_t index;             /* index among the context's forms */
+    cpa_attention_shape shape; /* shape of the form's queries, and of the columns of the cache that they attend */
+    int32_t out_dim;           /* width of a head of results, and of states that travel */
+    int has_matrix;            /* not 0: states are multiplied by a matrix; 0: out_dim is the v_dim of the shape */
 } cpa_form;
 
 typedef struct cpa_forms {

@@ -14,28 +14,29 @@ enum { CPA_KV_BUFFERS = 2 }; /* segments to send, and segments to receive for ea
 /* What a transfer sends to and receives from one peer, in blocks of staging. */
 typedef struct cpa_kv_route {
     int32_t peer;
-    int32_t region; /* where it receives */
+    int32_t region; /* region of the peer's staging that the blocks are received in */
     int64_t send_blocks, recv_blocks;
 } cpa_kv_route;
 
 /* What this rank attends of a transfer, for its rows of one form. */
 typedef struct cpa_kv_attended {
     cpa_attend_plan *plan;
-    int64_t rows;      /* that it is attended for; 0: none */
-    int64_t first_row; /* all peers at once: the first of them */
+    int64_t rows;      /* rows that attend the region; 0: none */
+    int64_t first_row; /* all peers at once: the first of those rows */
 } cpa_kv_attended;
 
 /* One exchange of keys and values. */
 typedef struct cpa_kv_transfer {
-    int64_t index;           /* among the transfers of the step */
+    int64_t index;           /* number of the transfer in its step */
     int32_t round;           /* peer by peer; 0: all peers at once */
-    int64_t range, n_ranges; /* of what is packed */
-    int64_t pair, n_pairs;   /* the same in blocks, once the first layer has packed it; room for send_blocks */
+    int64_t range, n_ranges; /* ranges that are packed: the first, and how many */
+    /* Block pairs to send: the first, and room for send_blocks of them, filled when the first layer packs. */
+    int64_t pair, n_pairs;
     int64_t route;
     int32_t n_routes;
-    int32_t send_buffer;              /* which half of the send staging */
-    int packs;                        /* 0: nothing is sent, or it lies there already */
-    int64_t send_blocks, recv_blocks; /* in use */
+    int32_t send_buffer;              /* half of the send staging that the transfer uses */
+    int packs;                        /* 0: nothing is sent, or the send staging has it already */
+    int64_t send_blocks, recv_blocks; /* blocks in use of the send and receive staging */
     int begins, ends; /* peer by peer: whether it is the first, the last that the peer sends; 0: nothing is attended */
     cpa_kv_attended attended[CPA_MOST_ROW_FORMS];
 } cpa_kv_transfer;
@@ -44,15 +45,16 @@ typedef struct cpa_kv_transfer {
 typedef struct cpa_kv_staging {
     int32_t regions;            /* to receive in, of each of two buffers: one, or one for each peer */
     int64_t segments, capacity; /* all segments; blocks of one */
-    cpa_block_layout layout;    /* of a block; rows in one piece, whatever the layout of the cache: all ranks agree */
+    /* Layout of a block of staging; rows in one piece, whatever the layout of the cache: all ranks agree. */
+    cpa_block_layout layout;
 } cpa_kv_staging;
 
 typedef struct cpa_kv_transfers {
     cpa_context_ops *ops;
     cpa_kv_staging staging;
     char *memory;
-    int32_t *region_of;   /* [cp_size] of each peer */
-    int64_t bytes_in_use; /* of staging, in the layer at hand, and of the workspace */
+    int32_t *region_of;   /* [cp_size] region of each peer */
+    int64_t bytes_in_use; /* bytes of staging, in the layer at hand, and of the workspace */
     cpa_kv_transfer *list;
     int64_t count, capacity;
     cpa_attend_plan **plans; /* kept from step to step */

@@ -22,7 +22,7 @@ typedef struct cpa_row_run {
  * is on its way. */
 typedef struct cpa_kv_own {
     int64_t one_pass_rows;
-    cpa_attend_plan *plan; /* of the others; NULL: there are none */
+    cpa_attend_plan *plan; /* plan of the rows from one_pass_rows on; NULL: there are none */
 } cpa_kv_own;
 
 /* The transfers of layers with one mask of each form and one set of block tables. */
@@ -35,23 +35,24 @@ typedef struct cpa_kv_schedule {
 
 /* The rows of one form in pass-KV chunks. */
 typedef struct cpa_kv_rows {
-    cpa_row_run *runs; /* neighbours joined */
+    cpa_row_run *runs; /* runs of neighbouring rows, joined */
     int64_t n_runs, runs_capacity;
     cpa_context_buffer shard_memory;
-    cpa_partial shard; /* of all own rows of the form over one peer's shard */
+    cpa_partial shard; /* partial states of all own rows of the form over one peer's shard */
 } cpa_kv_rows;
 
 typedef struct cpa_pass_kv {
     cpa_context_ops *ops;
     const cpa_planned_step *step;
-    int64_t split; /* where a shard may be cut, in tokens; all peers at once: least tokens of a segment */
+    int64_t split; /* shards are cut at multiples of this many tokens; all peers at once: least tokens of a segment */
     cpa_kv_transfers transfers;
     int32_t *table; /* the block table of a transfer in staging; peer by peer the identity */
     int64_t table_capacity;
-    cpa_kv_schedule *schedules; /* that the step has met; layers may alternate between them */
+    /* Schedules that layers of the step have asked for, by mask; layers may alternate between them. */
+    cpa_kv_schedule *schedules;
     int64_t n_schedules, schedules_capacity;
-    cpa_kv_schedule now;          /* that of the layer at hand */
-    cpa_kv_pieces sent, received; /* scratch of one round; all peers at once: of the step, in `received` */
+    cpa_kv_schedule now;          /* the schedule of the layer at hand */
+    cpa_kv_pieces sent, received; /* scratch of one round; all peers at once: pieces of the step, in `received` */
     cpa_kv_rows rows[CPA_MOST_ROW_FORMS];
     cpa_context_buffer empty_memory;
     const float *empty; /* an LSE of -inf for each own row, of the form with the most, and head */
@@ -60,8 +61,8 @@ typedef struct cpa_pass_kv {
 /* What the calls of a layer share. */
 typedef struct cpa_kv_layer {
     const cpa_layer *layer;
-    cpa_partial own[CPA_MOST_ROW_FORMS]; /* the states of the own rows: over the own shard, and what has come */
-    /* So many first rows of each form are states when the layer is run; those behind are results. */
+    cpa_partial own[CPA_MOST_ROW_FORMS]; /* states of the own rows over the own shard, and over what has come */
+    /* Leading rows of each form that are states when the layer is run; the others are results. */
     int64_t open_rows[CPA_MOST_ROW_FORMS];
 } cpa_kv_layer;
 

@@ -40,16 +40,17 @@ typedef struct cpa_pass_q {
                              * queries are ready before those come */
     cpa_pass_q_part parts[CPA_PASS_Q_PARTS];
     int32_t n_parts;       /* 0: the rows of the peers are attended, and their states sent, at once, by `plans` */
-    int64_t *state_shifts; /* of the plan's items */
+    int64_t *state_shifts; /* shifts of the states of the plan's items */
     int64_t shifts_capacity;
     int64_t packed_rows, received_rows, returned_rows;
     cpa_step_maps maps; /* [packed_rows] own rows, then a row map of [rows] for each state that comes back */
     cpa_context_buffer packed_memory, received_memory, remote_states_memory, returned_memory;
-    cpa_context_buffer attended_memory; /* with a matrix, of: */
-    cpa_partial attended;               /* the states of remote_states_memory before they are multiplied by it */
+    cpa_context_buffer attended_memory; /* memory of `attended`, where the form has a matrix */
+    cpa_partial attended; /* states of remote_states_memory, before they are multiplied by the form's matrix */
     cpa_context_exchange queries, states;
-    cpa_store_batch awaited;    /* the states that the last merge of the layer waits for; no parts: it need not */
-    cpa_partial *merged_states; /* [cp_size]: what the last merge of a layer joins; the first is that of the own rows */
+    cpa_store_batch awaited; /* messages with the states that the last merge of the layer waits for; no parts: none */
+    /* [cp_size]: states that the last merge of a layer joins; the first is that of the own rows. */
+    cpa_partial *merged_states;
     const int32_t **merged_maps;
     int32_t n_merged;
 } cpa_pass_q;

@@ -12,8 +12,9 @@
 /* What a rank says of a plan. */
 typedef struct cpa_plan_note {
     uint64_t chunks; /* a hash of what must be the same */
-    int64_t layers;  /* layers with exchanges that the rank has attended: what the messages between the ranks are of */
-    uint64_t rules;  /* a hash of masks, scales and score rules of the layers attended since the ranks last compared */
+    /* Layers with exchanges that the rank has attended so far, which number the messages between ranks. */
+    int64_t layers;
+    uint64_t rules; /* a hash of masks, scales and score rules of the layers attended since the ranks last compared */
     cpa_status status;
     char message[256]; /* why the rank has refused the chunks */
 } cpa_plan_note;

@@ -16,8 +16,10 @@ typedef struct cpa_planned_chunk {
     cpa_placement placement;
     cpa_algorithm algorithm; /* CPA_AUTO: nothing travels, as it lies on one rank */
     int64_t table;           /* place in each set of tables of this rank's first entry */
-    int32_t form;            /* of its rows */
-    int64_t row;             /* among the rows of its form, the first of its own on this rank, or of all its rows */
+    int32_t form;            /* form of the chunk's rows */
+    /* Number of the chunk's first row among those of its form: own rows of this rank, or all where they are
+     * replicated. */
+    int64_t row;
 } cpa_planned_chunk;
 
 /* What one rank has of a chunk: the queries are its local indices [first, keys), the keys are [0, keys). */
@@ -39,14 +41,16 @@ typedef struct cpa_planned_step {
     cpa_owner_map map;
     int32_t rank;
     cpa_step_kind kind;
-    int gathers;         /* pass-KV takes the keys of all peers at once, and attends the rows of its chunks over the own
-                            shard too; the same for all steps */
+    /* Not 0: pass-KV takes the keys of all peers at once, and attends the rows of its chunks over the own shard too;
+     * does not change from step to step. */
+    int gathers;
     int64_t padded_rows; /* rows that every rank plans for, of one form, see cpa_context_plan_ahead; 0: each its own */
     cpa_planned_chunk *chunks;
     int64_t n_chunks, chunks_capacity;
-    cpa_block_tables *tables;               /* of its sequences, on this rank; the step does not own them */
-    int32_t max_block[CPA_MOST_TABLE_SETS]; /* of each set, what cpa_block_tables_largest says of its rows */
-    int64_t rows[CPA_MOST_ROW_FORMS];       /* of each form, those of this rank */
+    cpa_block_tables *tables; /* block tables of the chunks' sequences on this rank; not owned */
+    /* Largest block id of each set, by cpa_block_tables_largest of the chunks' rows. */
+    int32_t max_block[CPA_MOST_TABLE_SETS];
+    int64_t rows[CPA_MOST_ROW_FORMS]; /* rows of this rank, by form */
 } cpa_planned_step;
 
 void cpa_planned_step_destroy(cpa_planned_step *step);

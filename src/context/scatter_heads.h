@@ -12,7 +12,7 @@ typedef struct cpa_scatter_heads {
     cpa_context_ops *ops;
     const cpa_planned_step *step;
     const cpa_form *form;
-    int32_t heads;         /* of this rank */
+    int32_t heads;         /* heads of this rank */
     cpa_table_plans plans; /* all rows over the own shard */
     /* [rows] the row of the own state that is packed, -1 without a key here; then [rows, cp_size] the ranks whose
      * states of a row are merged, in order */

@@ -7,9 +7,9 @@
 #include "src/context/step_maps.h"
 
 typedef struct cpa_score_rows {
-    cpa_step_maps maps; /* of each form, of own rows, then of those of pass-Q's attend */
-    int64_t first[CPA_MOST_ROW_FORMS][CPA_SCORE_SIDES]; /* where in `maps` each begins */
-    int planned;                                        /* the maps are those of the planned step */
+    cpa_step_maps maps; /* row maps of each form: of own rows, then of the rows of pass-Q's attend */
+    int64_t first[CPA_MOST_ROW_FORMS][CPA_SCORE_SIDES]; /* entry of `maps` where the map of a form and side begins */
+    int planned;                                        /* not 0: the maps are those of the planned step */
 } cpa_score_rows;
 
 /* Another step has been planned. */

@@ -8,9 +8,9 @@ typedef struct cpa_step_maps {
     int32_t *sets[2]; /* host, page-locked, in turn: one may be on its way to the device as the next is filled */
     int64_t capacities[2];
     int turn;
-    int32_t *host; /* of the step */
+    int32_t *host; /* the one of `sets` with the maps of the step */
     int64_t entries;
-    const cpa_stream *uploaded; /* the stream that copied them to the device; NULL: none has yet */
+    const cpa_stream *uploaded; /* stream that copied the maps to the device; NULL: none has yet */
     cpa_context_buffer device;
 } cpa_step_maps;
 

@@ -8,7 +8,7 @@
 
 typedef struct cpa_table_plans {
     cpa_attend_plan *list[CPA_MOST_TABLE_SETS]; /* made when a step first needs them; NULL before */
-    int32_t sets;                               /* that are planned */
+    int32_t sets;                               /* sets of tables that have a plan of the step */
 } cpa_table_plans;
 
 /* Makes the plan of the first set, which is there from then on. */

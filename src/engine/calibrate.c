@@ -35,7 +35,7 @@ typedef struct probe {
     void *q, *k, *v, *out;
     int32_t *table;
     uint32_t *tokens;
-    int64_t *positions; /* of the tokens; also their slots, as the blocks lie in order */
+    int64_t *positions; /* positions of the tokens; also their slots, as the blocks lie in order */
 } probe;
 
 static cpa_status probe_allocate(probe *p, cpa_error *err) {

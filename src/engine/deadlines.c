@@ -4,7 +4,7 @@
 
 static void put(cpa_deadlines *d, cpa_deadline *entry, int64_t at) {
     d->heap[at] = entry;
-    entry->place = at + 1;
+    entry->heap_index = at + 1;
 }
 
 /* Moves an entry from `at` towards the root or the leaves, to where it belongs. */
@@ -27,10 +27,10 @@ int cpa_deadlines_add(cpa_deadlines *d, cpa_deadline *entry) {
 }
 
 void cpa_deadlines_remove(cpa_deadlines *d, cpa_deadline *entry) {
-    if (entry->place == 0) return;
-    const int64_t at = entry->place - 1;
+    if (entry->heap_index == 0) return;
+    const int64_t at = entry->heap_index - 1;
     cpa_deadline *last = d->heap[--d->count];
-    entry->place = 0;
+    entry->heap_index = 0;
     if (last != entry) settle(d, last, at);
 }
 

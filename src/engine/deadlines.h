@@ -6,8 +6,8 @@
 
 /* A member of what expires. */
 typedef struct cpa_deadline {
-    double at;     /* the moment */
-    int64_t place; /* in the heap, counted from 1; 0: it is not there. The heap's own */
+    double at;          /* the moment */
+    int64_t heap_index; /* index in the heap, counted from 1; 0: the entry is not in it; set by the heap alone */
 } cpa_deadline;
 
 typedef struct cpa_deadlines {

@@ -32,7 +32,7 @@ typedef struct cpa_rank_totals {
 } cpa_rank_totals;
 
 struct cpa_engine {
-    cpa_engine_options options; /* the given ones, with defaults filled in */
+    cpa_engine_options options; /* the options given, with defaults filled in */
     cpa_control control;
     cpa_device *device;
     const cpa_transport_table *transport;
@@ -42,19 +42,19 @@ struct cpa_engine {
     cpa_verify *verify;       /* NULL when nothing is checked */
     cpa_scheduler *scheduler; /* rank 0; NULL on the others */
     cpa_inbox *inbox;         /* rank 0; NULL on the others */
-    struct cpa_run *stepping; /* a run by cpa_engine_step; NULL: there is none */
+    struct cpa_run *stepping; /* the run made by cpa_engine_step; NULL: none */
     cpa_planner planner;
-    cpa_layer_groups groups;        /* of the model's layers, with the blocks of one rank */
+    cpa_layer_groups groups;        /* groups of the model's layers, with the blocks of one rank */
     double host_bandwidth;          /* rank 0, when it has host blocks */
-    cpa_engine_stats stats;         /* of the thread that runs the engine */
+    cpa_engine_stats stats;         /* statistics of the thread that runs the engine */
     cpa_published_stats *published; /* copies of `stats` for all threads */
     cpa_rank_totals *totals;        /* rank 0: [ranks], as last reported */
     cpa_timeline timeline;
     cpa_request_spans *request_spans; /* rank 0; NULL: no timeline is kept */
     atomic_int stop;
     atomic_int running; /* cpa_engine_run or the like is under way */
-    cpa_error error;    /* of the last call of cpa_engine_run or the like */
-    uint64_t serial;    /* number of this engine, of those of the process */
+    cpa_error error;    /* error of the last call of cpa_engine_run or the like */
+    uint64_t serial;    /* number of this engine among those of the process, from 1 */
 };
 
 #endif

@@ -34,36 +34,36 @@ typedef enum cpa_request_phase {
 typedef struct cpa_engine_request {
     cpa_deadline deadline; /* first: entries of the heap are records */
     cpa_scheduler_request scheduled;
-    char *salt, *tenant; /* until the scheduler has them; a tenant may be NULL */
-    uint32_t *stop_ids;  /* [n_stop_ids] tokens that end it */
+    char *salt, *tenant; /* salt and tenant, until the scheduler has them; a tenant may be NULL */
+    uint32_t *stop_ids;  /* [n_stop_ids] tokens that end the request */
     int64_t n_stop_ids;
-    cpa_plan_bias *biases;         /* that `scheduled` names */
-    cpa_constraint_ops constraint; /* of size 0: it has none */
+    cpa_plan_bias *biases;         /* biases that `scheduled` points to */
+    cpa_constraint_ops constraint; /* constraint of the answer; size 0: none */
     void *constraint_ctx;
     UT_hash_handle hh;
-    struct cpa_engine_request *next; /* in the list that it is in */
-    /* Behind the lock: */
+    struct cpa_engine_request *next; /* next in whichever list has the request */
+    /* Guarded by the lock. */
     cpa_request_state state;
-    int is_queued;            /* it counts against the bounds of the queue */
-    int is_ending;            /* it is to be ended, for `reason` */
-    cpa_finish_reason reason; /* why it ended, or is to be */
-    char error[256];          /* of one that failed */
-    int is_stopped;           /* it has got a token that ends it */
-    /* Of the thread that runs the steps: */
+    int is_queued;            /* counts against the bounds of the queue */
+    int is_ending;            /* is to be ended, with `reason` */
+    cpa_finish_reason reason; /* why the request ended, or is to end */
+    char error[256];          /* why the request failed */
+    int is_stopped;           /* has got a token that ends it */
+    /* Of the thread that runs the steps. */
     int64_t emitted;
-    int64_t accepted; /* tokens of `emitted` that its constraint has heard of */
-    int is_broken;    /* its constraint has failed: it gets no token any more */
+    int64_t accepted; /* tokens of `emitted` that the constraint has taken */
+    int is_broken;    /* the constraint has failed: no more tokens are drawn */
     int has_run;
-    double scheduled_s, end_s; /* when it first ran, if it has, and when it ended */
-    cpa_request_phase phase;   /* for the timeline (request_spans.h), since when, and the index in its last plan */
-    double phase_s;
-    int32_t seq;
-    double *token_s; /* [output_tokens], from the first token on, as are the next two */
+    double scheduled_s, end_s; /* s: when the request first ran, if it has, and when it ended */
+    cpa_request_phase phase;   /* phase on the timeline (request_spans.h) */
+    double phase_s;            /* when the phase began, seconds */
+    int32_t seq;               /* index of the request in its last plan */
+    double *token_s;           /* [output_tokens] seconds, from the first token on */
     uint32_t *tokens;
     float *logprobs;
-    cpa_token_ranks *ranks;        /* NULL: it does not ask for them */
+    cpa_token_ranks *ranks;        /* [output_tokens]; NULL: the request does not ask for ranks */
     cpa_token_ranks *prompt_ranks; /* [prompt_tokens], of which the first `ranked` are filled */
-    int64_t ranked;                /* entries of prompt_ranks that have come, the first included */
+    int64_t ranked;                /* entries of prompt_ranks that have come, from the first on */
 } cpa_engine_request;
 
 /* Records one after another; the first in is the first out. */
@@ -99,31 +99,31 @@ typedef enum cpa_run_mode {
 } cpa_run_mode;
 
 typedef struct cpa_inbox {
-    const cpa_scheduler *scheduler; /* whose options requests are checked against */
+    const cpa_scheduler *scheduler; /* scheduler against whose options requests are checked */
     int64_t max_requests, max_tokens;
     pthread_mutex_t lock;
-    pthread_cond_t news;    /* for the thread that plans */
-    pthread_cond_t changed; /* for those who drain */
+    pthread_cond_t news;    /* signalled to the thread that plans */
+    pthread_cond_t changed; /* signalled to threads that drain */
     cpa_engine_request *by_id;
     cpa_deadlines deadlines;
     cpa_request_list arrived, ending, ended;
     cpa_token_report *reports;
     int64_t n_reports, cap_reports;
-    cpa_token_report *passing; /* reports that the scheduler is being told of, else room for the next ones */
+    cpa_token_report *passing; /* reports that the scheduler is being told of; otherwise room for the next ones */
     int64_t cap_passing;
-    int64_t live; /* requests whose end has not been told, that of the callback under way included */
+    int64_t live; /* requests whose end has not been told; the one in a callback under way counts */
     int64_t queued_requests, queued_tokens;
     uint64_t *spoiled; /* requests whose blocks nobody is to find */
     int64_t n_spoiled, cap_spoiled;
-    int has_news; /* since they were last passed on */
+    int has_news; /* not 0: something has come since news were last passed on */
     int draining;
     int running;       /* a run has begun and not ended */
-    int closed;        /* the run under way takes nothing in any more */
-    pthread_t runner;  /* while `running`: the thread that drives it */
-    double origin;     /* while `running`: where its clock begins on that of cpa_clock_now; */
-    double clock;      /* otherwise: where the clock stands */
+    int closed;        /* not 0: the run under way takes no more requests */
+    pthread_t runner;  /* the thread that drives the run, while `running` */
+    double origin;     /* while `running`: cpa_clock_now at which the inbox's clock was 0 */
+    double clock;      /* while not `running`: s that the inbox's clock shows */
     int64_t runs_over; /* runs that have ended */
-    int64_t left;      /* requests that the last of them left unfinished */
+    int64_t left;      /* requests that the run that ended last left unfinished */
 } cpa_inbox;
 
 /* The scheduler must outlive it; none of its state is read. Bounds of 0: none. */

@@ -18,7 +18,7 @@ typedef struct encoded_plan {
     uint8_t *buffer;
     int64_t capacity;
     int64_t bytes;
-    double begin, seconds; /* of making it */
+    double begin, seconds; /* when making the plan began, and how long it took */
 } encoded_plan;
 
 struct cpa_plan_ahead {
@@ -30,17 +30,17 @@ struct cpa_plan_ahead {
     pthread_t thread;
     pthread_mutex_t mutex;
     pthread_cond_t changed;
-    encoded_plan encoded[2]; /* the taker reads one while the thread writes the other */
-    double plan_begin;       /* the thread: when it began to make the plan */
-    int write;               /* the one that the thread writes */
-    int taken;               /* the one that was taken last */
-    int ready;               /* the one that is not `write` waits to be taken */
-    int going_on;            /* the next plan may be made */
-    int awaited;             /* the taker waits: all steps before are done, and what they told is known */
+    encoded_plan encoded[2]; /* plans in their wire form: the taker reads one while the thread writes the other */
+    double plan_begin;       /* when the thread began to make the plan at hand */
+    int write;               /* index of the encoded plan that the thread writes */
+    int taken;               /* index of the encoded plan that was taken last */
+    int ready;               /* not 0: the encoded plan that is not `write` waits to be taken */
+    int going_on;            /* not 0: the thread may make the next plan */
+    int awaited;             /* not 0: the taker waits, all steps before are done, and what they told is known */
     int ending;
     uint64_t *damaged; /* requests to tell the scheduler about before it plans again */
     int64_t n_damaged, damaged_capacity;
-    cpa_scheduler_stats stats; /* as of the plan that was made last */
+    cpa_scheduler_stats stats; /* the scheduler's statistics as of the last plan */
     cpa_status status;
     cpa_error error;
 };

@@ -15,21 +15,21 @@ typedef struct cpa_run {
     double start;
     cpa_plan_ahead *ahead; /* rank 0 */
     int has_plans;         /* what follows is in use */
-    cpa_step_plan plan;    /* of the step that runs */
+    cpa_step_plan plan;    /* plan of the step that runs */
     cpa_next_plan next;
     struct cpa_step_masks *masks;
-    int prepared;           /* the next plan is, or has failed to be */
+    int prepared;           /* not 0: the next plan is prepared, or has failed to be */
     cpa_error next_error;   /* what happened to the next plan while the step ran */
     cpa_progress_hook hook; /* looks for the next plan, and prepares for it, while a step runs */
-    int64_t tokens;         /* computed or found in the cache */
+    int64_t tokens;         /* tokens computed or found in the cache */
     /* Rank 0: the last step waits for the reports of the other ranks, and its ends for what these say. */
     cpa_reports *reports; /* every rank of several */
     int unsettled;
-    int go_on_due; /* the step behind it has begun: then the next plan may be made */
+    int go_on_due; /* not 0: the step behind the unsettled one has begun: then the next plan may be made */
     cpa_request_list finished;
     cpa_nonfinite_row *found; /* rows that are not finite, one of each request and rank */
     int64_t n_found, cap_found;
-    char *report; /* of another rank, while it is made */
+    char *report; /* report of another rank, while it is made */
     int64_t cap_report;
 } cpa_run;
 

@@ -11,8 +11,8 @@
 
 /* What a slot holds. */
 typedef struct mask_slot {
-    uint64_t key;  /* 0: nobody finds it */
-    uint64_t used; /* the step that used it last, counted over those with masks; 0: none */
+    uint64_t key;  /* key of the mask; 0: nobody finds it */
+    uint64_t used; /* step that used the mask last, counted over steps with masks; 0: none */
     UT_hash_handle hh;
 } mask_slot;
 
@@ -21,9 +21,9 @@ struct cpa_step_masks {
     uint64_t step;
     mask_slot *slots;  /* rank 0: [slots] */
     mask_slot *by_key; /* rank 0 */
-    int32_t *list;     /* of a step with n: how many are fresh, the n slots, and room for n fresh ones */
+    int32_t *list;     /* of a step with n masks: how many are fresh, the n slots, and room for n fresh slots */
     int64_t cap_list;
-    uint32_t *words; /* of the fresh ones, on their way */
+    uint32_t *words; /* words of the fresh masks, on their way */
     int64_t cap_words;
 };
 

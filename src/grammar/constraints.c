@@ -17,9 +17,9 @@ typedef struct compiled {
     struct compiled *next;
     char *text;
     size_t bytes;
-    pthread_mutex_t lock; /* of the recogniser */
+    pthread_mutex_t lock; /* guards the recogniser */
     cpa_recogniser *recogniser;
-    int64_t answers; /* by the lock of the constraints, as are the list and the order */
+    int64_t answers; /* answers bound by this grammar; guarded, like the list and its order, by cpa_constraints.lock */
     uint64_t last_use;
 } compiled;
 
@@ -30,8 +30,8 @@ struct cpa_constraints {
     pthread_mutex_t lock;
     compiled *first;
     uint64_t uses;
-    int64_t grammars, bytes, most_bytes; /* of the list */
-    int64_t answers;                     /* of all grammars */
+    int64_t grammars, bytes, most_bytes; /* grammars in the list, their bytes, and the most bytes that they may have */
+    int64_t answers;                     /* answers bound by all grammars */
     int is_closed;
 };
 

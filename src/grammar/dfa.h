@@ -12,7 +12,7 @@ typedef struct cpa_dfa {
     struct cpa_dfa_edge {
         uint32_t to;
         uint8_t lo, hi;
-    } * edges;        /* of a state in the order of bytes, none of which is in two */
+    } * edges;        /* edges of each state in the order of bytes; no byte is in two of them */
     uint8_t *accepts; /* [n_states] */
 } cpa_dfa;
 

@@ -29,8 +29,7 @@ typedef struct cpa_edge {
  * return stands for nothing: whoever builds looks at `status` at the end. */
 typedef struct cpa_graph {
     uint32_t *first; /* [n_nodes] edge + 1; 0 = none */
-    uint16_t
-        *plain; /* [n_nodes] from here a text may go on by so many plain characters, whatever they are (plain_text.h) */
+    uint16_t *plain; /* [n_nodes] how many plain characters, whatever they are, a text may go on by (plain_text.h) */
     int64_t n_nodes, nodes_capacity, plain_capacity, most_nodes;
     cpa_edge *edges;
     int64_t n_edges, edges_capacity;

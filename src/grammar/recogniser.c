@@ -35,10 +35,10 @@ typedef struct call {
 } call;
 
 typedef struct state {
-    int32_t *next;  /* [256] a state, NOWHERE or UNKNOWN; NULL: not remembered */
-    uint32_t *mask; /* NULL: not made yet */
-    uint16_t plain; /* so many plain characters may follow, whatever they are */
-    uint8_t is_whole;
+    int32_t *next;    /* [256] a state, NOWHERE or UNKNOWN; NULL: not remembered */
+    uint32_t *mask;   /* NULL: not made yet */
+    uint16_t plain;   /* how many plain characters, of any kind, may follow */
+    uint8_t is_whole; /* what was taken so far is a whole answer */
 } state;
 
 /* What is remembered. Number 0 of the calls is none. */
@@ -48,7 +48,7 @@ typedef struct memory {
     call *calls;
     state *states;
     int64_t calls_capacity, states_capacity, n_rows, mask_bytes;
-    uint64_t epoch; /* another for each memory that there is */
+    uint64_t epoch; /* number of this memory; each has another */
 } memory;
 
 struct cpa_recogniser {
@@ -59,7 +59,7 @@ struct cpa_recogniser {
     memory memory;
     cpa_recognition *first;
     /* The state that is being made. */
-    pair *places; /* which take a byte, and `whole` */
+    pair *places; /* places that take a byte, and `whole` */
     int64_t n_places, places_capacity;
     uint16_t plain;
     pair *pairs; /* all that were met */

@@ -18,7 +18,7 @@ typedef struct parser {
     struct {
         char name[CATEGORY_BYTES];
         cpa_code_set set;
-    } categories[MOST_CATEGORIES]; /* that were met: an atom is read again for each time that it is repeated */
+    } categories[MOST_CATEGORIES]; /* categories met so far: an atom is read again for each time that it is repeated */
     int n_categories;
     cpa_error *err;
 } parser;

@@ -14,11 +14,11 @@ typedef struct branch {
     cpa_schema_form form;
     cpa_schema_list list; /* all that holds for the value; the first `read` are read */
     int read;
-    int8_t by[CPA_MOST_SCHEMAS]; /* which of them brought each one in; NOBODY: none */
+    int8_t by[CPA_MOST_SCHEMAS]; /* index in `list` of the schema that brought in each of them; NOBODY: none */
     struct {
         const json_t *array;
         int is_one, by;
-    } unions[CPA_MOST_PARTS]; /* that are not expanded yet */
+    } unions[CPA_MOST_PARTS]; /* unions that are still to be expanded */
     int n_unions;
 } branch;
 

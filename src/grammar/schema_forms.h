@@ -40,7 +40,7 @@ typedef struct cpa_schema_form {
     struct {
         const json_t *schema, *array;
         size_t branch;
-    } ones[CPA_MOST_PARTS]; /* which branch of each oneOf it is of */
+    } ones[CPA_MOST_PARTS]; /* for each oneOf the branch that the form is of */
     int n_ones;
 } cpa_schema_form;
 

@@ -7,9 +7,9 @@
 
 /* One of zeros is empty. */
 typedef struct cpa_sequence_table {
-    uint32_t *values; /* of all sequences, one behind the other */
+    uint32_t *values; /* values of all sequences, one behind the other */
     int64_t n_values, values_capacity;
-    int64_t *begins; /* [count] of each in `values` */
+    int64_t *begins; /* [count] where each sequence begins in `values` */
     int64_t count, begins_capacity;
     uint32_t *slots; /* [n_slots], a power of two: number + 1 of a sequence, 0 = free */
     int64_t n_slots;

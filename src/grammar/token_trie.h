@@ -21,7 +21,7 @@ enum { CPA_SPECIAL_NAME_BYTES = 5, CPA_SPECIAL_LEAD = 0xff };
 void cpa_special_name(uint32_t id, char name[CPA_SPECIAL_NAME_BYTES]);
 
 typedef struct cpa_trie_node {
-    uint32_t end;   /* the first node behind those that begin with this one */
+    uint32_t end;   /* the node behind the last one whose bytes begin with this node's */
     uint32_t first; /* tokens[first] to tokens[first + count] end here */
     uint16_t count, depth;
     uint16_t
@@ -32,13 +32,13 @@ typedef struct cpa_trie_node {
 /* Does not change once it is made. */
 typedef struct cpa_token_trie {
     int64_t vocabulary;
-    cpa_trie_node *nodes; /* [n_nodes], each before those below it; without a root */
+    cpa_trie_node *nodes; /* [n_nodes], each before the nodes below it; there is no root */
     int64_t n_nodes;
     uint32_t *tokens; /* ids in the order of their bytes */
     int64_t n_tokens;
-    int64_t most_bytes; /* of a token */
+    int64_t most_bytes; /* bytes of the longest token */
     uint8_t bytes[256]; /* whether some token is this byte alone */
-    char **names;       /* [vocabulary] what cpa_token_trie_bytes gives; NULL where there is none */
+    char **names;       /* [vocabulary] bytes of each token, as cpa_token_trie_bytes gives them; NULL: none */
     uint32_t *lengths;
     uint8_t *is_special;
 } cpa_token_trie;

@@ -17,8 +17,8 @@ typedef struct cpa_logits_tokens {
 } cpa_logits_tokens;
 
 typedef struct cpa_logits_verdict {
-    int64_t tokens;     /* that were compared */
-    int64_t violations; /* of these */
+    int64_t tokens;     /* tokens that were compared */
+    int64_t violations; /* compared tokens whose logits are wrong */
     double max_error;   /* the largest distance of a logit from the reference */
     /* The token whose error is the largest multiple of what is allowed: root mean squares over the vocabulary. */
     uint64_t worst_request;

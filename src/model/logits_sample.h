@@ -25,9 +25,9 @@ typedef struct cpa_logits_sample {
     int64_t vocabulary, most, count;
     cpa_logits_record *records; /* [most] */
     float *logits;              /* [most, vocabulary] */
-    uint64_t steps;             /* so far, on every rank */
-    uint64_t bound;             /* those with this hash, and larger ones, did not fit */
-    int32_t *rows;              /* of the emissions that are looked at */
+    uint64_t steps;             /* steps so far, the same number on every rank */
+    uint64_t bound;             /* tokens of this hash or a larger one are not kept, as there was no room */
+    int32_t *rows;              /* rows of the emissions that are looked at */
     int64_t cap_rows;
 } cpa_logits_sample;
 

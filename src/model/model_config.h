@@ -22,8 +22,8 @@ typedef struct cpa_model_config {
     int qkv_bias, o_bias, mlp_bias;
     int qk_norm;                            /* each head of queries and keys is normed */
     int tied;                               /* the embedding is also the last product's weight */
-    cpa_rope_config rope;                   /* .max_position is that of the model */
-    int64_t windows[CPA_CONFIG_MAX_LAYERS]; /* of each layer; 0: all keys */
+    cpa_rope_config rope;                   /* rotary positions; max_position is the model's */
+    int64_t windows[CPA_CONFIG_MAX_LAYERS]; /* window of each layer; 0: all keys */
     int32_t n_end_ids;
     uint32_t end_ids[CPA_CONFIG_MAX_END_IDS]; /* ids that end an answer */
 } cpa_model_config;

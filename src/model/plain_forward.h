@@ -14,7 +14,7 @@ typedef struct cpa_plain_question {
     cpa_dtype dtype;
     const uint32_t *tokens; /* [count], each of the vocabulary, at positions 0 to count - 1 of the model's */
     int64_t count;
-    const int64_t *positions; /* [n_positions]: whose logits are wanted, those of the token behind it */
+    const int64_t *positions; /* [n_positions] positions of tokens; the logits of the next token at each are wanted */
     int64_t n_positions;
 } cpa_plain_question;
 

@@ -25,7 +25,7 @@ struct cpa_transformer {
     /* [max_rows, ...], in the dtype */
     void *residual; /* [hidden] what the layers have added up */
     void *x;        /* [hidden] normed, or what is to be added next */
-    void *wide;     /* of the products with the most outputs, or a part of a sum over ranks */
+    void *wide;     /* outputs of the widest product, or a part of a sum over ranks */
     void *inner;    /* [intermediate], or a slice of queries, keys and values */
     /* [logit_rows, ...] */
     void *last_residual, *last_x; /* [hidden] */

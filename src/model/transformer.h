@@ -19,12 +19,12 @@
 
 typedef struct cpa_transformer_options {
     cpa_dtype dtype;
-    int64_t max_rows;      /* of one step on this rank */
-    int64_t max_sequences; /* that run at once */
+    int64_t max_rows;      /* rows of one step on this rank, at most */
+    int64_t max_sequences; /* sequences that run at once, at most */
     int64_t logit_rows;    /* emissions whose logits are computed at once; 0 = 256 */
     /* Steps of several ranks with slices: decode, or all steps, where this rank has its slice of the weights alone. */
     cpa_model_slices slices;
-    int32_t rank, ranks; /* of whom; with slices */
+    int32_t rank, ranks; /* this rank, and how many there are; with slices alone */
 } cpa_transformer_options;
 
 typedef struct cpa_transformer cpa_transformer;

@@ -98,8 +98,8 @@ typedef struct loader {
     const cpa_safetensors *files;
     cpa_dtype dtype;
     cpa_stream *stream;
-    float *wide;    /* [STAGED], and */
-    void *staged;   /* [STAGED], page-locked: tensors of another dtype pass through these */
+    float *wide;    /* [STAGED] elements of a tensor of another dtype, in fp32 */
+    void *staged;   /* [STAGED], page-locked: elements of such a tensor before and after conversion */
     char layer[32]; /* what the names of a layer's tensors begin with */
     cpa_error *err;
 } loader;

@@ -23,13 +23,13 @@ typedef struct cpa_layer_weights {
     void *q_norm, *k_norm;        /* [head_dim] */
     void *o, *o_bias;             /* [hidden, q_heads * head_dim] */
     void *mlp_norm;               /* [hidden] */
-    void *gate_up, *gate_up_bias; /* [2 * intermediate, hidden]: gates, then what they scale */
+    void *gate_up, *gate_up_bias; /* [2 * intermediate, hidden]: gates, then the rows that they scale */
     void *down, *down_bias;       /* [hidden, intermediate] */
 } cpa_layer_weights;
 
 typedef struct cpa_weights {
     cpa_device *device;
-    void *memory; /* of all of them */
+    void *memory; /* memory of all weights */
     int64_t bytes;
     void *embedding;  /* [vocabulary, hidden] */
     void *final_norm; /* [hidden] */

@@ -32,8 +32,8 @@ void cpa_attend_plan_destroy(cpa_attend_plan *plan) {
 /* What a batch reads and writes, and a plan keeps of it. */
 typedef struct batch_reach {
     int64_t max_block; /* -1: none */
-    int on_device;     /* the tables are where they cannot be read */
-    int64_t end;       /* of the tokens in their sequences */
+    int on_device;     /* not 0: the tables are on the device, where they cannot be read */
+    int64_t end;       /* largest end of the tokens in their sequences */
 } batch_reach;
 
 static cpa_status check_keys(const cpa_attend_batch *batch, int64_t index, batch_reach *reach, cpa_error *err) {

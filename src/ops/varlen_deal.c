@@ -7,7 +7,7 @@
 #include "src/ops/varlen.h"
 
 typedef struct costed_segment {
-    double pairs; /* of queries and keys */
+    double pairs; /* pairs of a query and a key */
     int64_t index;
 } costed_segment;
 
@@ -15,9 +15,9 @@ typedef struct deal {
     const cpa_varlen_batch *batch;
     const cpa_varlen_deal_args *args;
     costed_segment *segments; /* the longest first */
-    double *loads;            /* [ranks], pairs */
+    double *loads;            /* [ranks], pairs of each rank */
     double pair_flops;
-    double key_bytes; /* of the key and the value of a row */
+    double key_bytes; /* bytes of the key and the value of a row */
 } deal;
 
 /* Ties keep the order of the segments: the deal is the same on every rank. */

@@ -10,11 +10,11 @@ typedef enum cpa_call_member { CPA_CALL_OTHER = 0, CPA_CALL_NAME, CPA_CALL_ARGUM
 /* One of zeros is at the beginning. */
 typedef struct cpa_call_object {
     cpa_json_scan scan;
-    enum { CPA_CALL_BETWEEN = 0, CPA_CALL_IN_KEY, CPA_CALL_IN_VALUE } where; /* of its own members */
-    cpa_call_member member;                                                  /* whose value comes, or has come last */
-    char first;                                                              /* byte of that value */
-    cpa_bytes string; /* a key, or a value that is a string, as it came */
-    char *name;       /* NULL: not known yet */
+    enum { CPA_CALL_BETWEEN = 0, CPA_CALL_IN_KEY, CPA_CALL_IN_VALUE } where; /* where among the call's own members */
+    cpa_call_member member; /* the member whose value comes, or came last */
+    char first;             /* first byte of that member's value */
+    cpa_bytes string;       /* a key, or a value that is a string, as it came */
+    char *name;             /* NULL: not known yet */
     /* The arguments as they came, or the text of a string in their place; "{}" for null, or where there are none, once
      * it is whole. The caller may take from it what there is. */
     cpa_bytes arguments;

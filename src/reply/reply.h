@@ -17,12 +17,12 @@ typedef struct cpa_reply_options {
     cpa_thought_form thoughts;
     int thinks_already;  /* the prompt ends with the beginning of thoughts */
     const json_t *known; /* tools that may be called, as requests have them: calls without a mark are of one of these */
-    int64_t most_calls;  /* behind them nothing counts; 0: any number */
+    int64_t most_calls;  /* most calls of a reply that count; 0: any number */
 } cpa_reply_options;
 
 typedef struct cpa_reply_call {
     char *name;
-    char *id; /* that the model gave it; NULL: none */
+    char *id; /* id that the model gave the call; NULL: none */
     cpa_bytes arguments;
 } cpa_reply_call;
 

@@ -11,7 +11,7 @@ typedef struct demand {
     cpa_fair_share share;
 } demand;
 
-static int has_place(const cpa_scheduler *s) {
+static int has_free_index(const cpa_scheduler *s) {
     return s->n_free_indices > 0;
 }
 
@@ -22,14 +22,14 @@ static int has_blocks(const cpa_scheduler *s, const demand *d, int32_t pool) {
 static int is_met(const cpa_scheduler *s, const demand *d) {
     for (int32_t p = 0; p < s->n_pools; p++)
         if (!has_blocks(s, d, p)) return 0;
-    return has_place(s);
+    return has_free_index(s);
 }
 
 static int is_within_share(const cpa_scheduler *s, const demand *d) {
     const cpa_tenant *tenant = d->sequence->tenant;
     for (int32_t p = 0; p < s->n_pools; p++)
         if (tenant->held[p] + d->lacks[p] > cpa_fair_share_blocks(s, &d->share, p)) return 0;
-    return tenant->running < d->share.places;
+    return tenant->running < d->share.running;
 }
 
 /* Whether a running sequence has something that is asked for and is not its tenant's share. What this plan has admitted
@@ -40,7 +40,7 @@ static int gives_way(const cpa_scheduler *s, const demand *d, int32_t index) {
     if (index == 0 || !victim->introduced || tenant == d->sequence->tenant ||
         victim->request.priority < d->sequence->request.priority)
         return 0;
-    if (!has_place(s) && tenant->running > d->share.places) return 1;
+    if (!has_free_index(s) && tenant->running > d->share.running) return 1;
     for (int32_t p = 0; p < s->n_pools; p++)
         if (!has_blocks(s, d, p) && tenant->held[p] > cpa_fair_share_blocks(s, &d->share, p) &&
             victim->shards[p].held > 0)
@@ -51,16 +51,16 @@ static int gives_way(const cpa_scheduler *s, const demand *d, int32_t index) {
 /* Whether those who would give way hold enough. Of a block that several share only the last one's end frees it: then
  * more give way than this says, or the demand is not met in this plan. */
 static int can_be_met(const cpa_scheduler *s, const demand *d) {
-    int place = has_place(s);
+    int frees_index = has_free_index(s);
     for (int32_t i = 0; i < s->n_running; i++)
-        place |= gives_way(s, d, i) && s->running[i]->tenant->running > d->share.places;
+        frees_index |= gives_way(s, d, i) && s->running[i]->tenant->running > d->share.running;
     for (int32_t p = 0; p < s->n_pools; p++) {
         int64_t blocks = cpa_block_pool_free_count(s->pools[p]);
         for (int32_t i = 0; i < s->n_running; i++)
             if (gives_way(s, d, i)) blocks += s->running[i]->shards[p].held - s->running[i]->shards[p].voided;
         if (blocks < d->lacks[p]) return 0;
     }
-    return place;
+    return frees_index;
 }
 
 cpa_status cpa_fair_make_room(cpa_scheduler *s, const cpa_sequence *sequence, const int64_t *lacks, int *made,

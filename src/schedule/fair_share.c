@@ -4,7 +4,7 @@
 
 cpa_fair_share cpa_fair_share_of(const cpa_scheduler *s) {
     const int64_t tenants = s->waiting.is_fair ? cpa_max64(cpa_tenants_active(&s->tenants), 1) : 1;
-    return (cpa_fair_share){.tenants = tenants, .places = cpa_max64(s->options.max_num_seqs / tenants, 1)};
+    return (cpa_fair_share){.tenants = tenants, .running = cpa_max64(s->options.max_num_seqs / tenants, 1)};
 }
 
 int64_t cpa_fair_share_blocks(const cpa_scheduler *s, const cpa_fair_share *share, int32_t pool) {
@@ -13,7 +13,7 @@ int64_t cpa_fair_share_blocks(const cpa_scheduler *s, const cpa_fair_share *shar
 
 int cpa_fair_is_below(const cpa_scheduler *s, const cpa_tenant *tenant) {
     const cpa_fair_share share = cpa_fair_share_of(s);
-    if (share.tenants == 1 || tenant->running >= share.places) return 0;
+    if (share.tenants == 1 || tenant->running >= share.running) return 0;
     for (int32_t p = 0; p < s->n_pools; p++)
         if (tenant->held[p] >= cpa_fair_share_blocks(s, &share, p)) return 0;
     return 1;

@@ -1,5 +1,5 @@
-/* Places and blocks among tenants. Each of the active ones has a share: so many of the places of running sequences, and
- * so many blocks of each pool, as there are for one of them. What nobody else asks for may be used beyond that; but who
+/* How tenants share running sequences and blocks. Each active one has a share: as many running sequences, and as many
+ * blocks of each pool, as there are for one of them. What nobody else asks for may be used beyond that; but who
  * waits within the share of its tenant is admitted at the cost of tenants above theirs (fair_room.h), and a tenant above
  * its share preempts nobody of one that is not. With CPA_POLICY_FCFS the share is everything. */
 #ifndef CPA_FAIR_SHARE_H
@@ -8,8 +8,8 @@
 #include "src/schedule/scheduler_internal.h"
 
 typedef struct cpa_fair_share {
-    int64_t tenants; /* that there are shares for */
-    int64_t places;
+    int64_t tenants; /* tenants that have a share */
+    int64_t running; /* sequences of one tenant that may run */
 } cpa_fair_share;
 
 cpa_fair_share cpa_fair_share_of(const cpa_scheduler *s);

@@ -58,8 +58,8 @@ void cpa_fair_step_begin(cpa_scheduler *s, double now, const cpa_tenant *newcome
 int cpa_fair_step_has_turn(const cpa_scheduler *s, const cpa_sequence *sequence) {
     cpa_tenant *tenant = sequence->tenant;
     if (tenant->turns == tenant->decoding) return 1;
-    const int64_t place = (tenant->met++ + tenant->decoding - tenant->next_turn) % tenant->decoding;
-    return place < tenant->turns || sequence == s->running[0];
+    const int64_t order = (tenant->met++ + tenant->decoding - tenant->next_turn) % tenant->decoding;
+    return order < tenant->turns || sequence == s->running[0];
 }
 
 int64_t cpa_fair_step_prompt_tokens(const cpa_scheduler *s, const cpa_tenant *tenant) {

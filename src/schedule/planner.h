@@ -35,10 +35,10 @@ typedef struct cpa_planner {
     cpa_algorithm forced; /* CPA_AUTO: choose */
     int32_t cp_size;
     cpa_attention_shape shape;
-    double flops;            /* C, measured */
-    double bandwidth;        /* W, measured */
-    double memory_bandwidth; /* R, bytes/s at which a rank reads its cache; measured, as is the next */
-    double exchange_s;       /* x, what a layer of a decode step takes longer when it exchanges; 0: not known */
+    double flops;            /* C, FLOP/s, measured */
+    double bandwidth;        /* W, bytes/s, measured */
+    double memory_bandwidth; /* R, bytes/s at which a rank reads its cache, measured */
+    double exchange_s; /* x, s that a layer of a decode step takes longer when it exchanges, measured; 0: unknown */
     cpa_planner_probe probes[CPA_PLANNER_PROBES]; /* ascending */
     int32_t n_probes;                             /* 0: nothing was timed */
 } cpa_planner;

@@ -80,7 +80,7 @@ typedef struct cpa_scheduler_options {
     int64_t max_num_batched_tokens;
     int32_t max_num_seqs;
     cpa_planner planner;
-    cpa_token_at_fn token_at; /* of the prompt, and of the output where it is not drawn; pure and thread-safe */
+    cpa_token_at_fn token_at; /* tokens of prompts, and output tokens where they are not drawn; pure and thread-safe */
     void *token_ctx;
 
     int32_t prefix_caching;
@@ -90,10 +90,10 @@ typedef struct cpa_scheduler_options {
     cpa_preemption_mode preemption;
     double host_bandwidth; /* for CPA_PREEMPT_AUTO: bytes/s between host and device, of one rank */
     cpa_policy policy;
-    double ageing_s;                /* waiting so long counts as one level of priority */
+    double ageing_s;                /* waiting time, in s, that counts as one level of priority */
     int64_t long_prefill_threshold; /* most tokens of one prefill in a step */
     int32_t adaptive_chunks;        /* a prefill is cut to what blocks are free for (scheduler_chunk.h) */
-    int64_t tenant_block_quota;     /* most blocks of one pool in the tables of a tenant's running sequences */
+    int64_t tenant_block_quota;     /* most blocks of one pool that the running sequences of a tenant hold */
     int64_t
         local_context; /* sequences of up to so many tokens are placed on one rank; 0: those that the planner prefers
                               there, CPA_LOCAL_CONTEXT_NONE: none */
@@ -106,11 +106,12 @@ typedef struct cpa_scheduler_request {
     int64_t output_tokens; /* >= 1 */
     double arrival;        /* seconds */
     int32_t priority;      /* lower runs first */
-    const char *salt;   /* blocks are shared with requests of the same salt alone; NULL: "". Read by add only, as is */
-    const char *tenant; /* for whom the request is made; NULL: the salt tells */
+    /* Blocks are shared with requests of the same salt alone; NULL: ""; read by cpa_scheduler_add alone. */
+    const char *salt;
+    const char *tenant; /* for whom the request is made; NULL: the salt tells; read by cpa_scheduler_add alone */
     uint64_t group;     /* samples of one prompt have the same group; 0: none */
-    int32_t draws;      /* its output tokens are drawn, and reported (scheduler_tokens.h); 0: token_at gives them */
-    cpa_plan_sampling sampling;  /* how they are drawn; its prompt_tokens and biases are not looked at */
+    int32_t draws;      /* not 0: output tokens are drawn, and reported (scheduler_tokens.h); 0: token_at gives them */
+    cpa_plan_sampling sampling;  /* how output tokens are drawn; its prompt_tokens and biases are not looked at */
     const cpa_plan_bias *biases; /* [sampling.n_biases + sampling.n_ends]; not copied */
 } cpa_scheduler_request;
 
@@ -122,15 +123,15 @@ static inline int64_t cpa_cached_tokens(int64_t prompt_tokens, int64_t output_to
 typedef struct cpa_scheduler_stats {
     int64_t waiting; /* requests that do not run, arrived or not */
     int64_t running;
-    int64_t tenants;  /* whose requests have arrived and wait, or run */
-    int64_t finished; /* planned to the last token */
-    int64_t ended;    /* by cpa_scheduler_end, before their last token was planned */
+    int64_t tenants;  /* tenants with requests that have arrived and wait, or run */
+    int64_t finished; /* requests planned to their last token */
+    int64_t ended;    /* requests ended by cpa_scheduler_end before their last token was planned */
     int64_t preemptions;
-    int64_t used_blocks[CPA_MAX_LAYER_GROUPS]; /* of each group, in use now, of the rank that has the most */
-    int64_t peak_blocks[CPA_MAX_LAYER_GROUPS]; /* of each group, the most that were ever in use on one rank */
+    int64_t used_blocks[CPA_MAX_LAYER_GROUPS]; /* blocks of each group in use now, on the rank that has the most */
+    int64_t peak_blocks[CPA_MAX_LAYER_GROUPS]; /* most blocks of each group that were ever in use on one rank */
     int64_t chunks[3][CPA_REASON_COUNT];       /* prefill and decode chunks by algorithm and reason */
-    int64_t prefix_queries;          /* full blocks of the prompts that were admitted, counted once a request */
-    int64_t prefix_hits;             /* how many of them were found */
+    int64_t prefix_queries;          /* full blocks of the prompts of admitted requests, counted once a request */
+    int64_t prefix_hits;             /* blocks of prefix_queries that were found */
     int64_t evictions;               /* blocks that could be found until their memory was needed */
     int64_t swapped_out, swapped_in; /* blocks */
     int64_t cow_copies;

@@ -26,7 +26,7 @@ typedef struct cpa_evict_ctx {
 
 /* A block of the last steps; see unconfirmed.h. */
 typedef struct cpa_unconfirmed {
-    cpa_prefix_digest key; /* of the unit in its group: see unconfirmed.c */
+    cpa_prefix_digest key; /* digest of the unit in its group: see unconfirmed.c */
     uint64_t request, step;
     int32_t pool, block;
     UT_hash_handle hh;
@@ -38,7 +38,7 @@ struct cpa_scheduler {
     cpa_block_pool **pools;                         /* [n_pools] */
     cpa_block_pool **host_pools;                    /* [n_pools]; NULL without host memory */
     cpa_evict_ctx *evict;                           /* [n_pools] */
-    cpa_prefix_cache *caches[CPA_MAX_LAYER_GROUPS]; /* of each group; digests are made by the first */
+    cpa_prefix_cache *caches[CPA_MAX_LAYER_GROUPS]; /* prefix cache of each group; the first makes the digests */
     char *identity;
     cpa_tenants tenants;
     cpa_step_cost step_cost;
@@ -49,11 +49,12 @@ struct cpa_scheduler {
     cpa_waiting_lines waiting;
     cpa_sequence **running; /* [max_num_seqs], in the order of cpa_sequence_before */
     int32_t n_running;
-    cpa_sequence **finished; /* [max_num_seqs], ended in or since the last plan; they still hold index and blocks */
+    /* [max_num_seqs] sequences that ended in or since the last plan; they still hold index and blocks. */
+    cpa_sequence **finished;
     int32_t n_finished;
-    cpa_plan_discard *discards; /* emitted for requests that have ended; for the next plan to say */
+    cpa_plan_discard *discards; /* emitted for requests that have ended; the next plan carries them */
     int64_t n_discards, cap_discards;
-    int32_t *free_indices; /* [max_num_seqs], a stack: those of no running sequence */
+    int32_t *free_indices; /* [max_num_seqs] stack of indices that no running sequence has */
     int32_t n_free_indices;
     cpa_pin *pins;
     int64_t n_pins, pins_capacity;
@@ -66,14 +67,14 @@ struct cpa_scheduler {
      * places. */
     cpa_sequence **scheduled;
     int32_t n_scheduled;
-    int64_t budget;          /* tokens left */
-    int awaits_confirmation; /* a waiting sequence is passed over for what is not confirmed yet */
-    int short_of_blocks;     /* a running sequence lacked blocks, or was preempted for another */
+    int64_t budget;          /* tokens that the plan may still be given */
+    int awaits_confirmation; /* not 0: a waiting sequence is passed over for blocks that are not confirmed yet */
+    int short_of_blocks;     /* not 0: a running sequence lacked blocks, or was preempted for another */
     int64_t *lacks;          /* [n_pools], blocks that the sequence being scheduled lacks */
-    int64_t *spared;         /* [n_pools], scratch: free blocks that it is not to take (scheduler_chunk.c) */
-    int32_t *unit;           /* [cp_size], scratch: the blocks of a unit, -1 for a rank that has none */
-    int32_t *sources;        /* [n_pools], likewise: those that the sequence being admitted gets copies of */
-    int32_t *marks;          /* [blocks of the largest pool], scratch, zero between uses */
+    int64_t *spared;  /* [n_pools], scratch: free blocks that the sequence at hand is not to take (scheduler_chunk.c) */
+    int32_t *unit;    /* [cp_size], scratch: the blocks of a unit; -1: a rank has none */
+    int32_t *sources; /* [n_pools], scratch: blocks of which the sequence being admitted gets copies */
+    int32_t *marks;   /* [blocks of the largest pool], scratch, zero between uses */
 };
 
 #endif

@@ -13,66 +13,66 @@
 /* What it has in one pool: of a group of layers on a rank. */
 typedef struct cpa_sequence_shard {
     int64_t held;      /* entries of the block table */
-    int64_t voided;    /* how many of them, from the first behind the sinks on, hold no block any more */
-    int64_t announced; /* how many the ranks know from earlier plans */
+    int64_t voided;    /* entries, from the first behind the sinks on, that hold no block any more */
+    int64_t announced; /* entries that the ranks know from earlier plans */
     int64_t swapped;   /* entries of the table in host memory */
-    int64_t found; /* of the first group, while it waits: units of its prefix that were found on this rank alone, when
-                          it last looked */
+    /* First group, while the sequence waits: units of its prefix found on this rank alone, when last looked up. */
+    int64_t found;
 } cpa_sequence_shard;
 
 struct cpa_sequence {
-    cpa_scheduler_request request; /* without its salt and its tenant's name */
-    cpa_tenant *tenant;            /* whom it leaves when it is destroyed */
-    struct cpa_waiting_line *line; /* that it waits in when it does (waiting_lines.h) */
-    int32_t level;                 /* goes before others by level, then key, then id */
+    cpa_scheduler_request request; /* the request, without salt and tenant name */
+    cpa_tenant *tenant;            /* tenant of the request, which the sequence leaves when it is destroyed */
+    struct cpa_waiting_line *line; /* the line of a waiting sequence (waiting_lines.h) */
+    int32_t level;                 /* order among sequences: level, then key, then id */
     double key;
-    int64_t place;           /* in the queue that it is in, which keeps it */
-    int arrived;             /* it waits, or runs */
-    cpa_placement placement; /* may change while it waits */
-    int32_t first_rank;      /* the owner of position 0 when it is sharded */
-    int32_t index;           /* while it runs: in the tables of running sequences, here and on the ranks */
-    int introduced;          /* the ranks know it by its index */
-    int restart;             /* what was swapped in is damaged */
-    int held_back;           /* it was held back for want of blocks for all of its tokens (scheduler_chunk.h) */
-    int64_t computed;        /* tokens in the cache, once every planned step has run */
-    int64_t emitted;         /* output tokens, once every planned step has run */
-    int64_t served;          /* tokens of the prompt that have counted as service of the tenant */
-    int64_t reported;        /* how many output tokens have been reported */
-    uint32_t *outputs;       /* [reported] the output tokens that were drawn */
+    int64_t heap_index;      /* index in the heap of the queue that has the sequence, kept by the queue */
+    int arrived;             /* not 0: the sequence waits or runs; 0: its request is yet to arrive */
+    cpa_placement placement; /* where the sequence lies; may change while it waits */
+    int32_t first_rank;      /* rank that owns position 0 of a sharded sequence */
+    int32_t index;    /* while the sequence runs: its index in the tables of running sequences, here and on the ranks */
+    int introduced;   /* the ranks know the sequence by its index */
+    int restart;      /* blocks that were swapped in are damaged: all is computed again */
+    int held_back;    /* the sequence was held back for want of blocks for all its tokens (scheduler_chunk.h) */
+    int64_t computed; /* tokens in the cache, once every planned step has run */
+    int64_t emitted;  /* output tokens, once every planned step has run */
+    int64_t served;   /* prompt tokens that have counted as service of the tenant */
+    int64_t reported; /* output tokens that have been reported */
+    uint32_t *outputs; /* [reported] the output tokens that were drawn */
     int64_t cap_outputs;
-    int64_t planned;        /* tokens it is given in the plan being made; 0 = none */
-    cpa_drafting *drafting; /* NULL: none was needed yet */
+    int64_t planned;        /* tokens given to the sequence in the plan being made; 0: none */
+    cpa_drafting *drafting; /* drafts of the sequence's tokens; NULL: none was needed yet */
     /* What it guesses of the tokens behind the last one: the last of the tokens planned, or of those that the last plan
      * gave it; n_drafts: how many no report has accepted yet. */
     const uint32_t *drafts;
-    const int32_t *parents; /* of `drafts`, as cpa_drafting_ask gives them */
+    const int32_t *parents; /* parents of `drafts`, as cpa_drafting_ask gives them */
     int64_t n_drafts, n_listed;
-    int64_t accepted; /* the last draft that a report has accepted; -1: none */
+    int64_t accepted; /* index of the last draft that a report has accepted; -1: none */
     uint32_t last;    /* the token that was reported last */
     int64_t
         misplaced;   /* of the tokens before the last one, those that lie in the cache where a tree had them, and so are
                           not `computed` but computed again */
-    uint64_t ready;  /* the first step in which it may be given tokens */
-    int32_t *blocks; /* [pools, stride] ids of the blocks held, -1 where voided; NULL when not running */
-    int64_t stride;  /* most entries of a table over its whole life */
-    int32_t *host;   /* [pools, stride] host blocks while it is swapped out, else NULL */
+    uint64_t ready;  /* first step in which the sequence may be given tokens */
+    int32_t *blocks; /* [pools, stride] ids of the blocks held, -1 where voided; NULL: the sequence does not run */
+    int64_t stride;  /* most entries of a table over the sequence's life */
+    int32_t *host;   /* [pools, stride] host blocks; NULL: the sequence is not swapped out */
 
-    /* Its prefix, unit by unit. While it waits: */
+    /* Of a waiting sequence: its prefix, unit by unit. */
     cpa_prefix_digest root;
     cpa_prefix_digest *probe; /* [probe_capacity] digests of its first blocks, as far as they were needed */
     int64_t n_probe, probe_capacity;
     int64_t found_sharded;             /* as `found` of a shard, sharded */
     struct cpa_sequence *next_skipped; /* in the plan being made */
-    int queried;                       /* its prefix is counted in the statistics */
-    /* While it runs: */
-    cpa_prefix_digest tip; /* of its first `linked` units: shared, or found by others */
+    int queried;                       /* the prefix is counted in the statistics */
+    /* Of a running sequence: its prefix, unit by unit. */
+    cpa_prefix_digest tip; /* digest of the first `linked` units, which are shared or can be found by others */
     int64_t linked;
-    int64_t shared;             /* how many of the `linked` units it found when it was admitted */
+    int64_t shared;             /* leading units, of the `linked`, that were found when the sequence was admitted */
     int tail_linked;            /* the end of its prompt after the last full unit is shared, or found by others */
     int has_next;               /* the digest of what it will compute next is known */
     cpa_prefix_digest next;     /* the digest of what it will compute next */
     cpa_prefix_digest next_key; /* the digest by which others look for what it will compute next */
-    int32_t next_tokens;        /* tokens of the unit that `next` ends in */
+    int32_t next_tokens;        /* tokens of the unit in which `next` ends, up to that end */
     UT_hash_handle hh;
     UT_hash_handle pending;      /* by `next_key`, among the running sequences */
     cpa_sequence_shard shards[]; /* [pools] */

@@ -17,7 +17,7 @@ int cpa_sequence_queue_reserve(cpa_sequence_queue *queue, int64_t n) {
 
 static void put(cpa_sequence_queue *queue, cpa_sequence *sequence, int64_t at) {
     queue->heap[at] = sequence;
-    sequence->place = at;
+    sequence->heap_index = at;
 }
 
 /* Moves a sequence from `at` towards the first or the last, to where it belongs. */
@@ -44,7 +44,7 @@ cpa_sequence *cpa_sequence_queue_first(const cpa_sequence_queue *queue) {
 
 void cpa_sequence_queue_remove(cpa_sequence_queue *queue, cpa_sequence *sequence) {
     cpa_sequence *last = queue->heap[--queue->count];
-    if (last != sequence) settle(queue, last, sequence->place);
+    if (last != sequence) settle(queue, last, sequence->heap_index);
 }
 
 cpa_sequence *cpa_sequence_queue_pop(cpa_sequence_queue *queue) {

@@ -17,9 +17,9 @@ typedef struct cpa_step_load {
 
 /* Zeros to begin with. */
 typedef struct cpa_step_cost {
-    double seconds[CPA_STEP_PARTS]; /* a step, a sequence, a token; 0: not known, or nothing */
-    double weight;                  /* of the steps so far, one each to begin with */
-    double products[CPA_STEP_PARTS][CPA_STEP_PARTS], sums[CPA_STEP_PARTS]; /* of the normal equations */
+    double seconds[CPA_STEP_PARTS]; /* seconds of a step, a sequence, a token; 0: unknown, or nothing */
+    double weight;                  /* weight of the steps so far, each 1 to begin with */
+    double products[CPA_STEP_PARTS][CPA_STEP_PARTS], sums[CPA_STEP_PARTS]; /* normal equations, both sides */
     double asked;                                                          /* when the last plan was asked for */
     cpa_step_load last[2]; /* the loads of the last plan and of the one before */
     int in_a_row;          /* plans with a load, up to two */

@@ -58,11 +58,12 @@ typedef struct cpa_plan_sampling {
     int32_t top_logprobs;
     uint32_t prompt_logprobs;
     int32_t top_prompt_logprobs;
-    int64_t prompt_tokens; /* of the request; its tokens after these are output */
-    uint32_t constrained;  /* which tokens may be drawn is told in each step (src/worker/token_masks.h) */
-    int64_t min_tokens;    /* until there are so many output tokens, the tokens that end it are not drawn */
-    int64_t biases;        /* index into biases: n_biases that are added, then n_ends for its ends, of -infinity; the */
-    int64_t n_biases, n_ends; /* tokens of each part ascend */
+    int64_t prompt_tokens; /* tokens of the request's prompt; those after these are output */
+    uint32_t constrained;  /* not 0: src/worker/token_masks.h tells in each step which tokens may be drawn */
+    int64_t min_tokens;    /* output tokens before which no token that ends the request is drawn */
+    /* Index into biases of the first of n_biases to be added, then n_ends of -infinity for the ending tokens. */
+    int64_t biases;
+    int64_t n_biases, n_ends; /* biases of each kind; their tokens ascend */
 } cpa_plan_sampling;
 
 /* What is added to the logit of a token. */
@@ -163,7 +164,7 @@ typedef struct cpa_step_plan {
     int64_t n_block_ids, cap_block_ids;
     uint32_t *token_ids;
     int64_t n_token_ids, cap_token_ids;
-    int32_t *parents; /* of drafts: a lower one of the same chunk, or -1, the token before all of them */
+    int32_t *parents; /* parent of each draft: a lower draft of the same chunk; -1: the token before all of them */
     int64_t n_parents, cap_parents;
 } cpa_step_plan;
 
@@ -183,8 +184,8 @@ int cpa_plan_draft_sees(const cpa_step_plan *plan, const cpa_plan_chunk *chunk, 
 typedef struct cpa_plan_limits {
     int32_t cp_size;
     int32_t max_seqs;
-    cpa_layer_groups groups; /* whose pools have the blocks */
-    int64_t max_tokens;      /* of the chunks of one step */
+    cpa_layer_groups groups; /* groups of layers, and their pools of blocks */
+    int64_t max_tokens;      /* tokens of all chunks of a step, at most */
 } cpa_plan_limits;
 
 void cpa_step_plan_init(cpa_step_plan *plan);

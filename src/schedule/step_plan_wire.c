@@ -95,7 +95,7 @@ typedef enum wire_array_index {
 
 static const struct {
     const char *name;
-    size_t entries, count; /* where the plan has them */
+    size_t entries, count; /* offsets in cpa_step_plan of the array and of its count */
     size_t stride;
     size_t n_fields;
     const wire_field *fields;

@@ -19,15 +19,15 @@ struct cpa_waiting_line;
 typedef struct cpa_tenant {
     cpa_tenants *all;
     UT_hash_handle hh;
-    int32_t number;    /* counted from 0; the next tenant has that of one who is gone */
-    int64_t sequences; /* unfinished ones, and those whose blocks are about to be given back */
+    int32_t number;    /* counted from 0; a new tenant gets the number of one who is gone */
+    int64_t sequences; /* unfinished sequences, and those whose blocks are about to be given back */
     int64_t running;   /* sequences that run */
     int64_t waiting;   /* sequences that have arrived and do not run */
     int64_t service;
     double seen;                    /* when it was active last, as fair_step.c has noted; -INFINITY: never */
     int is_above_share;             /* as noted last by fair_share.c */
     int64_t *held;                  /* [pools] blocks in the tables of its running sequences */
-    struct cpa_waiting_line *lines; /* of waiting_lines.c: one for each priority of its sequences */
+    struct cpa_waiting_line *lines; /* lines of waiting_lines.c: one for each priority of the tenant's sequences */
     /* Of fair_step.c, for the plan being made: what it may still add, in seconds; tokens that it has added; its sequences
      * that can decode, how many of them may, from which one on, and how many were asked for. */
     double room_s;
@@ -50,8 +50,8 @@ typedef struct cpa_absent_tenant {
 struct cpa_tenants {
     cpa_tenant *by_name;       /* hash table */
     cpa_absent_tenant *absent; /* hash table, in the order in which they have gone */
-    int64_t last_service;      /* of the tenant that was served last */
-    int32_t numbers;           /* that were ever given */
+    int64_t last_service;      /* service of the tenant that was served last */
+    int32_t numbers;           /* numbers that tenants have ever been given */
     int32_t *free_numbers;
     int64_t n_free, capacity;
 };

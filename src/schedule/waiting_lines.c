@@ -11,7 +11,7 @@ static int goes_before(const cpa_waiting_lines *lines, const cpa_waiting_line *a
 
 static void put(cpa_waiting_line *line, int64_t at) {
     line->class->heap[at] = line;
-    line->place = at + 1;
+    line->heap_index = at + 1;
 }
 
 /* Moves a line from `at` towards the first or the last, to where it belongs. */
@@ -30,9 +30,9 @@ static void settle(const cpa_waiting_lines *lines, cpa_waiting_line *line, int64
 
 /* Out of the heap. */
 static void withdraw(const cpa_waiting_lines *lines, cpa_waiting_line *line) {
-    const int64_t at = line->place - 1;
+    const int64_t at = line->heap_index - 1;
     cpa_waiting_line *last = line->class->heap[--line->class->count];
-    line->place = 0;
+    line->heap_index = 0;
     if (last != line) settle(lines, last, at);
 }
 
@@ -40,11 +40,11 @@ static void withdraw(const cpa_waiting_lines *lines, cpa_waiting_line *line) {
 static void place(const cpa_waiting_lines *lines, cpa_waiting_line *line) {
     if (line->is_aside) return;
     if (line->queue.count == 0) {
-        if (line->place > 0) withdraw(lines, line);
-    } else if (line->place == 0) {
+        if (line->heap_index > 0) withdraw(lines, line);
+    } else if (line->heap_index == 0) {
         settle(lines, line, line->class->count++);
     } else {
-        settle(lines, line, line->place - 1);
+        settle(lines, line, line->heap_index - 1);
     }
 }
 
@@ -128,7 +128,7 @@ void cpa_waiting_push(cpa_waiting_lines *lines, cpa_sequence *sequence) {
 void cpa_waiting_remove(cpa_waiting_lines *lines, cpa_sequence *sequence) {
     cpa_waiting_line *line = sequence->line;
     /* A line without anyone cannot be compared: it leaves before. */
-    if (line->queue.count == 1 && line->place > 0) withdraw(lines, line);
+    if (line->queue.count == 1 && line->heap_index > 0) withdraw(lines, line);
     cpa_sequence_queue_remove(&line->queue, sequence);
     sequence->tenant->waiting--;
     lines->count--;
@@ -137,7 +137,7 @@ void cpa_waiting_remove(cpa_waiting_lines *lines, cpa_sequence *sequence) {
 
 void cpa_waiting_reorder(cpa_waiting_lines *lines, cpa_tenant *tenant) {
     for (cpa_waiting_line *line = tenant->lines; line; line = line->next_of_tenant)
-        if (line->place > 0) settle(lines, line, line->place - 1);
+        if (line->heap_index > 0) settle(lines, line, line->heap_index - 1);
 }
 
 /* Priorities are few. */

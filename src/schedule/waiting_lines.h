@@ -14,7 +14,7 @@ typedef struct cpa_waiting_class {
     int32_t priority;
     cpa_waiting_line **heap;
     int64_t count, capacity;
-    int64_t lines; /* that there are, with those where nobody waits */
+    int64_t lines; /* lines of the class, those without waiting sequences too */
     UT_hash_handle hh;
 } cpa_waiting_class;
 
@@ -22,10 +22,10 @@ struct cpa_waiting_line {
     cpa_tenant *tenant;
     cpa_waiting_class *class;
     cpa_sequence_queue queue;
-    int64_t members; /* sequences that have this line, waiting or not */
-    int64_t place;   /* in the heap, counted from 1; 0: it is not there */
+    int64_t members;    /* sequences that have this line, waiting or not */
+    int64_t heap_index; /* index in heap, counted from 1; 0: the line is not in it */
     int is_aside;
-    int skipped; /* of its sequences, in the plan being made */
+    int skipped; /* sequences of the line that the plan being made has skipped */
     cpa_waiting_line *next_aside, *next_of_tenant;
 };
 

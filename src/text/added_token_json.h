@@ -5,10 +5,10 @@
 #include "base/json_file.h"
 
 typedef struct cpa_added_token_json {
-    const char *content; /* of the object */
+    const char *content; /* "content" of the object */
     int flags;           /* as of cpa_added_tokens_add */
     int is_special;
-    int is_normalized; /* it is looked for in the normal form of a text */
+    int is_normalized; /* the token is looked for in the normal form of a text */
 } cpa_added_token_json;
 
 /* Reads an object. CPA_INVALID, with the key, if it is no added token. */

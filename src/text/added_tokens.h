@@ -16,7 +16,7 @@ enum {
 
 /* Tokens as a tree of their bytes; one of zeros has none. Does not change once they are added. */
 typedef struct cpa_added_tokens {
-    cpa_pair_table children; /* of a node (0: the root) and a byte: the node below */
+    cpa_pair_table children; /* pairs of a node (0: the root) and a byte: the node below */
     struct cpa_added_token {
         uint32_t id; /* CPA_NO_ID: no token ends here */
         int flags;
@@ -33,9 +33,9 @@ void cpa_added_tokens_release(cpa_added_tokens *tokens);
 typedef struct cpa_added_search {
     const cpa_added_tokens *tokens;
     const char *text;
-    size_t bytes, at, from; /* where to look on; where the next piece begins */
-    size_t spaces_end;      /* of the white space that the last token with CPA_ADDED_RSTRIP took in */
-    size_t token_end;       /* of a token that was found behind the piece before */
+    size_t bytes, at, from; /* bytes of `text`; where to look on; where the next part begins */
+    size_t spaces_end;      /* end of the white space that the last token with CPA_ADDED_RSTRIP took in */
+    size_t token_end;       /* end of the token found behind the part before */
     uint32_t token_id;
 } cpa_added_search;
 

@@ -159,8 +159,8 @@ struct cpa_bpe_symbol {
 
 /* Two neighbours that might be joined: a heap of them, the lowest rank first, and of one rank the leftmost. */
 struct cpa_bpe_merge {
-    uint64_t order; /* rank, position of the left one */
-    uint32_t id;    /* of both together */
+    uint64_t order; /* rank, then position of the left neighbour */
+    uint32_t id;    /* id of both joined */
 };
 
 typedef struct word {

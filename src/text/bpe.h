@@ -11,13 +11,13 @@
 /* One of zeros is closed. Does not change once it is read. */
 typedef struct cpa_bpe {
     cpa_vocabulary vocabulary;
-    cpa_pair_table merges;  /* of two ids: the rank, and the id of both together */
+    cpa_pair_table merges;  /* pairs of ids: the rank, and the id of the joined pair */
     int crosses_spaces;     /* a merge joins a U+2581, which stands for a space, to something else before it */
-    int ignore_merges;      /* a word that has an id is that, whatever the merges say */
+    int ignore_merges;      /* a word with an id of its own is that id, whatever the merges say */
     int fuse_unknown;       /* unknown characters side by side are one id */
-    uint32_t space_id;      /* of U+2581; CPA_NO_ID: none */
+    uint32_t space_id;      /* id of U+2581; CPA_NO_ID: none */
     uint32_t unknown_id;    /* CPA_NO_ID: unknown characters are left out */
-    uint32_t byte_ids[256]; /* of "<0x00>" and so on, for bytes of characters that have no id */
+    uint32_t byte_ids[256]; /* ids of "<0x00>" and so on, for bytes of characters that have no id */
     int has_byte_fallback;
 } cpa_bpe;
 

@@ -7,8 +7,9 @@
 #include "src/text/bytes.h"
 
 typedef struct cpa_chat_message {
-    const char *role;    /* "system", "user", "assistant" */
-    const char *content; /* U+0000 in it is what CPA_CHAT_NUL is, in what is written too: no UTF-8 has that */
+    const char *role; /* "system", "user", "assistant" */
+    /* CPA_CHAT_NUL stands for U+0000, and also for itself in what is written, since no UTF-8 has it. */
+    const char *content;
 } cpa_chat_message;
 
 #define CPA_CHAT_NUL "\xc0\x80"

@@ -13,10 +13,10 @@
 #include "src/text/special_tokens.h"
 
 struct cpa_chat_template {
-    json_t *tokens;                /* of the folder, by name */
-    const cpa_chat_family *family; /* NULL: it is Jinja's */
+    json_t *tokens;                /* special tokens of the folder, by name */
+    const cpa_chat_family *family; /* NULL: `jinja` renders */
     cpa_jinja *jinja;
-    char *path; /* where the template of Jinja is from */
+    char *path; /* file of Jinja's template */
     cpa_bytes source;
 };
 

@@ -8,9 +8,9 @@ typedef struct cpa_detokenizer {
     const cpa_token_texts *texts;
     int skip_special;
     int waits;         /* bytes of a run wait for all of it, where one broken byte makes all broken */
-    int has_begun;     /* a token was there */
-    int strips_left;   /* spaces at the beginning that are none of the text */
-    cpa_bytes pending; /* which wait */
+    int has_begun;     /* a token has been taken */
+    int strips_left;   /* leading spaces that are no part of the text */
+    cpa_bytes pending; /* bytes of characters that are not complete */
 } cpa_detokenizer;
 
 /* `is_begin`: the tokens are those at the beginning of a text. Release it with cpa_bytes_release(&pending). */

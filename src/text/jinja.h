@@ -12,7 +12,7 @@
 typedef struct cpa_jinja cpa_jinja;
 
 typedef struct cpa_jinja_limits {
-    double seconds;     /* that a chat may take, waiting for others too */
+    double seconds;     /* time that a chat may take, in s, while it waits for others too */
     int64_t memory;     /* bytes of the address space of the child */
     const char *python; /* the interpreter; NULL: that of the system, else that of PATH */
 } cpa_jinja_limits;

@@ -20,7 +20,7 @@ cpa_status cpa_json_part_of(const cpa_json *parent, const char *key, int64_t ind
 /* Parts that may be sequences: objects of the type "Sequence", which have a list of parts, up to eight inside each
  * other. */
 typedef struct cpa_json_parts {
-    const char *key;      /* of the first part, in the file's object */
+    const char *key;      /* key of the first part in the file's object */
     const char *list;     /* the key of a sequence's list */
     const char *too_deep; /* what is expected instead of a ninth sequence inside of eight */
     cpa_status (*read)(const cpa_json_part *part, void *out, cpa_error *err);

@@ -25,8 +25,8 @@ typedef struct cpa_pattern_search {
     const cpa_pattern *pattern;
     const char *text;
     size_t bytes, at;
-    int64_t last_end; /* of the last match; -1 before the first */
-    cpa_bytes copy;   /* of a text that needs stand-ins (unicode.h) */
+    int64_t last_end; /* end of the last match; -1 before the first */
+    cpa_bytes copy;   /* copy of a text that needs stand-ins (unicode.h) */
     void *memory;     /* for matches */
 } cpa_pattern_search;
 

@@ -15,7 +15,7 @@ typedef enum presence { ALWAYS, FIRST, NEVER } presence;
 /* In this order: a prefix comes in front, and in place of spaces; the text is cut; bytes become characters. */
 struct cpa_pre_tokenizer_step {
     cpa_bytes prefix;  /* in front of what does not begin with it; "" for none */
-    presence prefixed; /* where it comes in front */
+    presence prefixed; /* pieces of a text that get the prefix */
     int replaces_spaces;
     cpa_pattern *pattern; /* NULL: not cut */
     merging behavior;
@@ -134,8 +134,8 @@ typedef struct cutting {
     cpa_word_fn fn;
     void *ctx;
     cpa_error *err;
-    cpa_bytes changed[CPA_PRE_TOKENIZER_STEPS]; /* a text that a step has changed before it is cut, and ... */
-    cpa_bytes piece[CPA_PRE_TOKENIZER_STEPS];   /* ... a piece of it as characters for bytes */
+    cpa_bytes changed[CPA_PRE_TOKENIZER_STEPS]; /* text that a step has changed, before it is cut */
+    cpa_bytes piece[CPA_PRE_TOKENIZER_STEPS];   /* a piece of `changed`, with characters in place of bytes */
 } cutting;
 
 static cpa_status take_step(cutting *c, int index, const char *text, size_t bytes, int is_first);
@@ -172,7 +172,7 @@ static int are_one(merging behavior, int match, int next_match) {
 typedef struct growing {
     const char *text;
     size_t begin, end;
-    int match; /* its last stretch is one */
+    int match; /* the last stretch is a match */
     int is_first;
 } growing;
 

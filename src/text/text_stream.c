@@ -7,7 +7,7 @@
 
 struct cpa_text_stream {
     cpa_detokenizer detokenizer;
-    cpa_bytes text; /* of the last call */
+    cpa_bytes text; /* text given by the last call */
 };
 
 cpa_status cpa_text_stream_open(const cpa_tokenizer *tokenizer, int flags, cpa_text_stream **out, cpa_error *err) {

@@ -12,7 +12,7 @@ typedef struct cpa_token_decoder {
     int has_byte_fallback; /* "<0x00>" and so on stand for bytes */
     int replacements;
     struct cpa_replacement {
-        const char *from, *to; /* of the file */
+        const char *from, *to; /* texts of the decoder's file */
     } replacement[CPA_DECODER_REPLACEMENTS];
     int has_fused, strips, first_has_no_space;
 } cpa_token_decoder;

@@ -22,7 +22,7 @@ typedef enum cpa_token_kind {
 } cpa_token_kind;
 
 typedef struct cpa_token_text {
-    uint32_t at, bytes; /* where it lies */
+    uint32_t at, bytes; /* place and length of the token's text in `texts` */
     uint8_t kind;       /* a cpa_token_kind */
     uint8_t is_special;
 } cpa_token_text;
@@ -33,8 +33,8 @@ typedef struct cpa_token_texts {
     int64_t count, capacity;
     cpa_bytes texts;
     cpa_broken_bytes broken;
-    int strips;             /* so many spaces at the beginning of a text are none of it */
-    int first_has_no_space; /* nor is any of its first token */
+    int strips;             /* leading spaces of a text that are no part of it */
+    int first_has_no_space; /* the first token of a text loses its leading space */
 } cpa_token_texts;
 
 /* Sets what an id stands for; 0 without memory (4 GiB of texts is too much), else 1. */

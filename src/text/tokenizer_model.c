@@ -17,7 +17,7 @@
 
 struct cpa_tokenizer_model {
     cpa_sentencepiece *pieces;
-    cpa_added_tokens added; /* control pieces and those of the config, which a text may spell out */
+    cpa_added_tokens added; /* tokens that a text may spell out: control pieces and those of the config */
     uint32_t before, after; /* the ids put around a text; CPA_NO_ID: none */
 };
 

@@ -12,7 +12,7 @@
 enum { CPA_MAX_IDS = 1 << 22 }; /* ids are below; sixteen times those of the largest vocabularies */
 
 typedef struct cpa_vocabulary_slot {
-    uint32_t at, bytes; /* where the string lies */
+    uint32_t at, bytes; /* place and length of the string in the vocabulary's bytes */
     uint32_t hash, id;  /* CPA_NO_ID: nothing here */
 } cpa_vocabulary_slot;
 

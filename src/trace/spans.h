@@ -21,11 +21,11 @@ typedef struct cpa_spans {
     cpa_span_record *records;
     int64_t count, capacity;
     int32_t n_events;       /* in use; event 0 is the base, at the start of the step */
-    double base_s;          /* when that was, of cpa_clock_now */
-    int32_t layer;          /* of the spans that are begun */
+    double base_s;          /* when event 0 was, of cpa_clock_now */
+    int32_t layer;          /* layer of the spans that are begun */
     cpa_timeline *timeline; /* NULL: none is kept */
     int disabled;           /* nothing is measured: the work is being captured */
-    cpa_error failure;      /* of an event; reported when the spans are read */
+    cpa_error failure;      /* failure of an event, reported when the spans are read */
 } cpa_spans;
 
 /* Seconds of a step by kind. */

@@ -49,16 +49,16 @@ typedef struct cpa_timeline_entry {
     int32_t kind;
     int32_t layer;    /* -1: none */
     int32_t round;    /* 0: none */
-    uint64_t request; /* of the spans of requests */
+    uint64_t request; /* request of a request's span */
 } cpa_timeline_entry;
 
 typedef struct cpa_timeline {
-    double origin; /* of cpa_clock_now */
-    int64_t step;  /* of the spans that are added */
+    double origin; /* cpa_clock_now at which the timeline begins */
+    int64_t step;  /* step of the spans that are added */
     cpa_timeline_entry *entries;
     int64_t count, capacity;
     int64_t limit;   /* spans that are kept; 0: none is */
-    int64_t dropped; /* that came after those */
+    int64_t dropped; /* spans beyond `limit`, which were not kept */
 } cpa_timeline;
 
 /* Adds a span that began at a time of cpa_clock_now. The first that does not fit is logged. */

@@ -12,10 +12,10 @@ enum { GRAPHS = 32 };
 
 /* A shape of steps. All ranks have the same entries, as they choose, capture and forget together. */
 typedef struct graph_entry {
-    uint64_t key; /* of the shapes on all ranks */
-    int64_t used; /* when, counted in steps; 0: the entry is free */
+    uint64_t key; /* hash of the shapes on all ranks */
+    int64_t used; /* number of the last step that used the entry; 0: the entry is free */
     cpa_graph *graph;
-    cpa_context_account account; /* what a launch adds to it */
+    cpa_context_account account; /* what a launch adds to the context's account */
 } graph_entry;
 
 struct cpa_graphs {
@@ -23,7 +23,7 @@ struct cpa_graphs {
     cpa_context *context;
     cpa_stream *stream;
     graph_entry entries[GRAPHS];
-    graph_entry *current; /* of the step that is planned */
+    graph_entry *current; /* entry of the step that is planned */
     int64_t steps;
 };
 

@@ -17,9 +17,9 @@ typedef struct cpa_nonfinite_row {
 typedef struct cpa_nonfinite {
     uint8_t *marks; /* [layers][max_rows], page-locked, the worker's; all 0 between steps */
     int64_t layers, max_rows;
-    int64_t rows;            /* found so far, in all steps */
-    cpa_nonfinite_row first; /* of the first step with any the first layer, and there the first row */
-    cpa_nonfinite_row *last; /* of the step that was collected last, one of each request */
+    int64_t rows;            /* rows found so far, in all steps */
+    cpa_nonfinite_row first; /* first row of the first layer that has any, in the first step that has any */
+    cpa_nonfinite_row *last; /* [n_last] rows of the step that was collected last, one of each request */
     int64_t n_last, cap_last;
 } cpa_nonfinite;
 

@@ -10,12 +10,12 @@
 
 typedef struct cpa_step_sizes {
     int64_t rows, emissions, history, restarts;
-    int64_t groups; /* of layers, each with slots of its own for the rows */
-    int64_t yields; /* of the emissions the first that are for output tokens; the others are of prompts */
+    int64_t groups;                  /* groups of layers, each with slots of its own for the rows */
+    int64_t yields;                  /* leading emissions that are output tokens; the others are of prompts */
     int64_t masked_rows, mask_words; /* 0: no chunk has a tree of drafts */
     int64_t selected_rows;           /* 0: the model does not select keys */
-    int64_t forms;                   /* of rows; 0: all have one */
-    int64_t biases;                  /* of logits; 0: no emission has any */
+    int64_t forms;                   /* forms of rows; 0: all rows have one */
+    int64_t biases;                  /* biases of logits; 0: no emission has any */
 } cpa_step_sizes;
 
 typedef struct cpa_step_arrays {
@@ -25,24 +25,24 @@ typedef struct cpa_step_arrays {
     uint64_t *salts; /* what a row adds to the digest begins with */
     uint64_t *sums;  /* what each row adds to the digest; 0 before the step */
     uint64_t *seeds;
-    int64_t *given, *drawn_at; /* the token that is given, and the position of the token */
+    int64_t *given, *drawn_at; /* token that is given, or -1; position of the token that is drawn */
     int32_t *rows, *seqs, *top_logprobs;
     CPA_DRAWING_FIELDS(CPA_DRAWING_ARRAY)
-    int32_t *path_ends; /* entry of the history that is the row's own token, where that is a draft; -1: it is none */
-    int32_t *form_rows; /* [forms, emissions] of each form the row among its own; -1: the emission has another form */
+    int32_t *path_ends; /* entry of the history with the row's own token, if that is a draft; -1: it is none */
+    int32_t *form_rows; /* [forms, emissions] row of the emission among those of a form; -1: it has another form */
     int32_t *bias_first, *bias_count; /* entries of bias_tokens and bias_values, as cpa_draw_limits has them */
     /* [rows + history] the tokens of both, and which of the tokens that the step before has drawn takes their place */
     uint32_t *tokens;
-    int32_t *sources; /* -1: none */
+    int32_t *sources; /* index of the drawn token of the step before that takes the entry's place; -1: none */
     /* [history] */
     int32_t *history_seqs, *history_outputs;
-    int32_t *history_parents; /* of a draft the entry of the one before it; -1: none is */
+    int32_t *history_parents; /* entry of the draft before; -1: none */
     int32_t *restarts;        /* [restarts] */
     /* [masked_rows] of the step on all ranks, chunk after chunk: as cpa_key_bits has them */
     int64_t *mask_row_word, *mask_first;
     int32_t *mask_width;
     uint32_t *mask_bits;     /* [mask_words] */
-    int64_t *selected_index; /* [selected_rows] of the step on all ranks: the index of each in its sequence */
+    int64_t *selected_index; /* [selected_rows] index in its sequence of each row of the step on all ranks */
     /* [biases] */
     uint32_t *bias_tokens;
     float *bias_values;

@@ -24,16 +24,16 @@ typedef struct cpa_worker_seq {
     uint64_t request;
     cpa_placement placement;
     int64_t len;      /* tokens in the cache, over all ranks */
-    uint32_t *tokens; /* [cap_tokens], the first len, and one more that was drawn since, once its step is done */
+    uint32_t *tokens; /* [cap_tokens]: len tokens, and one more that was drawn since, once its step is done */
     int64_t cap_tokens;
-    cpa_plan_sampling sampling; /* how its tokens are drawn */
-    cpa_plan_bias *biases;      /* [cap_biases] that `sampling` adds to logits */
+    cpa_plan_sampling sampling; /* how tokens are drawn */
+    cpa_plan_bias *biases;      /* [cap_biases] biases that `sampling` adds to logits */
     int64_t cap_biases;
-    int64_t right;      /* tokens of `len` before the first wrong draft, or one off its place */
-    uint64_t began;     /* number of the plan that introduced it, of those with chunks */
-    uint64_t emitted;   /* number of the last plan that emits a token for it; 0: none yet */
-    int64_t drawn;      /* where that token lies among those that its step draws */
-    int64_t in_history; /* with penalties: so many of its tokens have been in a step's history */
+    int64_t right;      /* tokens of `len` before the first wrong draft, or before one that lies off its place */
+    uint64_t began;     /* number of the plan that introduced the sequence, of plans with chunks */
+    uint64_t emitted;   /* number of the last plan that emits a token for the sequence; 0: none yet */
+    int64_t drawn;      /* index of the token of `emitted` among those that its step draws */
+    int64_t in_history; /* with penalties: tokens that have been in a step's history */
 } cpa_worker_seq;
 
 /* Masks over the vocabulary, in slots that stay as they are until they are written over, and which of them each emission
@@ -50,8 +50,8 @@ typedef struct cpa_worker_options {
     cpa_model_shape model;
     cpa_owner_map map;
     int32_t block_size;
-    cpa_layer_groups groups; /* of the model's layers, with the blocks of their pools */
-    int64_t max_tokens;      /* of one step */
+    cpa_layer_groups groups; /* groups of the model's layers, with the blocks of their pools */
+    int64_t max_tokens;      /* most tokens of one step */
     int32_t max_seqs;
     int32_t enforce_eager; /* decode steps are not captured in graphs */
     int64_t staging_bytes;
@@ -70,15 +70,15 @@ typedef struct cpa_layer_place {
 typedef struct cpa_worker_emission {
     uint64_t request;
     int32_t seq;
-    uint64_t began;     /* of the sequence */
+    uint64_t began;     /* number of the plan that introduced the sequence */
     int32_t rank;       /* the rank whose row yields it; 0 where rows are replicated */
-    int64_t index;      /* which of the emissions of that rank it is */
+    int64_t index;      /* index among the emissions of that rank */
     int64_t cached_at;  /* index in its sequence of the row, as the cache has it */
     int64_t position;   /* index in its sequence of the token that is yielded */
     int64_t given;      /* the token; -1: it is drawn */
-    int is_constrained; /* it is drawn by a mask */
-    int is_judged;      /* its chunk has drafts: whether it counts shows when the step is done */
-    int is_wrong;       /* it does not count, as a draft before it was wrong */
+    int is_constrained; /* drawn by a mask */
+    int is_judged;      /* whether the token counts shows when the step is done, as its chunk has drafts */
+    int is_wrong;       /* does not count, as a draft before it was wrong */
 } cpa_worker_emission;
 
 /* A step as its plan makes it. What is the same on every rank: the sizes of a padded step, the emissions, and the
@@ -86,15 +86,15 @@ typedef struct cpa_worker_emission {
 typedef struct cpa_worker_rows {
     int replicated; /* the rows and emissions are those of all ranks, the same on each: the model takes slices */
     cpa_step_sizes sizes;
-    cpa_step_form forms[CPA_MOST_ROW_FORMS]; /* the rows by form; of a worker without forms, all in the first */
-    int64_t layer_bytes;                     /* of the results of a layer, of all forms */
+    cpa_step_form forms[CPA_MOST_ROW_FORMS]; /* rows of each form; without forms all are in the first */
+    int64_t layer_bytes;                     /* bytes of the results of a layer, of all forms */
     cpa_step_arrays host; /* page-locked, in a block that is on its way to the device when the next step is prepared */
     uint64_t *requests;   /* [max_tokens] the request of each row */
     cpa_worker_emission *emissions; /* [max_tokens], in the order of the chunks and of their rows */
     int64_t n_emissions;
-    int64_t n_scored; /* in `emissions` after n_emissions: rows of prompts of which log-probabilities are wanted */
+    int64_t n_scored; /* rows of prompts whose log-probabilities are wanted, in `emissions` after n_emissions */
     int64_t drafts;   /* rows whose tokens are guesses */
-    uint32_t wants;   /* CPA_WANTS_... */
+    uint32_t wants;   /* what the rows want, as CPA_WANTS_... */
     int draws;        /* not every token is given, so that ranks exchange what they have drawn */
     int takes;        /* rows, or the history, go on with what the step before has drawn */
     void *block;      /* page-locked */
@@ -117,48 +117,49 @@ struct cpa_worker {
     int32_t rank;
     cpa_device *device;
     cpa_stream *stream;
-    cpa_score_rules *score; /* [layers], of the model's rules on the device; NULL: none */
+    cpa_score_rules *score; /* [layers] the model's rules on the device; NULL: none */
     void *score_memory;
     cpa_context *context;
     int64_t graph_steps; /* steps launched as graphs */
     cpa_graphs *graphs;  /* NULL: every step runs eagerly */
     const cpa_model *network;
-    const cpa_key_selection *selection;         /* of the layer that an observer is told of; NULL: none */
-    cpa_slices slices;                          /* what exchanges parts of sliced products: that of the context */
-    cpa_kv_cache *caches[CPA_MAX_LAYER_GROUPS]; /* of each group of layers */
+    const cpa_key_selection *selection;         /* selection of the layer that an observer is told of; NULL: none */
+    cpa_slices slices;                          /* the context's exchange of parts of sliced products */
+    cpa_kv_cache *caches[CPA_MAX_LAYER_GROUPS]; /* cache of each group of layers */
     cpa_layer_place *places;                    /* [layers] */
     cpa_worker_seq *seqs;                       /* [max_seqs] */
-    cpa_block_tables *tables; /* the blocks of each of them on this rank, a set for each group of layers */
+    cpa_block_tables *tables; /* blocks of each sequence on this rank, a set for each group of layers */
 
-    /* Of the step's moves. */
+    /* Moves of the step. */
     uint64_t *damaged; /* [swap_ins]: 1 where this rank's block came back damaged */
     int64_t cap_damaged;
 
     cpa_worker_rows row_sets[2]; /* one of the step that runs, one of the step that is prepared */
-    cpa_worker_rows *rows;       /* of the step that was prepared last */
-    cpa_worker_rows *ran;        /* of the step that ran last */
+    cpa_worker_rows *rows;       /* rows of the step that was prepared last */
+    cpa_worker_rows *ran;        /* rows of the step that ran last */
     uint64_t plans;              /* plans with chunks that have been prepared so far */
     int padded;                  /* whether the step that was prepared last may be captured */
-    cpa_step_arrays arrays; /* on the device, of the step prepared last: in `block`, or a long one in `wide_block` */
+    /* On the device: arrays of the step prepared last, in `block`, or long ones in `wide_block`. */
+    cpa_step_arrays arrays;
     void *block, *wide_block;
     int64_t block_bytes, wide_bytes;
-    cpa_drawn *drawn;       /* device, [cp_size][emissions]: what the step that ran last has drawn */
-    cpa_drawn *drawn_host;  /* page-locked: the same once that step is done */
-    cpa_token_ranks *ranks; /* device: ranks and log-probabilities of the tokens in `drawn`, where they are wanted */
-    cpa_token_ranks *ranks_host; /* page-locked: the same once that step is done */
+    cpa_drawn *drawn;       /* device [cp_size][emissions]: tokens drawn by the step that ran last */
+    cpa_drawn *drawn_host;  /* page-locked [cp_size][emissions]: copy of `drawn`, complete once that step is done */
+    cpa_token_ranks *ranks; /* device: ranks and log-probabilities of the tokens in `drawn`, where wanted */
+    cpa_token_ranks *ranks_host; /* page-locked: copy of `ranks`, complete once that step is done */
     uint64_t *digest_device;     /* device, one running sum: the digest of the results of all steps */
     uint64_t *sums_host; /* page-locked, [max_tokens]: what each row of a step with drafts has added to the digest */
     uint64_t *discarded; /* page-locked, [n_discarded]: parts of the digest that are to be taken off */
     int64_t n_discarded;
     uint64_t digest_off; /* sum of the parts of the digest that have been taken off */
     cpa_nonfinite nonfinite;
-    cpa_forms forms;   /* of rows */
-    void *q, *k, *v;   /* of the layer at hand: queries of each form */
+    cpa_forms forms;   /* forms of rows */
+    void *q, *k, *v;   /* queries of each form, keys and values of the layer at hand */
     void *out;         /* results of each form, of one layer or of several */
-    int64_t out_bytes; /* of the memory at `out` */
+    int64_t out_bytes; /* bytes of the memory at `out` */
     cpa_context_chunk *chunks;
     int64_t cap_chunks;
-    int64_t *table_rows; /* [chunks] the rows of `tables` that are theirs */
+    int64_t *table_rows; /* [chunks]: rows of `tables` that chunks use */
     int64_t cap_table_rows;
 
     cpa_token_masks token_masks;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "src/check/cases/selection.h"
 #include "src/check/reference.h"
 #include "tests/fixtures/comm_fixture.h"
 #include "tests/fixtures/context_fixture.h"

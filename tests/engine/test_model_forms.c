@@ -24,7 +24,7 @@ typedef struct formed_model {
     cpa_synthetic synthetic;
     cpa_model_form forms[FORMS];
     cpa_model_shape shape;
-    cpa_device *device; /* of the matrices */
+    cpa_device *device; /* device of the matrices */
     cpa_stream *stream;
     void *matrices[LAYERS];
     int has_nan; /* a query of BAD_REQUEST in BAD_LAYER: that of its last prompt token, beside rows that decode */

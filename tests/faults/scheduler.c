@@ -78,7 +78,7 @@ void __wrap_cpa_waiting_remove(cpa_waiting_lines *lines, cpa_sequence *sequence)
 
 void __wrap_cpa_waiting_remove(cpa_waiting_lines *lines, cpa_sequence *sequence) {
     const cpa_sequence_queue *queue = &sequence->line->queue;
-    const int is_there = sequence->place < queue->count && queue->heap[sequence->place] == sequence;
+    const int is_there = sequence->heap_index < queue->count && queue->heap[sequence->heap_index] == sequence;
     if (!cpa_fault_is(CPA_FAULT_LOST_SEQUENCE) || is_there) __real_cpa_waiting_remove(lines, sequence);
 }
 

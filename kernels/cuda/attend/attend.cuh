@@ -171,7 +171,7 @@ struct merge_weights {
         a = w_a / sum;
         b = w_b / sum;
     }
-    /* Of what comes where nothing is. */
+    /* Weights of what comes where nothing is. */
     __device__ explicit merge_weights(float lse_b) : a(0), b(isnan(lse_b) ? NAN : lse_b > -INFINITY), lse(lse_b) {}
 };
 
@@ -182,10 +182,10 @@ struct merge_weights {
 struct row_sink {
     float *o, *lse;
     char *out;
-    bool codes;    /* what `out` holds, */
-    float inverse; /* of their scale; any number where it holds elements */
-    merge_weights weights; /* of what is there, and of what comes */
-    float kept;            /* of `out`, by a sink */
+    bool codes;            /* `out` holds codes; false: elements */
+    float inverse;         /* 1 / the scale of the codes; any number where `out` holds elements */
+    merge_weights weights; /* weights of the state that is there, and of what comes */
+    float kept;            /* share of `out` that the sink of the head leaves */
     bool resume;
 
     __device__ row_sink(const cpa_cuda_attend_args &a, int64_t q_row, int64_t state_shift, int32_t row,
@@ -202,15 +202,16 @@ struct row_sink {
         if (resume) weights = merge_weights(*lse, lse_new);
         kept = out && a.score.sink_logits ? sink_factor(a.score.sink_logits, place.head, weights.lse) : 1;
     }
-    /* The same, or the work space if the piece is one of several. */
+    /* Of a row of a piece: into the state and `out`, or into the work space if the piece is one of several of its
+     * tile. */
     __device__ row_sink(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t row, int32_t kv_group,
                         float lse_new)
         : row_sink(a, piece.q_row, piece.state_shift, row, kv_group, lse_new) {
         if (piece.partial < 0) return;
         place_in_work_space(a, kv_group * a.partial_rows + piece.partial + (row - piece.row_begin), lse_new);
     }
-    /* Of a listed row, with its LSE in base 2, as the decode kernel joins it. It has no place in the state here: what
-     * lies there for the row of that number among those of the piece is left alone. */
+    /* Of a listed row, whose LSE is in base 2, as the decode kernel joins it. It has no place in the state: what lies
+     * there for the row of that number among those of the piece is left alone. */
     __device__ row_sink(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t row, int32_t kv_group,
                         float lse_new, const cpa_cuda_listed_row *rows)
         : row_sink(a, 0, 0, row, kv_group, lse_new) {

@@ -29,7 +29,7 @@ enum {
 typedef struct cpa_cuda_piece {
     int64_t q_row;              /* row in q and in the state of the item's first token */
     int64_t state_shift;        /* floats: see state_shifts in kernels/attend_plan.h */
-    int64_t q_first;            /* its local index in q_set */
+    int64_t q_first;            /* local index in q_set of the item's first token */
     int64_t k_first;            /* index of the item's first key among those it is cut from */
     int64_t table;              /* first table entry of the item */
     int32_t row_begin, row_end; /* packed rows of the item */
@@ -40,18 +40,19 @@ typedef struct cpa_cuda_piece {
     /* Decode, if `partial` is a row: the tile's pieces, the first row of theirs in the work space, and the place of
      * their counter. */
     int32_t pieces, first_partial, counter;
-    int32_t states;  /* decode: of each row of the tile, those of shared keys and of the pieces */
-    int32_t ready;   /* decode: its queries are in ready_q; see kernels/attend_plan.h */
-    int32_t refused; /* its rows become NaN: an update of the plan found no such keys; there are none then */
+    int32_t states; /* decode: how many states each row of the tile has, of shared keys and of the pieces */
+    int32_t ready;  /* decode: not 0: the item's queries are in ready_q; see kernels/attend_plan.h */
+    /* Not 0: the piece's rows become NaN, as an update of the plan found no such keys; it has no keys then. */
+    int32_t refused;
 } cpa_cuda_piece;
 
 /* A token of an item that shares keys with others. A listed piece is one of such tokens, of several items: those of the
  * row list from q_row on, row_begin being 0. Its `partial` is how many states each of its rows has before this one. */
 typedef struct cpa_cuda_listed_row {
     int64_t position;
-    int64_t row;     /* of the queries */
-    int32_t partial; /* of its first state: the rows of its heads in the work space, */
-    int32_t stride;  /* and the next state so many rows further */
+    int64_t row;     /* row of the queries */
+    int32_t partial; /* row in the work space of the token's first state: those of its heads begin there */
+    int32_t stride;  /* rows in the work space from one state of the token to the next */
     int32_t ready, reserved;
 } cpa_cuda_listed_row;
 
@@ -74,8 +75,8 @@ typedef struct cpa_cuda_item {
 /* Where the blocks of an item go that are prepared: block i is entry place + i of the plan's list of blocks, and place
  * at + i % part of the workspace. */
 typedef struct cpa_cuda_key_place {
-    int32_t place; /* -1: they are not prepared */
-    int32_t at, part;
+    int32_t place;    /* first entry in the plan's list of blocks; -1: the item's blocks are not prepared */
+    int32_t at, part; /* first place in the workspace, and places in it */
 } cpa_cuda_key_place;
 
 /* Block tables that lie on the device: those of an item begin at `from` there. */
@@ -87,7 +88,7 @@ typedef struct cpa_cuda_table_source {
 /* Reserved plans, scratch of an update. A decode unit in the order in which units are assigned, with its cuts; and a
  * cut: tiles [begin, begin + tiles) of a unit, for a team of CTAs. */
 typedef struct cpa_cuda_unit {
-    int32_t item, of_item; /* number among those of its item */
+    int32_t item, of_item; /* index of the item; number of the unit among the item's units */
     int32_t first_cut, cuts, first_partial, counter;
 } cpa_cuda_unit;
 typedef struct cpa_cuda_cut {
@@ -104,7 +105,7 @@ typedef struct cpa_cuda_cascade cpa_cuda_cascade; /* attend_cascade.h */
 /* Memory of a plan, which its attends write to: the plan itself is constant to them. */
 typedef struct cpa_cuda_plan_memory {
     char *stagings[2]; /* pinned; images of `image`, in turn: one may be on its way while the next is written */
-    char *staging;     /* that of the plan as it is set */
+    char *staging;     /* the one of `stagings` that has the plan as it is set */
     char *image;       /* device */
     int64_t image_capacity;
     float *partial; /* device: O [kv_heads, partial_rows, v_dim], then LSE [kv_heads, partial_rows] */
@@ -117,7 +118,7 @@ typedef struct cpa_cuda_plan_memory {
     int64_t packed_capacity, packed_tables_capacity;
     cpa_cuda_cascade *cascade; /* host; scratch of plan_set */
     cudaStream_t uploaded; /* the stream that copied the staging to the image after the plan was set, if `current` */
-    uint64_t captures;     /* of that stream then */
+    uint64_t captures;     /* captures of `uploaded` when the staging was copied */
     int current;
     struct cpa_cuda_attend_choices *choices; /* host; attend_kernels.h */
 } cpa_cuda_plan_memory;
@@ -126,7 +127,7 @@ typedef struct cpa_cuda_plan_memory {
 typedef struct cpa_cuda_prefill {
     int64_t pieces_at, splits_at;
     int32_t n_pieces, n_splits;
-    int32_t by_head; /* the first so many pieces run for one KV head after the other, the rest for all at once */
+    int32_t by_head; /* the first pieces, this many, run for one KV head after another, the rest for all at once */
 } cpa_cuda_prefill;
 
 /* The sections of the image begin at the offsets *_at. */
@@ -134,33 +135,33 @@ typedef struct cpa_cuda_plan {
     cpa_attend_plan base;
     cpa_cuda_plan_memory *memory;
     cpa_owner_map map;
-    int32_t tile_rows;                 /* of prefill */
-    int64_t image_bytes, upload_bytes; /* of the image; what of it comes from the host */
+    int32_t tile_rows;                 /* rows of a prefill tile */
+    int64_t image_bytes, upload_bytes; /* bytes of the image; bytes of it that come from the host */
     int64_t items_at, tables_at, decode_at, counters_at, tickets_at;
     int64_t place_tables_at, listed_blocks_at; /* the tables with places in the workspace, and the block of each */
     int64_t n_places;                          /* blocks that are prepared, those of each pass one behind the other */
-    const int32_t *device_tables;              /* of the caller's; NULL: the image has them from the host */
-    int64_t num_blocks;                        /* with device_tables: what they name is made to lie below */
-    int64_t sources_at, most_entries;          /* of an item */
+    const int32_t *device_tables;              /* the caller's tables; NULL: the image has them from the host */
+    int64_t num_blocks;                        /* with device_tables: block ids are limited to those below it */
+    int64_t sources_at, most_entries;          /* where sources begin; most table entries of an item */
     int64_t rows;                              /* packed rows of all items, per KV head */
-    int32_t decode_ctas;                       /* per KV head; 0: no item goes to the decode kernel */
-    int32_t decode_wide;                       /* its CTAs have a multiprocessor each */
+    int32_t decode_ctas;                       /* decode CTAs for each KV head; 0: no item goes to the decode kernel */
+    int32_t decode_wide;                       /* not 0: each decode CTA has a multiprocessor to itself */
     int32_t decode_row_tiles;                  /* 2 where a CTA has more than CPA_CUDA_DECODE_ROWS */
-    cpa_cuda_prefill prefill;                  /* of keys that are attended as they lie, or all prepared at once */
-    int64_t most_keys;                         /* of an item with such pieces */
+    cpa_cuda_prefill prefill; /* pieces of keys that are attended as they lie, or that are all prepared at once */
+    int64_t most_keys;        /* most keys of an item with such prefill pieces */
     int64_t shared_at, rows_at;
-    int32_t n_shared; /* pieces over keys that items share, and the row list of theirs */
+    int32_t n_shared; /* pieces over keys that items share */
     int64_t partial_rows;
-    int64_t units_at, cuts_at, places_at; /* reserved plans: scratch of an update, and the places of the reservation */
+    int64_t units_at, cuts_at, places_at; /* reserved plans: scratch of an update, and `places` of the reservation */
     int64_t counters_bytes;
 } cpa_cuda_plan;
 
 /* What the kernels of an update are told. */
 typedef struct cpa_cuda_update_args {
     cpa_attend_update update;
-    cpa_attend_reservation reservation; /* its places are on the device */
+    cpa_attend_reservation reservation; /* a copy, whose `places` are on the device */
     int32_t group;
-    int32_t teams, heads; /* of decode: teams of CTAs for each KV head, or each `heads` of them, which a CTA takes */
+    int32_t teams, heads; /* decode: teams of CTAs for each KV head, or for each `heads` of them, which a CTA takes */
     cpa_cuda_team team;
     int32_t *tables; /* [sequences, table_stride] */
     cpa_cuda_item *items;
@@ -219,13 +220,14 @@ static inline cpa_cuda_capped cpa_cuda_capped_of(double softcap) {
 
 /* What is done to scores beside the mask of the layer (cpattn/score.h). */
 typedef struct cpa_cuda_score {
-    int32_t any;        /* else the kernels without rules are launched; sinks are all of theirs */
-    int32_t transforms; /* scores change: the scales of the kernel's arguments are those of what comes out, */
-    int32_t indexed;    /* and the indices of keys count */
-    float pre_scale;    /* that of what goes in */
+    int32_t any; /* not 0: kernels with rules are launched; 0: kernels without, which know sink logits too */
+    /* Not 0: scores change, and scale and scale_log2 of the kernel's arguments apply to changed scores. */
+    int32_t transforms;
+    int32_t indexed; /* not 0: scores depend on the indices of queries and keys */
+    float pre_scale; /* scale of the raw scores, before they change */
     float softcap;
-    cpa_cuda_tanh tanh;           /* of the scale pre_scale / softcap, */
-    cpa_cuda_tanh_line tanh_line; /* itself */
+    cpa_cuda_tanh tanh;           /* tanh of a raw score times pre_scale / softcap */
+    cpa_cuda_tanh_line tanh_line; /* the line over `tanh` that is tanh itself */
     cpa_cuda_capped capped;
     float temperature_len, temperature_inverse; /* 1 / log2(temperature_len) */
     const float *alibi_slopes, *sink_logits;
@@ -236,18 +238,21 @@ typedef struct cpa_cuda_score {
 /* What every kernel of attend is told. */
 typedef struct cpa_cuda_attend_args {
     const char *q;
-    const char *ready_q; /* of ready pieces, in its place */
+    const char *ready_q; /* queries of ready pieces, instead of q */
     const char *k, *v;
     int64_t q_row_stride; /* strides in elements */
     int64_t k_block_stride, k_token_stride, k_head_stride;
     int64_t v_block_stride, v_token_stride, v_head_stride;
-    int32_t k_run_shift, v_run_shift; /* log2 of the elements of a run, or CPA_KV_ONE_RUN; and from run to run: */
+    /* log2 of the elements of a run of a row; CPA_KV_ONE_RUN: rows are not cut into runs. */
+    int32_t k_run_shift, v_run_shift;
     int64_t k_run_stride, v_run_stride;
     cpa_dtype q_dtype, kv_dtype;
-    float k_scale, v_scale;                     /* quantised caches: of the whole tensor, or */
-    const float *k_head_scales, *v_head_scales; /* NULL; else of heads, times that of the tensor, */
-    int32_t head_scale_step;                    /* 0: one for all of them */
-    int64_t k_words_at, v_words_at; /* where the scales of rows lie in a block, in bytes; 0: rows have none */
+    float k_scale, v_scale; /* quantised caches: scales of all keys, and of all values */
+    /* [kv_heads] scales of heads, by which those of the tensors are multiplied; NULL: none. */
+    const float *k_head_scales, *v_head_scales;
+    int32_t head_scale_step; /* elements between the scales of two heads; 0: all have the first */
+    /* Quantised caches: bytes from a block to the scales of its rows; 0: rows have none. */
+    int64_t k_words_at, v_words_at;
     const float *k_scales; /* widened codes: [blocks, kv_heads, block_size]; NULL: keys are what they stand for */
     int32_t q_heads, kv_heads, group, k_dim, v_dim;
     int32_t block_shift; /* log2(block_size) */
@@ -268,9 +273,9 @@ typedef struct cpa_cuda_attend_args {
     uint32_t *counters; /* decode: pieces that are done, [tiles whose keys are split][CTAs of a piece]; else 0 */
     float *partial_o, *partial_lse;
     int64_t partial_rows;
-    int32_t early;                   /* decode: the kernel is placed beside the one before it on the stream, */
-    int32_t alone;                   /* and may take the whole device meanwhile */
-    const cpa_cuda_listed_row *rows; /* of listed pieces; NULL: there are none */
+    int32_t early;                   /* decode: not 0: the kernel may run beside the one before it on the stream */
+    int32_t alone;                   /* decode: not 0: an early kernel may take the whole device */
+    const cpa_cuda_listed_row *rows; /* rows of listed pieces; NULL: there are none */
     /* Decode: the kernel before is that of the shared keys. What its CTAs have waited for is there when this one
      * begins; what they write is needed where states are joined. */
     int32_t beside_shared;

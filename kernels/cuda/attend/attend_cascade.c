@@ -45,8 +45,8 @@ typedef struct cascade_costs {
     int64_t tile_tokens;
     int64_t tile;   /* TILE_COST for these heads */
     int64_t flat;   /* FLAT_COST for this dtype */
-    int64_t widen;  /* of CPA_CUDA_PREFILL_KEYS keys that are shared; 0: they are attended as they lie */
-    int64_t launch; /* of all that sharing launches */
+    int64_t widen;  /* cost to prepare CPA_CUDA_PREFILL_KEYS shared keys; 0: they are attended as they lie */
+    int64_t launch; /* cost of all launches that sharing needs */
 } cascade_costs;
 
 static int64_t tiles_of(const cascade_costs *c, const cpa_cascade_node *node) {

@@ -10,8 +10,8 @@
 #include "kernels/cuda/attend/attend.h"
 
 typedef struct cpa_cuda_cascade_cut {
-    int64_t split_keys; /* shared keys are cut after every so many; 0: nothing is shared */
-    int64_t pieces;     /* for each KV head */
+    int64_t split_keys; /* shared keys of a piece, at most; 0: nothing is shared */
+    int64_t pieces;     /* pieces for each KV head */
     int64_t rows;       /* entries of the row list */
 } cpa_cuda_cascade_cut;
 
@@ -24,11 +24,11 @@ typedef struct cpa_cuda_cascade_item {
 /* Scratch of plan_set; all zero at first. */
 struct cpa_cuda_cascade {
     cpa_cascade tree;
-    cpa_attend_item *own; /* the items with the keys that are their own */
+    cpa_attend_item *own; /* the items, with their own keys alone */
     int64_t own_capacity;
     cpa_cuda_cascade_item *items;
     int64_t items_capacity;
-    int32_t *first_states; /* of each node: how many states its rows have from those above it */
+    int32_t *first_states; /* [nodes] states that the node's rows have from nodes above it */
     int64_t first_states_capacity;
 };
 

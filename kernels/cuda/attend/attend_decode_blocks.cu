@@ -28,13 +28,13 @@ struct config {
     static constexpr int K_DIM = 128, V_DIM = 128, BLOCK = Block, BLOCKS = KEYS / Block;
     /* Codes are half the bytes for the same work, which one more warp of a scheduler hides. */
     static constexpr int WARPS = QUANTISED ? 6 : 4, THREADS = 32 * WARPS, HEADS = 1, TILES = 1, GANGS = WARPS, CTAS = 2;
-    /* Of a slot: the blocks, then the scales of their rows. */
+    /* A slot has the blocks, then the scales of their rows. */
     static constexpr int BLOCK_BYTES = Block * K_DIM * BYTES, WORD_BYTES = QUANTISED ? Block * 4 : 0;
     static constexpr int WORDS_AT = BLOCKS * BLOCK_BYTES, SLOT_BYTES = WORDS_AT + BLOCKS * WORD_BYTES;
-    static constexpr int SLOTS = (104 << 10) / WARPS / SLOT_BYTES; /* so that two CTAs fit */
+    static constexpr int SLOTS = (104 << 10) / WARPS / SLOT_BYTES; /* as many as let two CTAs share a multiprocessor */
     static constexpr int WARP_BYTES = SLOTS * SLOT_BYTES, SHARED_BYTES = WARPS * WARP_BYTES;
     static constexpr int COLUMN_BYTES = Block * BYTES, CHUNK_BYTES = Block * 16;
-    /* From the keys, and values, of a step to those of the next. */
+    /* Bytes from the keys of a step to those of the next, and from values to values. */
     static constexpr int KEY_STEP = BLOCKS > 1 ? BLOCK_BYTES : STEP * 16;
     static constexpr int VALUE_STEP = BLOCKS > 1 ? BLOCK_BYTES : STEP * BYTES;
 };
@@ -72,8 +72,8 @@ struct part_feed {
     const char *k, *v; /* what this lane copies first, in block 0 */
     const char *k_words, *v_words;
     const int32_t *table;
-    int32_t block; /* whose scales this lane copies; the first of LANES_A_BLOCK lanes knows it for all others */
-    int32_t token; /* of a larger block, where the tile begins */
+    int32_t block; /* block whose scales this lane copies; the first of LANES_A_BLOCK lanes knows it for all others */
+    int32_t token; /* token of a larger block at which the tile begins */
     int next, k_end;
     bool copies_words;
 
@@ -109,7 +109,7 @@ struct part_feed {
     static __device__ bool whole(bool values, const cpa_cuda_attend_args &a) {
         return (values ? a.v_dim : a.k_dim) == C::K_DIM && 1 << a.block_shift == C::BLOCK;
     }
-    /* The rest of a slot becomes zeros: queries and probabilities meet nothing else behind narrower heads. */
+    /* Fills the rest of a slot with zeros: behind narrower heads queries and probabilities meet nothing else. */
     __device__ void copy_parts(bool values, const cpa_cuda_attend_args &a, const char *(&from)[C::BLOCKS],
                                uint32_t to, int lane) const {
         const int32_t step = C::BLOCK == KEYS ? 16 << a.block_shift : 512;

@@ -81,14 +81,14 @@ typedef struct cpa_cuda_attend_spec {
     const cpa_attention_shape *shape;
     int32_t block_size;
     cpa_cuda_width width;
-    int32_t heads;     /* KV heads of a CTA of decode */
+    int32_t heads;     /* KV heads that a CTA of decode takes */
     int32_t pieces;    /* set of 1 << cpa_cuda_pieces that the plan has */
-    int32_t no_memory; /* the shared memory of a CTA does not hold what kernels need that were asked before */
-    int32_t prepared;  /* there is a workspace for keys that are prepared */
+    int32_t no_memory; /* not 0: kernels asked before need more shared memory than a CTA has */
+    int32_t prepared;  /* not 0: a workspace is there for prepared keys */
     int32_t cp_size;   /* ranks */
-    int32_t tile_rows; /* of prefill */
-    int64_t rows;      /* of queries */
-    int64_t most_keys; /* of an item with prefill pieces */
+    int32_t tile_rows; /* packed rows of a prefill tile */
+    int64_t rows;      /* rows of queries */
+    int64_t most_keys; /* keys of an item with prefill pieces, at most */
 } cpa_cuda_attend_spec;
 
 static inline int cpa_cuda_has_codes(const cpa_cuda_attend_spec *spec) {
@@ -120,17 +120,17 @@ cpa_cuda_attend_launcher cpa_cuda_attend_decode_blocks, cpa_cuda_attend_decode, 
 
 /* How work is cut for a kernel: before the plan knows what calls ask for. */
 typedef struct cpa_cuda_attend_geometry {
-    int32_t rows;  /* packed, the most of a tile; of an item of decode */
+    int32_t rows;  /* packed rows of a tile, at most; of an item of decode */
     int32_t heads; /* KV heads that a CTA takes */
-    int32_t ctas;  /* that share a multiprocessor */
-    int32_t wide;  /* there are CTAs of twice as many warps, which have one each */
+    int32_t ctas;  /* CTAs that share a multiprocessor */
+    int32_t wide;  /* not 0: there are CTAs of twice as many warps, each with a multiprocessor to itself */
 } cpa_cuda_attend_geometry;
 typedef cpa_cuda_attend_geometry cpa_cuda_attend_cut(const cpa_attention_shape *shape, int32_t block_size);
 cpa_cuda_attend_cut cpa_cuda_decode_geometry;
 
 /* What is done to keys and values before a kernel attends them. Which cache it is for, a kernel's row says. */
 typedef struct cpa_cuda_preparation {
-    /* Of the workspace, for a key and its value, all heads; 0: not for this shape. */
+    /* Bytes of the workspace for a key and its value, all heads; 0: not for this shape. */
     int64_t (*token_bytes)(const cpa_attention_shape *shape);
     /* Enqueues it for blocks listed on the device, entries below 0 left out, which take `memory` from its beginning in
      * their order. The arguments become those of what lies there, its block tables excepted, and *kv its view. */
@@ -180,8 +180,8 @@ const char *cpa_cuda_kernel_refuses(const cpa_cuda_attend_kernel *kernel, const 
 /* What is chosen for the pieces of a kind. */
 typedef struct cpa_cuda_chosen {
     const cpa_cuda_attend_kernel *kernel;  /* NULL: there are no such pieces */
-    const cpa_cuda_attend_kernel *fastest; /* of those for them and the cache */
-    const char *why;                       /* that refused; NULL: it is the kernel */
+    const cpa_cuda_attend_kernel *fastest; /* the fastest kernel for these pieces and this cache */
+    const char *why;                       /* why `fastest` refused; NULL: it is the kernel */
 } cpa_cuda_chosen;
 typedef struct cpa_cuda_attend_choice {
     cpa_cuda_attend_spec spec;

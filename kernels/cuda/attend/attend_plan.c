@@ -118,7 +118,8 @@ static cpa_status take_tables(cpa_cuda_plan_builder *b, cpa_cuda_plan *plan, con
         b->n_places = b->n_shared = b->n_listed = 0;
         b->cut = (cpa_cuda_cascade_cut){0};
     }
-    if (stay.tables || cpa_cuda_plan_packs_tables(given))
+    /* Items over one table are prepared apart, each at places of its own. */
+    if (stay.tables || prepares || cpa_cuda_plan_packs_tables(given))
         CPA_TRY(cpa_cuda_plan_pack_items(plan->memory, given, packed, &plan->most_entries, err));
     return share_keys(b, plan, device, err);
 }

@@ -8,33 +8,33 @@
 
 typedef struct cpa_cuda_plan_builder {
     const cpa_attend_batch *given;
-    cpa_attend_batch own; /* the same, where items share keys with those alone that are their own */
+    cpa_attend_batch own; /* the given batch, of whose items those that share keys have their own keys alone */
     const cpa_attend_batch *batch;
     cpa_cuda_cascade *cascade;
-    cpa_cuda_cascade_cut cut; /* of shared keys */
-    int64_t n_shared;         /* pieces over them, and those that fill a padded plan up */
-    int64_t n_listed;         /* rows of theirs */
+    cpa_cuda_cascade_cut cut; /* pieces over shared keys, and their rows */
+    int64_t n_shared;         /* pieces over shared keys, and those that fill a padded plan up */
+    int64_t n_listed;         /* rows in the lists of pieces over shared keys */
     const int64_t *state_shifts;
-    cpa_table_set tables; /* that stay, and that the kernels read */
+    cpa_table_set tables; /* the batch's tables, where they stay and the kernels read them */
     int32_t group;
     int32_t multiprocessors;
-    int wide_fits;              /* CTAs of decode */
-    int32_t tile_rows;          /* of prefill */
-    int64_t decode_rows;        /* packed, the most of an item of decode */
-    cpa_cuda_team team;         /* of CTAs of decode */
-    int64_t padded_items;       /* the most decode units of a plan whose launches stay the same; 0: of this one */
-    int64_t unit_rows;          /* and the most packed rows of one of them */
-    int64_t n_decode;           /* units */
+    int wide_fits;        /* whether wide CTAs of decode fit */
+    int32_t tile_rows;    /* rows of a prefill tile */
+    int64_t decode_rows;  /* packed, the most of an item of decode */
+    cpa_cuda_team team;   /* CTAs of decode that work together */
+    int64_t padded_items; /* most decode units of a plan whose launches stay the same; 0: as many as the plan has */
+    int64_t unit_rows;    /* the most packed rows of a decode unit */
+    int64_t n_decode;     /* decode units */
     int64_t n_tiles, tile_keys; /* prefill tiles, and the keys of all of them, in CPA_CUDA_PREFILL_KEYS */
-    int64_t most_keys;          /* of one tile, in the same unit */
-    int64_t split_keys;         /* prefill tiles are cut into pieces of so many */
-    int64_t n_pieces;           /* prefill */
-    int64_t by_head;            /* as in the plan */
-    int64_t tail_pieces;        /* prefill; room for so many more */
-    int64_t visible_keys;       /* of all prefill pieces */
+    int64_t most_keys;          /* most keys of one prefill tile, in CPA_CUDA_PREFILL_KEYS */
+    int64_t split_keys;         /* keys of a piece of a prefill tile */
+    int64_t n_pieces;           /* pieces of prefill */
+    int64_t by_head;            /* see cpa_cuda_prefill.by_head */
+    int64_t tail_pieces;        /* pieces of prefill for which there is room beyond n_pieces */
+    int64_t visible_keys;       /* keys that rows of all prefill pieces see */
     cpa_cuda_decode_shares shares;
-    int64_t first_ready; /* item; the last ones are ready */
-    int full, masked;    /* as in the fusion */
+    int64_t first_ready; /* index of the first ready item; all from it on are ready */
+    int full, masked;    /* see cpa_attend_fusion */
     cpa_cuda_piece *decode;
     cpa_cuda_piece *prefill;
     cpa_cuda_costed_piece *in_order;

@@ -50,7 +50,7 @@ struct selected_keys {
 struct row_selection {
     const int32_t *list;
     const uint32_t *bits;
-    int32_t next, n; /* of the entries the first that is not below the keys to come; n negative: all keys */
+    int32_t next, n; /* first entry that is not below the keys to come, and entries; n negative: all keys */
     int32_t unit, block, n_blocks;
 
     __device__ void start(const selected_keys &selected, int64_t row, int head, int kv_head) {

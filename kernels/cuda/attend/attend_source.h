@@ -16,9 +16,9 @@ typedef struct cpa_cuda_pass {
     cpa_cuda_prefill pieces;
     int64_t first_place,
         n_places;         /* entries of the plan's list of blocks, which take the workspace from its beginning */
-    int is_cut;           /* rows of one item over some of its keys: */
-    cpa_attend_item item; /* these, and */
-    int begins, ends;     /* whether their first are among them, and their last */
+    int is_cut;           /* not 0: the pass has one item's rows over a part of its keys */
+    cpa_attend_item item; /* rows and keys of a cut pass */
+    int begins, ends;     /* whether a cut pass has the item's first keys, and its last */
 } cpa_cuda_pass;
 
 typedef struct cpa_cuda_passes {
@@ -37,17 +37,17 @@ typedef struct cpa_cuda_prepared {
 } cpa_cuda_prepared;
 
 struct cpa_cuda_source {
-    const cpa_key_workspace *workspace; /* that of the context, or: */
-    cpa_key_workspace own;
-    int is_short; /* there was no memory for more of it */
+    const cpa_key_workspace *workspace; /* the context's workspace; NULL: the plan's own is used */
+    cpa_key_workspace own;              /* the workspace of a plan without one of the context */
+    int is_short;                       /* not 0: there was no memory for a larger workspace */
     cpa_cuda_passes prefill, shared;
     /* Scratch of plan_set. */
     cpa_cuda_prepared items, nodes;
-    int64_t *indices; /* of the prefill items in the batch */
+    int64_t *indices; /* indices in the batch of the prefill items */
     int64_t indices_capacity;
-    cpa_cuda_plan_builder *builders; /* of the passes, unless all is one */
+    cpa_cuda_plan_builder *builders; /* one for each pass; unused where there is a single pass */
     int64_t builders_capacity, n_builders;
-    cpa_attend_item *pass_items; /* and their items */
+    cpa_attend_item *pass_items; /* items of the builders */
     int64_t *pass_shifts;
     int64_t pass_items_capacity, pass_shifts_capacity;
 };

@@ -34,7 +34,7 @@ static inline int32_t cpa_cuda_decode_heads(int32_t kv_heads, int32_t k_dim, int
 typedef struct cpa_cuda_team {
     int32_t ctas; /* 1: a unit is what a CTA takes */
     int32_t tile; /* packed rows of a CTA, the last of a team may have fewer */
-    int32_t rows; /* of a unit; an item's last one may have fewer where a team is a CTA */
+    int32_t rows; /* rows of a unit; the last of an item may have fewer where a team is a CTA */
 } cpa_cuda_team;
 cpa_cuda_team cpa_cuda_team_of(const cpa_attention_shape *shape, int32_t block_size);
 
@@ -55,12 +55,12 @@ CPA_HOST_DEVICE static inline cpa_cuda_row_tile cpa_cuda_row_tile_of(cpa_cuda_te
 
 /* Decode units and who takes them. Their keys count in tiles of CPA_CUDA_DECODE_KEYS. */
 typedef struct cpa_cuda_decode_shares {
-    int64_t teams;     /* of CTAs, for each KV head, or each pair of them where a CTA takes two */
-    int64_t cap;       /* of what a team takes: tiles, and the overhead of each piece */
-    int64_t longest;   /* piece */
+    int64_t teams;     /* teams of CTAs for each KV head, or for each two of them where a CTA takes two */
+    int64_t cap;       /* most that a team takes: tiles, and the overhead of each piece */
+    int64_t longest;   /* longest piece */
     int apart;         /* units share no team, and are cut into equal pieces */
     int wide;          /* CTAs have a multiprocessor each */
-    int32_t row_tiles; /* CPA_CUDA_DECODE_ROWS each, of the CTA that has the most rows */
+    int32_t row_tiles; /* tiles of CPA_CUDA_DECODE_ROWS rows of the CTA with the most rows */
 } cpa_cuda_decode_shares;
 
 /* Of the items of at most `decode_rows` packed rows. wide_fits: the device has CPA_CUDA_WIDE_BYTES of shared memory for

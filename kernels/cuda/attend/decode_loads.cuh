@@ -45,12 +45,12 @@ struct lane_rows {
                          STEP = 32 / (LANES * C::HEADS), SHARE = DECODE_RUN / C::MEMBERS;
     static_assert(LANES * C::HEADS <= 32 && SHARE % STEP == 0, "whole rows");
 
-    const char *from; /* of row `first` of the run at token 0 of block 0 */
+    const char *from; /* address of row `first` of the run at token 0 of block 0 */
     int64_t within;   /* rows that lie apart: from the first chunk in the CTA's first head to this lane's */
     uint32_t row_at, chunk_at;
     int32_t first, chunks; /* of the head, from this lane's on */
 
-    /* Of the CTA's heads. */
+    /* The lane's head among those of the CTA. */
     static __device__ int head_of(int lane) { return lane / LANES % C::HEADS; }
 
     /* head: the first one of the CTA, at token 0 of block 0. */
@@ -104,8 +104,8 @@ struct lane_rows {
  * the lane-th, in the first head of the CTA. */
 struct lane_run {
     const char *k, *v;
-    int32_t block, token; /* of the run; or of the row that this lane knows */
-    int32_t keys;         /* none: there is no run */
+    int32_t block, token; /* block and token of the run, or of the row that this lane knows */
+    int32_t keys;         /* keys of the run; 0: there is no run */
 };
 
 /* A warp's share of its gang's way through keys and values. */
@@ -115,7 +115,7 @@ struct stage_loader {
     using v_rows = lane_rows<C, typename C::value_layout>;
     k_rows k;
     v_rows v;
-    int32_t kv_head; /* of this warp */
+    int32_t kv_head; /* KV head of this warp */
 
     __device__ stage_loader(const cpa_cuda_attend_args &a, int kv_group, int member, int lane)
         : k(a.k + kv_group * a.k_head_stride * C::BYTES, a.k_head_stride * C::BYTES, a.k_token_stride * C::BYTES,

@@ -28,7 +28,7 @@ struct runs_loader {
     static constexpr int K_CHUNKS = C::K_DIM * C::BYTES / 16, V_PARTS = C::BYTES; /* of 16 bytes, of a column's keys */
     static constexpr int AT_ONCE = C::K_DIM > 128 && !C::QUANTISED ? 2 : 16; /* more would make registers spill */
     static_assert(C::HEADS == 1, "a warp loads for itself");
-    const char *k, *v; /* of the head, at token 0 of block 0 */
+    const char *k, *v; /* keys and values of the head, at token 0 of block 0 */
     int32_t kv_head;
 
     __device__ runs_loader(const cpa_cuda_attend_args &a, int kv_group, int, int)

@@ -73,7 +73,7 @@ struct query_operands {
 };
 template <typename C>
 struct query_operands<C, true> {
-    uint32_t shared; /* this lane's part of the first step */
+    uint32_t shared; /* address in shared memory of this lane's part of the first step */
 };
 
 /* Takes the queries of a head's rows; shared: room for those that lie there, which all gangs of the CTA write together.

@@ -89,7 +89,7 @@ struct config {
     /* Who of a warpgroup give a stage of keys back: the products are read by whole warps, the scales by each lane for
      * itself. */
     static constexpr int KEY_READERS = SCALED ? WARPGROUP : WARPGROUP / 32;
-    static constexpr int Q_BYTES = GROUP_ROWS * K_DIM * 2; /* of a warpgroup */
+    static constexpr int Q_BYTES = GROUP_ROWS * K_DIM * 2; /* bytes of the queries of a warpgroup */
     static constexpr int K_BYTES = KEYS * K_DIM * 2, V_BYTES = KEYS * V_COLUMNS * 2;
     static constexpr int K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES;
     /* A stage of values is given back late, behind the softmax that runs under their product: what is left until they

@@ -15,8 +15,8 @@ struct listed_walk : ruled_walk<TILE> {
     uint16_t list[LISTED];              /* tiles, counted from that one, and whether some row does not see all */
 
     struct token {
-        row_score score; /* what seen_keys needs of it */
-        int32_t end;     /* of its keys */
+        row_score score; /* rules of the token, as far as seen_keys reads them */
+        int32_t end;     /* end of the keys that the token sees */
     };
     /* What start needs beside, in shared memory that is not in use yet; TOKENS: most that a piece has. */
     struct scratch {

@@ -42,7 +42,7 @@ struct merge_args {
     int32_t warp_rows;   /* rows of heads of a warp */
     int32_t lanes_shift; /* log2 of the lanes that share a row of a head */
     void *out;
-    const float *out_scale; /* of codes */
+    const float *out_scale; /* scale of codes */
     int64_t out_row_stride;
     float *out_lse;
     int64_t out_lse_row_stride;

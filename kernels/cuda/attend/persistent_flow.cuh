@@ -16,8 +16,8 @@ struct tile_flow {
     const int consumer;
     thread_state<C> state;
     uint32_t p[C::KEYS / 16][4];
-    uint32_t n = 0, taken = 0; /* tiles, and queries */
-    int due_piece = -1;        /* whose values of tile n - 1 are due; -1: none are */
+    uint32_t n = 0, taken = 0; /* tiles of keys, and tiles of queries, so far */
+    int due_piece = -1;        /* the piece whose values of tile n - 1 are still to be multiplied; -1: none */
 
     __device__ tile_flow(const persistent_args &all, persistent_shared<C> &memory, uint32_t at, int number)
         : args(all), shared(memory), tiles(at), consumer(number) {
@@ -40,7 +40,7 @@ struct tile_flow {
         if (!FIRST || due_piece >= 0) shared.v.wait_full(m);
         begin_values<C>(state, p, v_tile(m));
     }
-    /* They are there. FIRST: those of their piece are complete. */
+    /* Waits until the values that are due have been multiplied. FIRST: those of their piece are complete. */
     template <bool FIRST>
     __device__ void end_due(uint32_t m, const row_inverses &inverses, int thread) {
         wgmma_wait<0>();

@@ -67,8 +67,9 @@ struct ring_barriers {
 
 struct fetched_piece {
     cpa_cuda_piece piece;
-    int32_t kv_head, first_consumer; /* of its rows; the others follow in turn */
-    int32_t none_left;               /* it is none */
+    /* KV head; the consumer of the piece's first rows, which the others follow in turn. */
+    int32_t kv_head, first_consumer;
+    int32_t none_left; /* not 0: there was no piece left to fetch */
 };
 
 template <typename C>

@@ -50,7 +50,7 @@ __device__ void transpose_in_quad(uint32_t (&words)[4], int lane) {
 struct row_out {
     int64_t token, partial;
     int head;
-    bool inside; /* the same for a quad */
+    bool inside; /* the row is one of the piece; equal for the lanes of a quad */
 
     __device__ row_out(const persistent_args &args, const fetched_piece &fetched, int row) {
         const cpa_cuda_piece &piece = fetched.piece;

@@ -12,14 +12,14 @@
 
 /* What a row adds; in shared memory. */
 struct row_score {
-    float factor, slope;      /* of temperature, times the softcap or the scale; of ALiBi */
-    int32_t index;            /* of the query, relative */
-    int32_t bits_first;       /* index of bit 0, relative */
-    int32_t words, bias_first; /* of bits; index of the first key of the bias, relative */
-    int64_t origin;           /* what indices are relative to */
-    row_keys keys;            /* decode: those of the row */
-    const uint32_t *bits;     /* NULL: the mask alone decides */
-    const char *bias;         /* of key bias.first */
+    float factor, slope;       /* factor of temperature, times the softcap or the scale; slope of ALiBi */
+    int32_t index;             /* index of the query, from `origin` on */
+    int32_t bits_first;        /* index of bit 0, from `origin` on */
+    int32_t words, bias_first; /* words of bits; index of the first key of the bias, from `origin` on */
+    int64_t origin;            /* index in the sequence that the other indices are counted from */
+    row_keys keys;             /* decode: which keys the row attends */
+    const uint32_t *bits;      /* NULL: the mask alone decides */
+    const char *bias;          /* values of the bias, from key bias.first on */
 };
 
 __device__ inline int32_t relative(int64_t index, int64_t origin) {
@@ -228,8 +228,8 @@ using walk_of = typename std::conditional<RULED, ruled_walk<TILE>, key_walk<TILE
 
 /* What a tile needs of the piece. */
 struct ruled_piece {
-    int32_t first;      /* index of key 0 of the item, relative, if they are linear */
-    int32_t bias_first; /* of the bias */
+    int32_t first;      /* index of key 0 of the item, from the origin on, if indices are linear */
+    int32_t bias_first; /* index of the first key of the bias, from the origin on */
     bool linear, runs;  /* keys_are_linear, runs_of 32 */
 
     __device__ void fill(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece) {

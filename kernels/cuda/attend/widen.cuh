@@ -11,7 +11,7 @@ struct widen_tensor {
     char *to;
     int64_t block_stride, token_stride, head_stride, run_stride, words_at;
     int32_t dim, run_shift;
-    float scale; /* of the tensor */
+    float scale; /* scale of the tensor */
     const float *head_scales;
 };
 
@@ -35,7 +35,7 @@ struct widen_args {
     __device__ float scale_of(const widen_tensor &t, int32_t head) const {
         return head_scale(t.scale, t.head_scales, head_scale_step, head);
     }
-    /* Where the scale of a key goes: of a token of the work space, counted from its first. */
+    /* Where the scale of a key goes. `token`: of the work space, counted from its first. */
     __device__ float &key_scale(int64_t token, int32_t head) const {
         const int64_t within = token & ((1 << wide_shift) - 1);
         return k_scales[(((token >> wide_shift) * kv_heads + head) << wide_shift) + within];

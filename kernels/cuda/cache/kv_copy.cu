@@ -68,10 +68,10 @@ struct copier {
     int64_t alignment;
     cpa_stream *stream;
     const char *operation;
-    bool first; /* of the call's launches, which waits for what came before */
+    bool first; /* the next launch is the first of the call, which waits for what came before */
     cpa_kv_view from, to;
-    bool whole; /* blocks are copied as one row */
-    bool moved; /* or not at all here */
+    bool whole; /* each block is copied as one row */
+    bool moved; /* the layouts differ: cpa_cuda_kv_move_tokens copies */
 
     copier(const cpa_kv_view &src, const cpa_kv_view &dst, cpa_stream *on, const char *name)
         : count(0), stream(on), operation(name), first(true), from(cpa_kv_view_resolve(src)),

@@ -17,7 +17,7 @@ struct tensor {
     int32_t dim;
     int64_t block_stride, token_stride, head_stride;
     int64_t words_at; /* from the start of a block to its scales; 0: rows have none */
-    float scale;      /* of the tensor */
+    float scale;      /* scale of the tensor */
     const float *head_scales;
     int32_t head_scale_step;
     int32_t run_shift; /* log2 of the codes of a run */

@@ -29,9 +29,9 @@ typedef struct cpa_cuda_device {
     cpa_device base;
     int ordinal;
     int multiprocessors;
-    cpa_cuda_path best;               /* that the device runs */
-    cpa_cuda_path path;               /* the one in use; tests lower it */
-    int64_t workspace_bytes;          /* of a plan that is given none, at most; tests lower it */
+    cpa_cuda_path best;               /* the fastest path that the device runs */
+    cpa_cuda_path path;               /* the path in use; tests lower it */
+    int64_t workspace_bytes;          /* most bytes of the workspace of a plan that is given none; tests lower it */
     cpa_cuda_encode_fn encode;        /* cuTensorMapEncodeTiled; set where path is CPA_CUDA_HOPPER */
     struct cpa_cuda_retired *retired; /* memory.c */
 } cpa_cuda_device;

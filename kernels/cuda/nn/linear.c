@@ -42,12 +42,12 @@ typedef struct product_key {
     int64_t x_stride, weight_stride, out_stride;
     int32_t inputs, outputs;
     cpa_dtype dtype, out_dtype;
-    uint32_t alignment; /* of all tensors, in bytes */
-    int32_t bias;       /* added by the product */
+    uint32_t alignment; /* alignment of all tensors, bytes */
+    int32_t bias;       /* not 0: the product adds a bias */
 } product_key;
 
 typedef struct product {
-    struct product *next; /* of its bucket */
+    struct product *next; /* next product in its bucket; NULL: none */
     product_key key;
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t weight, x, out;

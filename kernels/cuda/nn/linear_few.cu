@@ -69,7 +69,7 @@ template <typename C>
 struct weight_loader {
     using T = typename C::T;
     const few_args &a;
-    char *const own; /* its 16 bytes of the first part of the first stage */
+    char *const own; /* this thread's 16 bytes of the first part of the first stage */
     const int32_t steps;
     int32_t tile, step = 0;
     const T *rows[C::TILES][2];

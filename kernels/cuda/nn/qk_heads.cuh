@@ -17,12 +17,12 @@ struct target {
     int64_t row_stride;
     char *pool;
     int64_t block_stride, token_stride, head_stride; /* in elements of the cache */
-    int64_t words_at;                                /* of a quantised cache: from a block to its scales; 0: none */
+    int64_t words_at;                                /* quantised caches: bytes from a block to its scales; 0: none */
     float scale;
     const float *head_scales;
     int32_t head_scale_step;
-    int32_t run_shift; /* CPA_KV_ONE_RUN: rows lie in one piece; else log2 of the elements of a run, */
-    int64_t run_stride; /* and elements from one to the next */
+    int32_t run_shift;  /* log2 of the elements of a run of a row; CPA_KV_ONE_RUN: rows are not cut into runs */
+    int64_t run_stride; /* elements from one run of a row to the next */
 };
 
 struct rope_args {
@@ -42,7 +42,7 @@ struct rope_args {
     int64_t slots;
     cpa_cuda_bad_slot *bad_slot;
     uint8_t *nonfinite;
-    int32_t lanes; /* of a group, a power of two */
+    int32_t lanes; /* lanes of a group, a power of two */
 };
 
 /* Over the lanes of a group; all lanes of the warp come here. */

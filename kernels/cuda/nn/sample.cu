@@ -62,7 +62,7 @@ struct findings {
 };
 
 struct shared_memory {
-    uint32_t low[BINS], high[BINS]; /* of 64-bit sums of this CTA: atomic additions of 32 bits are quick */
+    uint32_t low[BINS], high[BINS]; /* halves of the 64-bit sums of this CTA: atomic additions of 32 bits are quick */
     uint64_t sums[BINS];            /* over all CTAs of the row, of this one's part of the bins */
     uint64_t warp_sums[WARPS];
     int32_t bin;
@@ -91,7 +91,7 @@ struct sampled_row {
     cpa_draw_penalties penalties;
     int32_t top_k, vocabulary;
     uint64_t key;
-    float largest; /* after all of that */
+    float largest; /* the largest logit after bias, penalties and mask */
 
     __device__ sampled_row(const cpa_sample_args &a, int64_t row);
     __device__ void filter_biases(uint32_t *filter);

@@ -23,17 +23,18 @@ enum {
 typedef struct cpa_attend_pages {
     const char *first; /* block 0, token 0, first head of the group */
     int64_t block_stride, token_stride, head_stride;
-    int64_t run_bytes, run_stride; /* of a row that does not lie in one piece; run_bytes 0: it does */
-    int32_t block_shift;           /* log2 of the block size */
+    /* Bytes of a run, and from run to run, of rows that are cut into runs; run_bytes 0: rows are not. */
+    int64_t run_bytes, run_stride;
+    int32_t block_shift; /* log2 of the block size */
     cpa_dtype dtype;
     int32_t dim;
     int64_t keys; /* keys in the table */
     const int32_t *table;
-    /* Of a quantised cache. */
+    /* Scales of a quantised cache. */
     const char *scales;        /* the word of block 0, token 0, first head; NULL: rows have none */
     int64_t scale_head_stride; /* a token's words are 4 bytes apart */
     float tensor_scale;
-    const float *head_scales; /* of the first head; NULL: there are none, else the scale is their product */
+    const float *head_scales; /* scale of the first head, by which tensor_scale is multiplied; NULL: none */
     int32_t head_scale_step;
 } cpa_attend_pages;
 
@@ -62,12 +63,12 @@ typedef struct cpa_attend_group {
 
 /* Which keys a row and head attends by lists and blocks, as cpattn/selection.h has them. */
 typedef struct cpa_attend_row_keys {
-    int32_t listed;      /* those of `list` alone, of `unit` tokens each */
-    int32_t n_listed;    /* entries, none of them negative */
+    int32_t listed;      /* not 0: the row attends keys of `list` alone, of `unit` tokens an entry */
+    int32_t n_listed;    /* entries of `list`, none of them negative */
     const int32_t *list; /* [n_listed] */
     int32_t unit, block;
     int64_t n_blocks;
-    const uint32_t *blocks; /* NULL: those of all blocks */
+    const uint32_t *blocks; /* the bits of the blocks that the row attends; NULL: all blocks */
 } cpa_attend_row_keys;
 
 /* Makes the scores -inf of those lanes of [begin, end) whose keys, of ascending indices, the row does not attend. */
@@ -76,8 +77,8 @@ void cpa_attend_hide_keys(const cpa_attend_row_keys *keys, const int64_t *index,
 /* What cpattn/score.h asks of a row and head: factor is that of temperature, times the softcap. */
 typedef struct cpa_attend_row_score {
     float factor, slope;
-    int64_t index;        /* of the query in its sequence */
-    const char *bias;     /* of this row and head; NULL: none */
+    int64_t index;        /* index of the query in its sequence */
+    const char *bias;     /* bias of this row and head; NULL: none */
     const uint32_t *bits; /* NULL: the mask alone decides */
     int64_t bits_first, bits_end;
     cpa_attend_row_keys keys;
@@ -91,19 +92,19 @@ typedef struct cpa_attend_tile_score {
     float softcap, softcap_inverse;
     cpa_dtype bias_dtype;
     int64_t bias_first, bias_width;
-    const int64_t *key_index; /* [CPA_ATTEND_TILE] indices of keys in the sequence, which ascend, */
-    const int32_t *key_after; /* [CPA_ATTEND_TILE] and by how much they are behind the first, at most INT32_MAX / 2 */
+    const int64_t *key_index;         /* [CPA_ATTEND_TILE] indices of keys in the sequence, ascending */
+    const int32_t *key_after;         /* [CPA_ATTEND_TILE] key_index less the first of it, at most INT32_MAX / 2 */
     const cpa_attend_row_score *rows; /* [heads][rows] of the group */
 } cpa_attend_tile_score;
 
 typedef struct cpa_attend_tile {
     const cpa_attend_pages *k_pages, *v_pages;
-    int64_t key0;                    /* key of lane 0, counted from the first table entry; may be negative */
-    int32_t begin, end;              /* lanes in use: those that some row of the group sees */
-    int32_t masked;                  /* some row does not see all of them, or they do not fill their panels */
+    int64_t key0;       /* key of lane 0, counted from the first table entry; may be negative */
+    int32_t begin, end; /* lanes in use, which some row of the group sees */
+    int32_t masked;     /* not 0: some row does not see all lanes in use, or these do not fill their panels */
     const cpa_attend_lanes *visible; /* [rows] of the group; read only if masked */
     const float *k, *v; /* packed, at least where in use; NULL: read the pages, which suits a single group */
-    float scale;        /* of scores, log2(e) included */
+    float scale;        /* scale of scores, log2(e) included */
     /* NULL; or room for CPA_ATTEND_TILE, for a group of one row and head that reads pages: the values of keys whose
      * score is -inf then count as zeros, whatever they hold. */
     uint8_t *weighs;

@@ -59,7 +59,7 @@ typedef struct cpa_host_plan {
     int64_t tables_capacity;
     cpa_host_unit *units; /* costliest first */
     int64_t n_units, units_capacity;
-    cpa_host_unit *shared_units; /* those of several items, which come before all others */
+    cpa_host_unit *shared_units; /* units that several items share, which come before all others */
     int64_t n_shared_units, shared_units_capacity;
     cpa_host_unit *folds; /* the rows that units share, with all their splits */
     int64_t n_folds, folds_capacity;

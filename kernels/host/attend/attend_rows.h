@@ -32,12 +32,12 @@ struct cpa_attend_workspace {
     float *state_o;              /* [rows, v_dim], the fold over the splits so far */
     float *state_lse;            /* [rows] */
     float *k, *v;                /* a packed tile */
-    float *scores;               /* of a group over a tile */
+    float *scores;               /* scores of a group over a tile */
     uint8_t *weighs;             /* [CPA_ATTEND_TILE], for rows that go through a split again */
     cpa_attend_visible *visible; /* [rows] */
-    cpa_attend_row_score *score; /* [rows] of all heads, and */
-    int64_t *key_index;          /* [CPA_ATTEND_TILE] of the tile at hand, where the call has rules, and */
-    int32_t *key_after;          /* [CPA_ATTEND_TILE] by how much each is behind the first */
+    cpa_attend_row_score *score; /* [heads][rows] rules of scores; where the call has rules */
+    int64_t *key_index; /* [CPA_ATTEND_TILE] indices of the keys of the tile at hand; where the call has rules */
+    int32_t *key_after; /* [CPA_ATTEND_TILE] key_index less the first of it; where the call has rules */
 };
 
 cpa_status cpa_attend_workspace_create(cpa_attend_workspace **out, cpa_error *err);

@@ -3,7 +3,7 @@
 
 typedef struct convert_job {
     cpa_kv_view src, dst;
-    cpa_row_writer writer; /* of fp32 rows into dst */
+    cpa_row_writer writer; /* writes fp32 rows into dst */
     const int64_t (*pairs)[2];
     int same; /* rows have the same bytes in both */
 } convert_job;

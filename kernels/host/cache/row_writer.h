@@ -10,7 +10,7 @@
 typedef struct cpa_row_writer {
     cpa_kv_view kv; /* strides resolved */
     cpa_kv_pool pools[2];
-    cpa_dtype dtype; /* of the rows that come */
+    cpa_dtype dtype; /* dtype of the rows that are written */
 } cpa_row_writer;
 
 static inline cpa_row_writer cpa_row_writer_of(const cpa_kv_view *kv, cpa_dtype dtype) {

@@ -21,7 +21,7 @@ typedef struct cpa_host_device {
     int32_t thread_count;
     cpa_threads *threads;
     const cpa_attend_isa *isa;
-    const cpa_attend_isa *pair_isa;    /* of bf16 over bf16, with at least as many rows; NULL: isa serves those too */
+    const cpa_attend_isa *pair_isa;    /* instruction set for bf16 over bf16, with at least as many rows; NULL: isa */
     cpa_attend_workspace **workspaces; /* [thread_count]; in use by the run that holds the threads */
 } cpa_host_device;
 

@@ -8,7 +8,7 @@
 typedef struct linear_job {
     const cpa_linear_args *args;
     cpa_linear_multiply *multiply;
-    int64_t tiles; /* of rows */
+    int64_t tiles; /* tiles of rows */
 } linear_job;
 
 /* For the instruction set that attend uses. */

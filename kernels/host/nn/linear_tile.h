@@ -14,14 +14,14 @@ enum {
 };
 
 typedef struct cpa_linear_tile {
-    cpa_dtype dtype; /* of x and weights */
+    cpa_dtype dtype; /* dtype of x and weights */
     int64_t inputs;
-    int rows;                       /* of the tile */
+    int rows;                       /* rows of the tile */
     const char *x[CPA_LINEAR_ROWS]; /* a tile that is not full names a row again */
-    const char *weight;             /* of the panel's first output */
+    const char *weight;             /* weights of the panel's first output */
     int64_t weight_stride;          /* bytes */
     int64_t outputs;
-    float *sums; /* [outputs][CPA_LINEAR_ROWS]; of the rows that there are */
+    float *sums; /* [outputs][CPA_LINEAR_ROWS]; only rows of the tile are filled */
 } cpa_linear_tile;
 
 typedef void cpa_linear_multiply(const cpa_linear_tile *tile);

@@ -15,15 +15,16 @@ typedef struct sample_row {
     float temperature, top_p, min_p;
     cpa_draw_penalties penalties;
     int32_t top_k;
-    const uint32_t *in_prompt, *in_output; /* of its sequence; NULL: no tokens */
-    const uint32_t *output_counts;         /* NULL: 1 for all in_output */
+    /* Tokens in the prompt, and in the output, of the row's sequence, a bit each; NULL: none. */
+    const uint32_t *in_prompt, *in_output;
+    const uint32_t *output_counts; /* NULL: 1 for all in_output */
     const cpa_sample_args *paths;
-    int32_t path_end;            /* -1: it has none */
+    int32_t path_end;            /* end of the path; -1: none */
     const uint32_t *mask;        /* NULL: any token */
     const uint32_t *bias_tokens; /* [biases] */
     const float *bias_values;
     int32_t biases;
-    float largest; /* of the logits after bias, penalties and mask */
+    float largest; /* largest logit after bias, penalties and mask */
 } sample_row;
 
 static float number_of(const float *numbers, int64_t row, float least, float most) {

@@ -18,8 +18,8 @@ typedef enum cpa_case_kind {
 typedef struct cpa_case_field {
     const char *name;
     cpa_case_kind kind;
-    size_t at;                /* of the member in the struct */
-    const char *const *names; /* of a choice's values, or of bits, from 0 on; NULL past the last */
+    size_t at;                /* offset of the member in the struct */
+    const char *const *names; /* names of a choice's values, or of a set's bits, from 0 on; NULL past the last */
 } cpa_case_field;
 
 /* The value of a member, which reads back as it is. */

@@ -17,8 +17,8 @@ typedef struct cpa_case_row {
     const void *q, *k, *v;
     cpa_dtype q_dtype, kv_dtype;
     int64_t k_stride, v_stride, n_keys;
-    const int64_t *key_indices; /* of key i in the sequence; NULL: i */
-    int64_t index;              /* of the query in the sequence */
+    const int64_t *key_indices; /* index of key i in its sequence; NULL: i */
+    int64_t index;              /* index of the query in its sequence */
     cpa_mask mask;
     const cpa_case_score *score; /* what happens to scores; NULL: nothing */
     int64_t score_row;           /* the row of `score` that this is */

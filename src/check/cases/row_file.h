@@ -24,7 +24,7 @@ typedef struct cpa_row_file {
     double scale;
     double softcap, temperature_len, slope, sink; /* as in cpa_reference_rules */
     int32_t has_sink;
-    double error, tolerance; /* of the result beside the reference, as the check had them */
+    double error, tolerance; /* error beside the reference, and what was allowed, as the check had them */
     int64_t keys;
     float q[CPA_MAX_HEAD_DIM], result[CPA_MAX_HEAD_DIM];
     double reference[CPA_MAX_HEAD_DIM];

@@ -8,6 +8,7 @@
 #include "base/convert.h"
 #include "base/hash.h"
 #include "kernels/device.h"
+#include "src/check/cases/selection.h"
 
 /* Zeros, to be freed. */
 static cpa_status make_array(int64_t n, int64_t element, void *out, cpa_error *err) {

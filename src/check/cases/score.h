@@ -54,15 +54,6 @@ cpa_status cpa_case_score_add_bias(cpa_case_score *score, cpa_dtype dtype, int p
 /* Random bits, of every row for the keys [first, first + width), the entries in another order than the rows (row_map),
  * every seventh row without. */
 cpa_status cpa_case_score_add_bits(cpa_case_score *score, int64_t first, int32_t width, cpa_error *err);
-/* Random lists for each row and KV head of the keys [0, keys), one in five, less behind them; some rows attend all keys,
- * others none. */
-cpa_status cpa_case_score_add_lists(cpa_case_score *score, int32_t kv_heads, int32_t unit, int64_t keys,
-                                    cpa_error *err);
-/* Random blocks of so many tokens of these keys, less the last, for each query head, every second one; neighbouring rows
- * have the same, some rows all keys. */
-cpa_status cpa_case_score_add_blocks(cpa_case_score *score, int32_t block, int64_t keys, cpa_error *err);
-/* Whether the lists and blocks of a row and query head have a key. */
-int cpa_case_score_selects(const cpa_case_score *score, int64_t row, int32_t head, int64_t key);
 /* Other bits in the place of those, of every row: what `sees` says of a row and a key. */
 void cpa_case_score_fill_bits(cpa_case_score *score, int (*sees)(const void *ctx, int64_t row, int64_t key),
                               const void *ctx);

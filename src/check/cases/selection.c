@@ -1,10 +1,10 @@
-/* The lists and the blocks of keys of a case (cpattn/selection.h). */
+#include "src/check/cases/selection.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
 #include "base/hash.h"
-#include "src/check/cases/score.h"
 
 enum { TILE = 16 }; /* neighbouring entries that have the same blocks */
 
