@@ -21,6 +21,19 @@
 extern "C" {
 #endif
 
+/* A form of a model's rows. Masks, scales and matrices are those of rows of this form, the same on every rank, and must
+ * outlive the engine. */
+typedef struct cpa_model_form {
+    cpa_row_form widths;
+    /* [layers]; NULL: those of the layers. The cache keeps what the mask of a layer shows: these show no more. */
+    const cpa_mask *layer_masks;
+    const float *layer_scales; /* [layers], of scores; NULL, or 0 for a layer: 1 / sqrt(k_dim) of the form */
+    /* [layers], on the device: what cpa_form_rows.matrix is in each; NULL for a form without out_dim. The array is read
+     * behind layer_in, which may have set it in the first step; from then on nothing of it changes. */
+    const void *const *layer_matrices;
+    int64_t reserved[4]; /* zero */
+} cpa_model_form;
+
 /* The attention of a model. */
 typedef struct cpa_model_shape {
     int32_t layers;
@@ -30,12 +43,32 @@ typedef struct cpa_model_shape {
     /* [layers], cpattn/score.h, with arrays of heads on the host: what each layer does to scores; NULL: nothing. Must
      * outlive the engine, arrays included. */
     const cpa_score_rules *layer_rules;
-    int64_t reserved[5]; /* zero */
+    /* [n_forms], at most CPA_MOST_ROW_FORMS, and which of them rows take: those of a chunk that decodes (the token that
+     * was drawn last, and drafts behind it) and those of a chunk of a prompt. A request that is preempted computes as a
+     * prompt what it had decoded. NULL and 0: all rows have the form of `attention`. Must outlive the engine; for
+     * engines with a network. */
+    const cpa_model_form *forms;
+    int32_t n_forms, prefill_form, decode_form;
+    int32_t reserved[5]; /* zero */
 } cpa_model_shape;
 
 /* The mask of a layer. */
 CPA_INLINE cpa_mask cpa_model_mask(const cpa_model_shape *model, int32_t layer) {
     return model->layer_masks ? model->layer_masks[layer] : model->mask;
+}
+
+/* The mask, the scale (0 = 1 / sqrt(k_dim)) and the matrix of rows of a form in a layer; form 0 without forms. */
+CPA_INLINE cpa_mask cpa_model_form_mask(const cpa_model_shape *model, int32_t form, int32_t layer) {
+    const cpa_mask *own = model->n_forms > 0 ? model->forms[form].layer_masks : NULL;
+    return own ? own[layer] : cpa_model_mask(model, layer);
+}
+CPA_INLINE float cpa_model_form_scale(const cpa_model_shape *model, int32_t form, int32_t layer) {
+    const float *own = model->n_forms > 0 ? model->forms[form].layer_scales : NULL;
+    return own ? own[layer] : 0;
+}
+CPA_INLINE const void *cpa_model_form_matrix(const cpa_model_shape *model, int32_t form, int32_t layer) {
+    const void *const *own = model->n_forms > 0 ? model->forms[form].layer_matrices : NULL;
+    return own ? own[layer] : NULL;
 }
 
 /* The rules of a layer; NULL: none. */
@@ -83,10 +116,10 @@ typedef struct cpa_sampling {
     int32_t prompt_logprobs, top_prompt_logprobs;
 } cpa_sampling;
 
-/* The rows of a step on one rank: its tokens, chunk after chunk. Where a call is captured in a graph, that is launched
- * again for steps of as many rows: what lies on the host is of the step of the call, what lies on the device of the
- * step that runs. A step may be filled up to a round number of rows: those have slot -1, request, token and position 0,
- * and whatever is computed for them must do no harm. */
+/* The rows of a step on one rank: its tokens, form after form (cpa_model_step.forms), and those of a form chunk after
+ * chunk. Where a call is captured in a graph, that is launched again for steps of as many rows: what lies on the host is
+ * of the step of the call, what lies on the device of the step that runs. A step may be filled up to a round number of
+ * rows: those have slot -1, request, token and position 0, and whatever is computed for them must do no harm. */
 typedef struct cpa_rows {
     int64_t count;
     const uint64_t *requests; /* host */
@@ -204,6 +237,14 @@ typedef struct cpa_draw_limits {
     int64_t bias_entries;
 } cpa_draw_limits;
 
+/* The rows of a step that have one form: [first, first + rows) of all. Their queries, [rows, q_heads, k_dim] of the
+ * form, begin so many bytes behind the first of all, and so do their results, [rows, q_heads, out_dim] (v_dim of the
+ * form where that is 0; of a step with slices, of the own heads). */
+typedef struct cpa_step_form {
+    int64_t first, rows;
+    int64_t q_bytes, out_bytes;
+} cpa_step_form;
+
 /* One step, as a rank's model sees it. */
 typedef struct cpa_model_step {
     size_t size;
@@ -221,12 +262,13 @@ typedef struct cpa_model_step {
     const int32_t *top_logprobs; /* device [emissions]: how many of the most probable tokens are wanted */
     cpa_token_ranks *ranks;      /* device [emissions]: filled where top_logprobs wants it, as rank_tokens does */
     cpa_draw_limits limits;
+    const cpa_step_form *forms; /* host [n_forms of cpa_model_shape]; NULL where the model has none */
 } cpa_model_step;
 
 /* What layer_in fills, and where it may write keys and values itself. On the device of the engine. */
 typedef struct cpa_layer_args {
     size_t size;
-    void *q;            /* [rows, q_heads, k_dim] */
+    void *q;            /* [rows, q_heads, k_dim], or the queries of each form (cpa_model_step.forms) */
     void *k;            /* [rows, kv_heads, k_dim]: the engine writes keys to the cache, unless the model does */
     void *v;            /* [rows, kv_heads, v_dim]: the engine writes values to the cache, unless the model does */
     cpa_kv_view kv;     /* the cache of the layer */
@@ -237,7 +279,7 @@ typedef struct cpa_layer_args {
  * there may be more that fill a step up, of index 0. */
 typedef struct cpa_select_args {
     size_t size;
-    const void *q;  /* the queries of the model's own rows, as layer_in left them */
+    const void *q;  /* the queries of the model's own rows, as layer_in left them, those of each form in their place */
     cpa_kv_view kv; /* the cache of the layer, with the keys of the step */
     int64_t rows;
     const int64_t *indices; /* device [rows]: index of each row in its sequence, as for keys */
@@ -275,7 +317,8 @@ typedef struct cpa_model {
     cpa_status (*begin_step)(void *ctx, const cpa_model_step *step, cpa_stream *stream);
     cpa_status (*layer_in)(void *ctx, int32_t layer, const cpa_model_step *step, const cpa_layer_args *args,
                            cpa_stream *stream);
-    /* Takes the results of the layer, [rows, q_heads, v_dim]; of a step with slices, of the own heads. May be NULL. */
+    /* Takes the results of the layer, [rows, q_heads, v_dim], or those of each form (cpa_model_step.forms); of a step
+     * with slices, of the own heads. May be NULL. */
     cpa_status (*layer_out)(void *ctx, int32_t layer, const cpa_model_step *step, const void *out, cpa_stream *stream);
     /* Fills drawn [emissions], on the device. NULL: nothing is drawn, all output tokens are given. */
     cpa_status (*end_step)(void *ctx, const cpa_model_step *step, cpa_drawn *drawn, cpa_stream *stream);

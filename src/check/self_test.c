@@ -48,6 +48,8 @@ static cpa_worker_options small_options(const cpa_worker_options *options, const
     cpa_worker_options small = *options;
     small.model.layers = SELF_TEST_LAYERS;
     small.model.layer_masks = masks;
+    small.model.forms = NULL; /* the synthetic model has none */
+    small.model.n_forms = small.model.prefill_form = small.model.decode_form = 0;
     *total = 0;
     for (int32_t r = 0; r < SELF_TEST_REQUESTS; r++) *total += prompt_length(r, options) + SELF_TEST_OUTPUTS;
     small.max_tokens = *total / 3 + SELF_TEST_REQUESTS;

@@ -10,6 +10,7 @@
 #include "base/hash.h"
 #include "kernels/device.h"
 #include "src/check/verify_internal.h"
+#include "src/worker/worker_forms.h"
 #include "src/worker/worker_rows.h"
 
 /* splitmix64: one stream of random numbers for each (seed, step, layer), the same on every rank. */
@@ -78,7 +79,8 @@ static cpa_status choose_samples(cpa_verify *verify, const cpa_step_plan *plan, 
             cpa_verify_sample sample = {.chunk = c,
                                         .position = chunk->start + (next - first) / heads,
                                         .layer = layer,
-                                        .head = (int32_t)((next - first) % heads)};
+                                        .head = (int32_t)((next - first) % heads),
+                                        .form = cpa_worker_form_of(verify->worker, chunk)};
             if (!cpa_verify_budget_spend(&verify->budget, sample.position + 1, due || (step == 0 && forced))) continue;
             CPA_TRY(add_sample(verify, sample, err));
         }
@@ -96,10 +98,12 @@ int32_t cpa_verify_keeper(const cpa_verify *verify, const cpa_step_plan *plan, c
     return keeper;
 }
 
-/* Keeps the query and the result of one sample of a row. */
+/* Keeps the query and the result of one sample, of a row of its form. */
 static cpa_status keep_sample(cpa_verify *verify, int64_t index, int64_t row, const void *q, const void *out,
                               cpa_stream *stream) {
-    const cpa_attention_shape *shape = &verify->worker->options.model.attention;
+    const cpa_form *form = cpa_verify_form(verify, &verify->samples[index]);
+    const cpa_step_form *at = &verify->worker->rows->forms[form->index];
+    const cpa_attention_shape *shape = &form->shape;
     const cpa_device_table *table = verify->worker->device->table;
     const int32_t ranks = verify->replicated ? verify->control->size : 1;
     const int32_t rank = verify->replicated ? verify->control->rank : 0;
@@ -109,9 +113,10 @@ static cpa_status keep_sample(cpa_verify *verify, int64_t index, int64_t row, co
     const int64_t element = cpa_dtype_bytes(shape->dtype), sampled = verify->samples[index].head;
     const int64_t head = row * shape->q_heads + sampled, result = row * heads + sampled - first;
     char *data = verify->data.bytes + index * verify->sample_bytes;
-    int64_t q_bytes = shape->k_dim * element, out_bytes = shape->v_dim * element;
-    CPA_TRY(table->copy(data, (const char *)q + head * q_bytes, q_bytes, stream));
-    return table->copy(data + q_bytes, (const char *)out + result * out_bytes, out_bytes, stream);
+    const int64_t q_bytes = shape->k_dim * element, out_bytes = form->out_dim * element;
+    CPA_TRY(table->copy(data, (const char *)q + at->q_bytes + head * q_bytes, q_bytes, stream));
+    return table->copy(data + verify->result_at, (const char *)out + at->out_bytes + result * out_bytes, out_bytes,
+                       stream);
 }
 
 /* Keeps the list of a sample, whose row is one of those of the whole step. */
@@ -159,21 +164,22 @@ static int64_t rows_of(const cpa_verify *verify, const cpa_plan_chunk *chunk) {
 static cpa_status layer_done(void *ctx, const cpa_step_plan *plan, int32_t layer, const void *q, const void *out,
                              cpa_stream *stream, cpa_error *err) {
     cpa_verify *verify = ctx;
-    int64_t chunk = -1, first_row = 0, first_of_step = 0;
+    int64_t chunk = -1, first_row[CPA_MOST_ROW_FORMS] = {0}, first_of_step = 0;
     cpa_owner_map map = verify->worker->options.map;
     for (; verify->next < verify->n_samples && verify->samples[verify->next].layer == layer; verify->next++) {
         const cpa_verify_sample *sample = &verify->samples[verify->next];
-        /* Rows lie chunk after chunk; the samples are in the order of the chunks. */
+        /* Rows of a form lie chunk after chunk; the samples are in the order of the chunks. */
         for (; chunk < sample->chunk; chunk++) {
             if (chunk < 0) continue;
-            first_row += rows_of(verify, &plan->chunks[chunk]);
+            const int32_t form = cpa_worker_form_of(verify->worker, &plan->chunks[chunk]);
+            first_row[form] += rows_of(verify, &plan->chunks[chunk]);
             first_of_step += plan->chunks[chunk].count;
         }
         const cpa_plan_chunk *in = &plan->chunks[chunk];
         if (cpa_verify_keeper(verify, plan, sample) != verify->worker->rank) continue;
         const cpa_token_set tokens = cpa_worker_listed(verify->worker, verify->replicated, in->placement);
-        int64_t row =
-            first_row + cpa_tokens_before(map, tokens, sample->position) - cpa_tokens_before(map, tokens, in->start);
+        const int64_t row = first_row[sample->form] + cpa_tokens_before(map, tokens, sample->position) -
+                            cpa_tokens_before(map, tokens, in->start);
         CPA_TRY(keep_sample(verify, verify->next, row, q, out, stream));
         if (verify->list_bytes > 0)
             CPA_TRY(keep_list(verify, verify->next, first_of_step + sample->position - in->start, stream, err));
@@ -196,13 +202,15 @@ static cpa_reference_rules rules_of(const cpa_verify *verify, const cpa_verify_s
 
 void cpa_verify_begin_row(const cpa_verify *verify, const cpa_verify_sample *sample, cpa_reference_row *row,
                           const char *data) {
-    const cpa_attention_shape *shape = &verify->worker->options.model.attention;
+    const cpa_form *form = cpa_verify_form(verify, sample);
+    const cpa_attention_shape *shape = &form->shape;
+    const float scale = cpa_model_form_scale(&verify->worker->options.model, sample->form, sample->layer);
     float q[CPA_MAX_HEAD_DIM];
     cpa_reference_widen(data, shape->dtype, shape->k_dim, q);
     const cpa_reference_rules rules = rules_of(verify, sample);
-    cpa_reference_begin(row, q, shape->k_dim, shape->v_dim, shape->dtype, 0);
+    cpa_reference_begin(row, q, shape->k_dim, shape->v_dim, shape->dtype, (double)scale);
     cpa_reference_set_rules(row, &rules);
-    cpa_reference_widen(data + shape->k_dim * cpa_dtype_bytes(shape->dtype), shape->dtype, shape->v_dim, row->got);
+    cpa_reference_widen(data + verify->result_at, shape->dtype, form->out_dim, row->got);
 }
 
 /* The scales of heads come from the device, once. */
@@ -228,18 +236,31 @@ static cpa_status read_scales(cpa_verify *verify, cpa_error *err) {
     return CPA_OK;
 }
 
+/* How large what is kept of a sample is: with the widest query and the widest result of all forms. */
+static void size_samples(cpa_verify *verify) {
+    const cpa_worker *worker = verify->worker;
+    int32_t k_dim = 0, out_dim = 0;
+    for (int32_t f = 0; f < worker->forms.count; f++) {
+        const cpa_form *form = &worker->forms.list[f];
+        if (form->shape.k_dim > k_dim) k_dim = form->shape.k_dim;
+        if (form->out_dim > out_dim) out_dim = form->out_dim;
+    }
+    if (worker->network->select)
+        verify->list_bytes =
+            (int64_t)sizeof(cpa_verify_list) + worker->network->select_width * (int64_t)sizeof(int32_t);
+    const int64_t element = cpa_dtype_bytes(worker->options.model.attention.dtype);
+    verify->result_at = k_dim * element;
+    verify->sample_bytes = verify->result_at + out_dim * element + verify->list_bytes;
+}
+
 cpa_status cpa_verify_create(cpa_control *control, cpa_worker *worker, double rate, uint64_t seed,
                              const cpa_device_options *device, cpa_verify **out, cpa_error *err) {
-    const cpa_attention_shape *shape = &worker->options.model.attention;
     cpa_verify *verify = calloc(1, sizeof *verify);
     if (!verify) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory");
     verify->control = control;
     verify->worker = worker;
     verify->seed = seed;
-    if (worker->network->select)
-        verify->list_bytes =
-            (int64_t)sizeof(cpa_verify_list) + worker->network->select_width * (int64_t)sizeof(int32_t);
-    verify->sample_bytes = (shape->k_dim + shape->v_dim) * cpa_dtype_bytes(shape->dtype) + verify->list_bytes;
+    size_samples(verify);
     verify->n_threads = device && device->threads > 1 ? device->threads : 1;
     cpa_verify_budget_begin(&verify->budget, rate);
     /* The calling thread is bound to the first of the host's CPUs already. */
@@ -267,6 +288,7 @@ void cpa_verify_destroy(cpa_verify *verify) {
     device->table->free_host(device, verify->send.bytes);
     device->table->free_host(device, verify->data.bytes);
     cpa_threads_destroy(verify->threads);
+    cpa_verify_matrix_free(&verify->matrix);
     free(verify->dump_folder);
     free(verify->scales);
     free(verify->samples);

@@ -29,7 +29,8 @@ cpa_status cpa_verify_create(cpa_control *control, cpa_worker *worker, double ra
                              const cpa_device_options *device, cpa_verify **out, cpa_error *err);
 void cpa_verify_destroy(cpa_verify *verify);
 /* The rank that finds a wrong row keeps what it had in a file of this folder (src/check/cases/row_file.h), and the
- * message says how it is computed again. NULL: nothing is kept, and the message says so. */
+ * message says how it is computed again; but for rows of a form with a matrix, which such a file does not hold. NULL:
+ * nothing is kept, and the message says so. */
 cpa_status cpa_verify_keep_violations(cpa_verify *verify, const char *folder, cpa_error *err);
 
 /* Pass this to cpa_worker_prepare and cpa_worker_run, and then call cpa_verify_step with the same plan. */

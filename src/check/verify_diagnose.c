@@ -40,6 +40,13 @@ static void begin_rows(const diagnosis *d, cpa_reference_row *rows, int64_t n) {
     }
 }
 
+/* Whether this O gives the result. */
+static int equals(const diagnosis *d, double o[CPA_MAX_HEAD_DIM]) {
+    double tolerance = d->tolerance;
+    cpa_verify_matrix_apply(&d->verify->matrix, o, &tolerance);
+    return cpa_reference_error(d->row.got, o, cpa_verify_form(d->verify, d->sample)->out_dim) <= tolerance;
+}
+
 /* Whether the result is the merge of the shards but `left_out` (-1: none), with the LSE of the own shard and those of
  * the others scaled. */
 static int equals_merge(const diagnosis *d, int32_t left_out, double own_scale, double remote_scale) {
@@ -60,14 +67,14 @@ static int equals_merge(const diagnosis *d, int32_t left_out, double own_scale, 
     }
     if (d->row.rules.has_sink && sum > 0) sum += exp(d->row.rules.sink - max);
     for (int32_t i = 0; i < d->row.v_dim; i++) o[i] = sum > 0 ? o[i] / sum : 0;
-    return cpa_reference_error(d->row.got, o, d->row.v_dim) <= d->tolerance;
+    return equals(d, o);
 }
 
 static int equals_row(const diagnosis *d, const cpa_reference_row *row) {
     cpa_reference_row ended = *row;
     double o[CPA_MAX_HEAD_DIM], lse, tolerance;
     cpa_reference_end(&ended, o, &lse, &tolerance);
-    return cpa_reference_error(d->row.got, o, d->row.v_dim) <= d->tolerance;
+    return equals(d, o);
 }
 
 /* Names the first mistake that gives the result. */
@@ -109,7 +116,7 @@ static void name_mistake(diagnosis *d, int32_t kv_head) {
         snprintf(d->finding, sizeof d->finding, "the query sees drafts of other branches of its tree");
         return;
     }
-    const int causal = cpa_model_mask(m, d->sample->layer).causal;
+    const int causal = cpa_verify_mask(d->verify, d->sample).causal;
     if (causal && equals_row(d, &d->without_self)) {
         snprintf(d->finding, sizeof d->finding, "the causal mask is off by one: the query does not see its own key");
     } else if (causal && equals_row(d, &d->with_next)) {
@@ -121,13 +128,14 @@ static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
     const cpa_verify_piece *pieces = part->pieces;
     const cpa_worker_options *o = &d->verify->worker->options;
     const cpa_attention_shape *shape = &o->model.attention;
-    const cpa_mask mask = cpa_model_mask(&o->model, d->sample->layer);
+    const cpa_mask mask = cpa_verify_mask(d->verify, d->sample);
     const int64_t query = d->sample->position;
     const int keeps = part->group->kv_head == d->sample->head / (shape->q_heads / shape->kv_heads);
     const int64_t k_row = cpa_shape_row_bytes(shape, CPA_KEYS), v_row = cpa_shape_row_bytes(shape, CPA_VALUES);
     const float k_scale = cpa_verify_scale(d->verify, CPA_KEYS, part->group->kv_head);
     const float v_scale = cpa_verify_scale(d->verify, CPA_VALUES, part->group->kv_head);
-    const int32_t k_dim = shape->k_dim, v_dim = shape->v_dim;
+    const cpa_form *form = cpa_verify_form(d->verify, d->sample);
+    const int32_t k_dim = form->shape.k_dim, v_dim = form->shape.v_dim; /* of rows as long as those of the shape */
     if (part->index == 0) {
         cpa_verify_begin_row(d->verify, d->sample, &d->row, pieces[d->keeper].samples);
         begin_rows(d, d->shards, d->map.cp_size);
@@ -136,7 +144,8 @@ static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
         begin_rows(d, &d->with_branches, 1);
         begin_rows(d, &d->without_rules, 1);
         cpa_reference_set_rules(&d->without_rules, &(cpa_reference_rules){.index = query});
-        if (keeps) cpa_verify_dump_begin(&d->dump, d->verify, d->plan, d->wrong, &d->row, d->n_keys);
+        if (keeps && !form->has_matrix)
+            cpa_verify_dump_begin(&d->dump, d->verify, d->plan, d->wrong, &d->row, d->n_keys);
     }
     for (int32_t r = 0; r < d->map.cp_size; r++) {
         const cpa_token_set tokens = cpa_tokens_on(d->map, d->placement, r);
@@ -157,7 +166,7 @@ static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
                 cpa_reference_add_ruled(&d->with_branches, 1, k, v, &position, NULL);
         }
     }
-    if (part->last && keeps) cpa_verify_dump_end(&d->dump, d->verify);
+    if (part->last && keeps && !form->has_matrix) cpa_verify_dump_end(&d->dump, d->verify);
     if (part->last) name_mistake(d, part->group->kv_head);
 }
 
@@ -210,13 +219,16 @@ cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, co
     int32_t expected = sample->head / (model->attention.q_heads / model->attention.kv_heads);
     /* One key further, where the chunk has one, for a mask that lets it through. */
     const cpa_plan_chunk *chunk = &plan->chunks[sample->chunk];
-    int64_t next = cpa_verify_last_key(model, chunk, sample->layer, sample->position);
+    int64_t next = cpa_verify_last_key(verify, chunk, sample);
     next += next + 1 < chunk->start + chunk->count;
     d.n_keys = next + 1;
     for (int32_t h = 0; status == CPA_OK && h < model->attention.kv_heads; h++) {
         /* The head that should have been read comes first. */
         groups[h] = (cpa_verify_group){wrong_sample, 1, next, (expected + h) % model->attention.kv_heads, checker};
     }
+    if (status == CPA_OK)
+        status =
+            cpa_verify_matrix_take(&verify->matrix, verify->worker, sample->form, sample->layer, sample->head, &err);
     if (status == CPA_OK)
         status = cpa_verify_gather(verify, plan, groups, model->attention.kv_heads, diagnose_parts, &d, &err);
     free(groups);

@@ -6,6 +6,7 @@
 #include "src/check/reference.h"
 #include "src/check/verify.h"
 #include "src/check/verify_budget.h"
+#include "src/check/verify_matrix.h"
 
 /* Every so many steps one row is checked, however small the rate. */
 enum { VERIFY_FORCED_STEPS = 64 };
@@ -17,6 +18,7 @@ typedef struct cpa_verify_sample {
     int64_t position;
     int32_t layer;
     int32_t head;
+    int32_t form; /* form of the row */
     int64_t data; /* index into cpa_verify.data */
 } cpa_verify_sample;
 
@@ -46,13 +48,23 @@ struct cpa_verify {
     cpa_verify_sample *samples;
     cpa_verify_memory data;
     int64_t n_samples, cap_samples, sample_bytes;
+    int64_t result_at;            /* bytes from a query to its result, whatever their form */
     int64_t list_bytes;           /* bytes of a list with its most entries; 0: the model does not select keys */
     float *scales;                /* scales of the cache's keys, then values, of each KV head; 0: rows have their own */
     int replicated;               /* not 0: the rows of the step are replicated */
     int64_t next;                 /* index of the first sample of the layers to come */
     cpa_verify_memory send, recv; /* memory for the exchange of keys and values */
+    cpa_verify_matrix matrix;     /* matrix of the row that was checked last, if its form has one */
     char *dump_folder;            /* folder for dumps of wrong rows; "": none, which is told; NULL: none */
 };
+
+/* The form of a sample's row, and its mask in the layer. */
+static inline const cpa_form *cpa_verify_form(const cpa_verify *verify, const cpa_verify_sample *sample) {
+    return &verify->worker->forms.list[sample->form];
+}
+static inline cpa_mask cpa_verify_mask(const cpa_verify *verify, const cpa_verify_sample *sample) {
+    return cpa_model_form_mask(&verify->worker->options.model, sample->form, sample->layer);
+}
 
 static inline float cpa_verify_scale(const cpa_verify *verify, cpa_kv_part part, int32_t kv_head) {
     return verify->scales[part * verify->worker->options.model.attention.kv_heads + kv_head];
@@ -71,7 +83,7 @@ int32_t cpa_verify_keeper(const cpa_verify *verify, const cpa_step_plan *plan, c
 void cpa_verify_begin_row(const cpa_verify *verify, const cpa_verify_sample *sample, cpa_reference_row *row,
                           const char *data);
 
-/* Whether a row of the chunk sees a key, both told by where they lie in the cache: by the mask of the layer, and drafts
+/* Whether a row of the chunk sees a key, both told by where they lie in the cache: by the mask of its form, and drafts
  * of a tree by what they come behind. */
 static inline int cpa_verify_sees(const cpa_step_plan *plan, const cpa_plan_chunk *chunk, cpa_mask mask, int64_t query,
                                   int64_t key) {
@@ -95,10 +107,10 @@ static inline int cpa_verify_selects(const cpa_verify_list *list, int64_t key) {
     return low < list->count && entries[low] == key / list->unit;
 }
 
-/* The last key that a row of the chunk at `position` can see in this layer. */
-static inline int64_t cpa_verify_last_key(const cpa_model_shape *model, const cpa_plan_chunk *chunk, int32_t layer,
-                                          int64_t position) {
-    return cpa_model_mask(model, layer).causal ? position : chunk->start + chunk->count - 1;
+/* The last key that the row of a sample can see, which is of this chunk. */
+static inline int64_t cpa_verify_last_key(const cpa_verify *verify, const cpa_plan_chunk *chunk,
+                                          const cpa_verify_sample *sample) {
+    return cpa_verify_mask(verify, sample).causal ? sample->position : chunk->start + chunk->count - 1;
 }
 
 #endif

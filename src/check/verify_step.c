@@ -74,8 +74,8 @@ static int compare_samples(const void *a, const void *b) {
 
 static cpa_status build_groups(check *c, cpa_error *err) {
     cpa_verify *verify = c->verify;
-    const cpa_model_shape *model = &verify->worker->options.model;
-    int32_t group_heads = model->attention.q_heads / model->attention.kv_heads;
+    const cpa_attention_shape *shape = &verify->worker->options.model.attention;
+    int32_t group_heads = shape->q_heads / shape->kv_heads;
     qsort(verify->samples, (size_t)verify->n_samples, sizeof *verify->samples, compare_samples);
     c->groups = malloc((size_t)verify->n_samples * sizeof *c->groups);
     if (!c->groups)
@@ -92,7 +92,7 @@ static cpa_status build_groups(check *c, cpa_error *err) {
         }
         cpa_verify_group *g = &c->groups[c->n_groups - 1];
         g->count++;
-        int64_t last = cpa_verify_last_key(model, &c->plan->chunks[s->chunk], s->layer, s->position);
+        int64_t last = cpa_verify_last_key(verify, &c->plan->chunks[s->chunk], s);
         if (last > g->last_position) g->last_position = last;
     }
     return CPA_OK;
@@ -177,6 +177,11 @@ static void add_attended(const check *c, const attended *a, cpa_reference_row *r
     }
 }
 
+/* Leaves the first `dim` columns of n rows. */
+static void cut_columns(float *rows, int64_t n, int32_t all, int32_t dim) {
+    for (int64_t t = 1; dim < all && t < n; t++) memmove(rows + t * dim, rows + t * all, (size_t)dim * sizeof *rows);
+}
+
 /* Works through one item, a few keys at a time. */
 static void check_item(void *ctx, int64_t index, int32_t thread) {
     const check *c = ctx;
@@ -191,7 +196,9 @@ static void check_item(void *ctx, int64_t index, int32_t thread) {
     const float v_scale = cpa_verify_scale(c->verify, CPA_VALUES, it->part->group->kv_head);
     const char *k_words = piece->k + piece->tokens * k_row;
     const char *v_words = piece->v + piece->tokens * v_row;
-    const cpa_mask mask = cpa_model_mask(&o->model, sample_of(c, it->part->group, 0)->layer);
+    const cpa_verify_sample *sample = sample_of(c, it->part->group, 0);
+    const cpa_attention_shape *of_form = &cpa_verify_form(c->verify, sample)->shape;
+    const cpa_mask mask = cpa_verify_mask(c->verify, sample);
     const cpa_token_set tokens = cpa_tokens_on(o->map, chunk_of(c, it->part->group)->placement, it->rank);
     for (int64_t first = 0; first < piece->tokens; first += KEYS_AT_ONCE) {
         int64_t n = piece->tokens - first < KEYS_AT_ONCE ? piece->tokens - first : KEYS_AT_ONCE;
@@ -202,6 +209,8 @@ static void check_item(void *ctx, int64_t index, int32_t thread) {
                                 s->v);
         if (it->first_row == 0 && it->stale < 0 && c->verify->worker->network->recall)
             it->stale = find_stale(c, it, first, n, s);
+        cut_columns(s->k, n, k_dim, of_form->k_dim);
+        cut_columns(s->v, n, v_dim, of_form->v_dim);
         for (int64_t i = 0; i < it->n_rows; i++) {
             const char *list = it->lists ? it->lists + i * c->verify->list_bytes : NULL;
             const attended a = {chunk_of(c, it->part->group), mask,
@@ -225,33 +234,40 @@ static void report_stale(check *c, const cpa_verify_group *g, int32_t rank, int6
 static void report_row(check *c, const cpa_verify_group *g, int64_t i, const double *want, double error,
                        double tolerance) {
     const cpa_verify_sample *sample = sample_of(c, g, i);
+    char form[24] = "";
     c->verify->stats.violations++;
     if (c->verdict != CPA_OK) return;
     c->wrong = (cpa_verify_wrong_row){.sample = g->first + i, .error = error, .tolerance = tolerance};
     memcpy(c->wrong.reference, want, sizeof c->wrong.reference);
+    if (c->verify->worker->forms.count > 1) snprintf(form, sizeof form, ", form %d", sample->form);
     c->verdict = cpa_fail(
         &c->violation, CPA_CHECK_FAILED,
-        "check failed: request %llu, token %lld, layer %d, head %d, %s: |result - float64 reference| = %.3g, "
+        "check failed: request %llu, token %lld, layer %d, head %d%s, %s: |result - float64 reference| = %.3g, "
         "allowed %.3g",
-        (unsigned long long)chunk_of(c, g)->request, (long long)sample->position, sample->layer, sample->head,
+        (unsigned long long)chunk_of(c, g)->request, (long long)sample->position, sample->layer, sample->head, form,
         c->verify->control->size == 1 ? "local" : cpa_algorithm_name(chunk_of(c, g)->algorithm), error, tolerance);
 }
 
-static void end_rows(check *c, const cpa_verify_group *g, cpa_reference_row *rows) {
+static cpa_status end_rows(check *c, const cpa_verify_group *g, cpa_reference_row *rows, cpa_error *err) {
     for (int64_t i = 0; i < g->count; i++) {
+        const cpa_verify_sample *s = sample_of(c, g, i);
+        const int32_t out_dim = cpa_verify_form(c->verify, s)->out_dim;
         double want[CPA_MAX_HEAD_DIM] = {0}, lse, tolerance;
         cpa_reference_end(&rows[i], want, &lse, &tolerance);
+        CPA_TRY(cpa_verify_matrix_take(&c->verify->matrix, c->verify->worker, s->form, s->layer, s->head, err));
+        cpa_verify_matrix_apply(&c->verify->matrix, want, &tolerance);
         c->verify->stats.rows++;
         c->verify->stats.undecided += rows[i].undecided != 0;
         if (rows[i].undecided) continue;
         /* Where a value is not finite, whether its key weighs enough to show is a matter of rounding. */
-        for (int32_t d = 0; d < rows[i].v_dim && !isnan(lse); d++)
+        for (int32_t d = 0; d < out_dim && !isnan(lse); d++)
             if (!isfinite(want[d])) rows[i].got[d] = (float)want[d];
-        double error = cpa_reference_error(rows[i].got, want, rows[i].v_dim);
+        double error = cpa_reference_error(rows[i].got, want, out_dim);
         if (isfinite(error) || !(error <= tolerance))
             c->verify->stats.max_error = fmax(c->verify->stats.max_error, error);
         if (!(error <= tolerance)) report_row(c, g, i, want, error, tolerance);
     }
+    return CPA_OK;
 }
 
 /* Deals the pieces and rows of a part to items. */
@@ -313,7 +329,7 @@ static cpa_status check_parts(void *ctx, const cpa_verify_part *parts, int64_t n
         for (int64_t j = 0; j < it->n_rows; j++) cpa_reference_join(&rows[it->first_row + j], &it->rows[j]);
         if (i + 1 < c->n_items && c->items[i + 1].part == it->part) continue;
         if (!it->part->last) continue;
-        end_rows(c, it->part->group, rows);
+        CPA_TRY(end_rows(c, it->part->group, rows, err));
         rows += it->part->group->count;
     }
     c->open_rows = parts[n_parts - 1].last ? 0 : parts[n_parts - 1].group->count;

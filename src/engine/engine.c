@@ -13,6 +13,7 @@
 #include "src/engine/engine_requests.h"
 #include "src/engine/engine_run.h"
 #include "src/engine/engine_stats.h"
+#include "src/engine/model_forms.h"
 #include "src/ops/check_shape.h"
 
 static cpa_worker_options worker_options(const cpa_engine *engine) {
@@ -137,6 +138,7 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
     const cpa_engine_options *o = &engine->options;
     const cpa_attention_shape *s = &o->model.attention;
     const uint64_t masks = hash_masks(&o->model), rules = cpa_engine_hash_rules(&o->model);
+    const uint64_t forms = cpa_model_forms_hash(&o->model);
     cpa_model network = {.size = 0};
     if (o->network) CPA_TRY(CPA_STRUCT_TAKE("network", o->network, cpa_model, layer_in, &network, err));
     const cpa_named_value values[] = {
@@ -158,6 +160,8 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
         {"layer_masks, lower half of a hash", (double)(masks & UINT32_MAX)},
         {"layer_rules, upper half of a hash", (double)(rules >> 32)},
         {"layer_rules, lower half of a hash", (double)(rules & UINT32_MAX)},
+        {"forms, upper half of a hash", (double)(forms >> 32)},
+        {"forms, lower half of a hash", (double)(forms & UINT32_MAX)},
         {"network", o->network != NULL},
         {"network.end_step", network.end_step != NULL},
         {"network.capturable", network.capturable},

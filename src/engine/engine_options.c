@@ -10,6 +10,7 @@
 #include "base/struct_size.h"
 #include "src/cache/kv_cache.h"
 #include "src/engine/engine_options.h"
+#include "src/engine/model_forms.h"
 #include "src/model/synthetic.h"
 #include "src/ops/check_args.h"
 #include "src/ops/check_score.h"
@@ -32,7 +33,7 @@ static cpa_status check_model(const cpa_model_shape *m, cpa_error *err) {
         CPA_TRY(cpa_check_layer_mask(where, &mask, err));
         CPA_TRY(cpa_check_score(where, cpa_model_rules(m, layer), NULL, NULL, err));
     }
-    return CPA_OK;
+    return cpa_model_forms_check(m, err);
 }
 
 /* A number that is none of an enum comes from a caller in another language, or from memory that was not cleared. */
@@ -152,6 +153,9 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
                         (long long)o.local_context, CPA_LOCAL_CONTEXT_NONE);
     }
     CPA_TRY(check_network(o.network, err));
+    if (o.model.n_forms > 0 && !o.network)
+        return cpa_fail(err, CPA_INVALID, "model: %d forms without a network, expected one that gives their queries",
+                        o.model.n_forms);
     CPA_TRY(check_drafter(&o, err));
     *out = o;
     return CPA_OK;
@@ -198,6 +202,7 @@ static void describe_cache(const cpa_engine_options *o, char out[CPA_IDENTITY_BY
         masks = cpa_hash_bytes(masks, parts, sizeof parts);
     }
     if (m->layer_rules) masks ^= cpa_engine_hash_rules(m);
+    if (m->n_forms > 0) masks ^= cpa_model_forms_hash(m);
     snprintf(out, CPA_IDENTITY_BYTES,
              "%d layers, %d/%d heads of %d/%d, dtype %d in %d, scales %a %a, masks %llx, seed %llu", m->layers,
              shape->q_heads, shape->kv_heads, shape->k_dim, shape->v_dim, (int)shape->dtype, (int)shape->kv_dtype,
@@ -287,7 +292,7 @@ cpa_scheduler_request cpa_engine_scheduled(const cpa_request *r) {
 static int counts_places(const cpa_model_shape *model) {
     for (int32_t layer = 0; layer < model->layers; layer++) {
         const cpa_score_rules *rules = cpa_model_rules(model, layer);
-        if (cpa_model_mask(model, layer).window > 0) return 1;
+        if (cpa_model_form_mask(model, model->decode_form, layer).window > 0) return 1;
         if (rules && (rules->alibi_slopes || rules->temperature_len > 0)) return 1;
     }
     return 0;

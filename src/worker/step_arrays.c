@@ -30,6 +30,7 @@ int64_t cpa_step_arrays_lay_out(const cpa_step_sizes *sizes, void *base, cpa_ste
         {offsetof(cpa_step_arrays, seqs), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, top_logprobs), sizes->emissions * 4},
         CPA_DRAWING_FIELDS(DRAWING){offsetof(cpa_step_arrays, path_ends), sizes->emissions * 4},
+        {offsetof(cpa_step_arrays, form_rows), sizes->forms * sizes->emissions * 4},
         {offsetof(cpa_step_arrays, bias_first), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, bias_count), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, tokens), tokens * 4},

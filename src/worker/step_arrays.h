@@ -14,6 +14,7 @@ typedef struct cpa_step_sizes {
     int64_t yields;                  /* leading emissions that are output tokens; the others are of prompts */
     int64_t masked_rows, mask_words; /* 0: no chunk has a tree of drafts */
     int64_t selected_rows;           /* 0: the model does not select keys */
+    int64_t forms;                   /* forms of rows; 0: all rows have one */
     int64_t biases;                  /* biases of logits; 0: no emission has any */
 } cpa_step_sizes;
 
@@ -28,6 +29,7 @@ typedef struct cpa_step_arrays {
     int32_t *rows, *seqs, *top_logprobs;
     CPA_DRAWING_FIELDS(CPA_DRAWING_ARRAY)
     int32_t *path_ends; /* entry of the history with the row's own token, if that is a draft; -1: it is none */
+    int32_t *form_rows; /* [forms, emissions] row of the emission among those of a form; -1: it has another form */
     int32_t *bias_first, *bias_count; /* entries of bias_tokens and bias_values, as cpa_draw_limits has them */
     /* [rows + history] the tokens of both, and which of the tokens that the step before has drawn takes their place */
     uint32_t *tokens;

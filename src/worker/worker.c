@@ -15,6 +15,7 @@
 #include "src/worker/worker_apply.h"
 #include "src/worker/worker_biases.h"
 #include "src/worker/worker_drafts.h"
+#include "src/worker/worker_forms.h"
 #include "src/worker/worker_layers.h"
 #include "src/worker/worker_rows.h"
 #include "src/worker/worker_score.h"
@@ -49,6 +50,7 @@ static int64_t step_bytes(const cpa_worker *worker) {
     if (worker->device->caps.has_graphs) most.biases = cpa_worker_most_biases(worker);
     if (worker->device->caps.has_graphs) cpa_worker_pad_masks(worker, o->map.cp_size * o->max_tokens, &most);
     if (worker->network->select) most.selected_rows = o->map.cp_size * o->max_tokens;
+    most.forms = cpa_worker_listed_forms(worker);
     cpa_step_arrays arrays;
     return cpa_step_arrays_lay_out(&most, NULL, &arrays);
 }
@@ -68,10 +70,10 @@ static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
     const int64_t rows = o->max_tokens, drawn = o->map.cp_size * rows * (int64_t)sizeof(cpa_drawn);
     const int64_t ranks = worker->network->gives_ranks ? o->map.cp_size * rows * (int64_t)sizeof(cpa_token_ranks) : 0;
     const buffer own[] = {
-        {&worker->q, rows * cpa_shape_q_bytes(shape), ON_DEVICE},
+        {&worker->q, cpa_worker_most_q_bytes(worker, rows), ON_DEVICE},
         {&worker->k, rows * cpa_shape_k_bytes(shape), ON_DEVICE},
         {&worker->v, rows * cpa_shape_v_bytes(shape), ON_DEVICE},
-        {&worker->out, rows * cpa_shape_out_bytes(shape), ON_DEVICE},
+        {&worker->out, worker->out_bytes, ON_DEVICE},
         {&worker->block, worker->block_bytes, ON_DEVICE},
         {(void **)&worker->drawn, drawn, ON_DEVICE},
         {(void **)&worker->drawn_host, drawn, PAGE_LOCKED},
@@ -92,6 +94,8 @@ static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
 
 static cpa_status allocate(cpa_worker *worker, cpa_error *err) {
     buffer list[WORKER_BUFFERS];
+    worker->out_bytes = cpa_worker_most_out_bytes(worker, worker->options.max_tokens);
+    worker->block_bytes = worker->row_sets[0].block_bytes = worker->row_sets[1].block_bytes = step_bytes(worker);
     list_buffers(worker, list);
     for (int i = 0; i < WORKER_BUFFERS; i++) {
         switch (list[i].place) {
@@ -154,6 +158,9 @@ cpa_context_options cpa_worker_context_options(const cpa_worker_options *o, int6
 
 cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa_model *network,
                              const cpa_worker_options *options, cpa_worker **out, cpa_error *err) {
+    cpa_context_options context = cpa_worker_context_options(options, options->max_tokens);
+    cpa_row_form widths[CPA_MOST_ROW_FORMS];
+    cpa_worker_give_forms(&options->model, widths, &context);
     cpa_worker *worker = calloc(1, sizeof *worker);
     cpa_status status = worker ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "worker: no memory");
     if (worker) {
@@ -162,10 +169,10 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
         worker->device = device;
         worker->network = network;
         worker->rows = &worker->row_sets[0];
-        worker->block_bytes = worker->row_sets[0].block_bytes = worker->row_sets[1].block_bytes = step_bytes(worker);
         worker->nonfinite.layers = options->model.layers;
         worker->nonfinite.max_rows = options->max_tokens;
-        status = allocate(worker, err);
+        status = cpa_forms_take(device, &context, &worker->forms, err);
+        if (status == CPA_OK) status = allocate(worker, err);
         if (status == CPA_OK) status = device->table->stream_create(device, &worker->stream, err);
         if (status == CPA_OK) status = cpa_worker_score_create(worker, err);
         if (status == CPA_OK) status = cpa_token_masks_open(worker, err);
@@ -175,7 +182,6 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
     }
     /* The context is collective: ranks that came this far must not wait for one that did not. */
     CPA_TRY_GOTO(cpa_control_agree(control, status, err), fail);
-    const cpa_context_options context = cpa_worker_context_options(options, options->max_tokens);
     CPA_TRY_GOTO(cpa_context_create_over(control->comm, device, options->transport, &context, &worker->context, err),
                  fail);
     worker->slices = cpa_context_slices(worker->context);

@@ -11,6 +11,7 @@
 #include "comm/comm.h"
 #include "kernels/block_tables.h"
 #include "src/cache/kv_cache.h"
+#include "src/context/forms.h"
 #include "src/schedule/step_plan.h"
 #include "src/trace/timeline.h"
 #include "src/worker/graphs.h"
@@ -85,6 +86,8 @@ typedef struct cpa_worker_emission {
 typedef struct cpa_worker_rows {
     int replicated; /* the rows and emissions are those of all ranks, the same on each: the model takes slices */
     cpa_step_sizes sizes;
+    cpa_step_form forms[CPA_MOST_ROW_FORMS]; /* rows of each form; without forms all are in the first */
+    int64_t layer_bytes;                     /* bytes of the results of a layer, of all forms */
     cpa_step_arrays host; /* page-locked, in a block that is on its way to the device when the next step is prepared */
     uint64_t *requests;   /* [max_tokens] the request of each row */
     cpa_worker_emission *emissions; /* [max_tokens], in the order of the chunks and of their rows */
@@ -150,7 +153,10 @@ struct cpa_worker {
     int64_t n_discarded;
     uint64_t digest_off; /* sum of the parts of the digest that have been taken off */
     cpa_nonfinite nonfinite;
-    void *q, *k, *v, *out;
+    cpa_forms forms;   /* forms of rows */
+    void *q, *k, *v;   /* queries of each form, keys and values of the layer at hand */
+    void *out;         /* results of each form, of one layer or of several */
+    int64_t out_bytes; /* bytes of the memory at `out` */
     cpa_context_chunk *chunks;
     int64_t cap_chunks;
     int64_t *table_rows; /* [chunks]: rows of `tables` that chunks use */

@@ -6,6 +6,7 @@
 #include "base/array.h"
 #include "base/check.h"
 #include "src/worker/worker_drafts.h"
+#include "src/worker/worker_forms.h"
 
 static cpa_status apply_append(cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_append *append,
                                cpa_error *err) {
@@ -105,8 +106,11 @@ cpa_status cpa_worker_apply(cpa_worker *worker, const cpa_step_plan *plan, cpa_e
     for (int64_t i = 0; i < plan->n_chunks; i++) {
         const cpa_plan_chunk *chunk = &plan->chunks[i];
         CPA_TRY(apply_chunk(worker, plan, chunk, err));
-        chunks[i] = (cpa_context_chunk){
-            .start = chunk->start, .count = chunk->count, .placement = chunk->placement, .algorithm = chunk->algorithm};
+        chunks[i] = (cpa_context_chunk){.start = chunk->start,
+                                        .count = chunk->count,
+                                        .placement = chunk->placement,
+                                        .algorithm = chunk->algorithm,
+                                        .form = cpa_worker_form_of(worker, chunk)};
         worker->table_rows[i] = chunk->seq;
     }
     return CPA_OK;

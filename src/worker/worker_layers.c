@@ -5,21 +5,18 @@
 #include "src/context/context.h"
 #include "src/context/context_plan.h"
 #include "src/worker/layer_caches.h"
+#include "src/worker/worker_forms.h"
 #include "src/worker/worker_selection.h"
 #include "src/worker/worker_tokens.h"
 
 /* Whether the results of all layers have a place in `out`, one behind the other: then the digest takes them at the end
  * of the step, where no layer waits for it. */
 static int keeps_layers(const cpa_worker *worker) {
-    return worker->rows->sizes.rows * worker->options.model.layers <= worker->options.max_tokens;
-}
-
-static int64_t layer_bytes(const cpa_worker *worker) {
-    return worker->rows->sizes.rows * cpa_shape_out_bytes(&worker->options.model.attention);
+    return worker->rows->layer_bytes * worker->options.model.layers <= worker->out_bytes;
 }
 
 static void *out_of_layer(const cpa_worker *worker, int32_t layer) {
-    return (char *)worker->out + (keeps_layers(worker) ? layer * layer_bytes(worker) : 0);
+    return (char *)worker->out + (keeps_layers(worker) ? layer * worker->rows->layer_bytes : 0);
 }
 
 cpa_status cpa_worker_layer_done(const cpa_worker *worker, const cpa_step_plan *plan, int32_t layer,
@@ -64,31 +61,41 @@ static cpa_status layer_in(cpa_worker *worker, int32_t layer, const cpa_model_st
     return CPA_OK;
 }
 
-/* The results of `layers` layers to the digest. */
-static cpa_status add_to_digest(cpa_worker *worker, int32_t layer, int32_t layers) {
-    const cpa_attention_shape *shape = &worker->options.model.attention;
-    cpa_spans *spans = cpa_context_spans(worker->context);
+/* The results of a form in `layers` layers to the digest. */
+static cpa_status add_form_to_digest(cpa_worker *worker, const cpa_form *form, int32_t layer, int32_t layers) {
+    const cpa_attention_shape *shape = &form->shape;
+    const cpa_step_form *at = &worker->rows->forms[form->index];
+    const int32_t *listed = worker->arrays.form_rows + form->index * worker->rows->sizes.emissions;
     const int32_t ranks = worker->rows->replicated ? worker->slices.ranks : 1;
     const int32_t rank = worker->rows->replicated ? worker->rank : 0;
     const int64_t head = cpa_slice_begin(shape->q_heads, ranks, rank); /* the first that this rank has the results of */
     const int64_t heads = cpa_slice_begin(shape->q_heads, ranks, rank + 1) - head;
     const cpa_hash_rows_args hash = {
         .rows = worker->rows->sizes.yields,
-        .src = out_of_layer(worker, layer),
+        .src = (const char *)out_of_layer(worker, layer) + at->out_bytes,
         .layers = layers,
-        .layer_bytes = layer_bytes(worker),
+        .layer_bytes = worker->rows->layer_bytes,
         .layer_marks = worker->nonfinite.max_rows,
-        .row_bytes = heads * shape->v_dim * cpa_dtype_bytes(shape->dtype),
-        .row_index = worker->arrays.rows,
+        .row_bytes = heads * form->out_dim * cpa_dtype_bytes(shape->dtype),
+        .row_index = worker->rows->sizes.forms > 0 ? listed : worker->arrays.rows,
         .salts = worker->arrays.salts,
         .salt = (uint64_t)layer + ((uint64_t)head << 32),
         .sum = worker->digest_device,
         .sums = worker->arrays.sums,
-        .nonfinite = cpa_nonfinite_marks(&worker->nonfinite, layer),
+        .nonfinite = cpa_nonfinite_marks(&worker->nonfinite, layer) + at->first,
         .dtype = shape->dtype,
     };
+    return worker->device->operators->hash_rows(&hash, worker->stream);
+}
+
+/* The results of `layers` layers to the digest. */
+static cpa_status add_to_digest(cpa_worker *worker, int32_t layer, int32_t layers) {
+    cpa_spans *spans = cpa_context_spans(worker->context);
     const int64_t span = cpa_spans_begin(spans, CPA_SPAN_HASH, 0, worker->stream);
-    CPA_TRY(worker->device->operators->hash_rows(&hash, worker->stream));
+    for (int32_t f = 0; f < worker->forms.count; f++) {
+        if (worker->forms.count > 1 && worker->rows->forms[f].rows == 0) continue;
+        CPA_TRY(add_form_to_digest(worker, &worker->forms.list[f], layer, layers));
+    }
     cpa_spans_end(spans, span, worker->stream);
     return CPA_OK;
 }
@@ -119,13 +126,13 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
     cpa_worker_selection selection;
     CPA_TRY(cpa_worker_select(worker, layer, &own, &kv, &selection, err));
     const int selects = selection.of.bits || selection.of.indices || selection.of.blocks;
-    cpa_context_args args = {.size = sizeof args,
-                             .q = worker->q,
-                             .kv = kv,
-                             .mask = cpa_model_mask(&worker->options.model, layer),
-                             .out = out_of_layer(worker, layer),
-                             .rules = worker->score ? &worker->score[layer] : NULL,
-                             .selection = selects ? &selection.of : NULL};
+    cpa_form_rows by_form[CPA_MOST_ROW_FORMS];
+    cpa_worker_form_rows(worker, layer, out_of_layer(worker, layer), by_form);
+    const cpa_context_args args = {.size = sizeof args,
+                                   .kv = kv,
+                                   .rules = worker->score ? &worker->score[layer] : NULL,
+                                   .selection = selects ? &selection.of : NULL,
+                                   .rows = by_form};
     cpa_status status = cpa_context_attend(worker->context, &args, worker->stream);
     if (status != CPA_OK) return cpa_fail(err, status, "layer %d: %s", layer, cpa_context_error(worker->context));
     CPA_TRY(layer_out(worker, layer, &own));
@@ -167,6 +174,7 @@ static cpa_model_step describe_step(const cpa_worker *worker) {
         .frequency_penalty = on_device->frequency_penalty,
         .top_logprobs = on_device->top_logprobs,
         .ranks = rows->wants & CPA_WANTS_RANKS ? cpa_worker_own_ranks(worker) : NULL,
+        .forms = worker->options.model.n_forms > 0 ? rows->forms : NULL,
     };
 }
 

@@ -8,6 +8,7 @@
 #include "kernels/device.h"
 #include "kernels/graph.h"
 #include "src/worker/worker_biases.h"
+#include "src/worker/worker_forms.h"
 #include "src/worker/worker_selection.h"
 #include "src/worker/worker_trees.h"
 
@@ -23,7 +24,7 @@ int cpa_worker_replicates(const cpa_worker *worker, const cpa_step_plan *plan) {
 
 /* Whether attention of a chunk can be captured: a token of a sequence, or a few that are decoded together. */
 static int may_pad(const cpa_worker *worker, const cpa_plan_chunk *chunk) {
-    const cpa_attention_shape *shape = &worker->options.model.attention;
+    const cpa_attention_shape *shape = &worker->forms.list[cpa_worker_form_of(worker, chunk)].shape;
     const int64_t packed = chunk->count * (shape->q_heads / shape->kv_heads);
     if (chunk->count == 1) return 1;
     return chunk->flags & CPA_CHUNK_DECODE &&
@@ -38,6 +39,7 @@ int64_t cpa_worker_padded_rows(const cpa_worker *worker, const cpa_step_plan *pl
     for (int64_t i = 0; i < plan->n_chunks; i++) {
         const cpa_plan_chunk *chunk = &plan->chunks[i];
         int any_algorithm = map.cp_size == 1 || chunk->placement.kind == CPA_ON_RANK || replicated;
+        if (cpa_worker_form_of(worker, chunk) != cpa_worker_form_of(worker, &plan->chunks[0])) return 0;
         if (!may_pad(worker, chunk) || (!any_algorithm && chunk->algorithm != CPA_PASS_Q)) return 0;
         const cpa_plan_sampling *sampling = &worker->seqs[chunk->seq].sampling;
         /* A history of any length comes with it. */
@@ -133,7 +135,8 @@ static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t
     cpa_worker_rows *rows = worker->rows;
     int64_t yields[CPA_MERGE_MAX_STATES] = {0};
     rows->replicated = cpa_worker_replicates(worker, plan);
-    rows->sizes = (cpa_step_sizes){.groups = worker->options.groups.count};
+    rows->sizes = (cpa_step_sizes){.groups = worker->options.groups.count, .forms = cpa_worker_listed_forms(worker)};
+    memset(rows->forms, 0, sizeof rows->forms);
     rows->n_emissions = rows->drafts = 0;
     rows->wants = 0;
     rows->takes = 0;
@@ -142,7 +145,9 @@ static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t
         const cpa_worker_seq *seq = &worker->seqs[chunk->seq];
         const int64_t end = chunk->start + chunk->count;
         const cpa_token_set listed = cpa_worker_listed(worker, rows->replicated, chunk->placement);
-        rows->sizes.rows += cpa_tokens_before(map, listed, end) - cpa_tokens_before(map, listed, chunk->start);
+        const int64_t own = cpa_tokens_before(map, listed, end) - cpa_tokens_before(map, listed, chunk->start);
+        rows->sizes.rows += own;
+        rows->forms[cpa_worker_form_of(worker, chunk)].rows += own;
         rows->takes |= (chunk->flags & CPA_CHUNK_DRAWN) != 0;
         if (cpa_plan_has_penalties(&seq->sampling)) {
             rows->sizes.history += end - seq->in_history;
@@ -158,6 +163,7 @@ static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t
     if (padded_rows == 0) return;
     const int64_t all_rows = (rows->replicated ? 1 : map.cp_size) * padded_rows;
     rows->sizes.rows = rows->sizes.yields = rows->sizes.emissions = padded_rows;
+    rows->forms[cpa_worker_form_of(worker, &plan->chunks[0])].rows = padded_rows;
     if (rows->sizes.masked_rows > 0) cpa_worker_pad_masks(worker, all_rows, &rows->sizes);
     if (rows->sizes.selected_rows > 0) rows->sizes.selected_rows = all_rows;
     rows->sizes.biases = cpa_worker_pad_biases(rows->sizes.biases);
@@ -357,22 +363,26 @@ static cpa_status device_block(cpa_worker *worker, int64_t bytes, void **out, cp
 
 cpa_status cpa_worker_list_rows(cpa_worker *worker, const cpa_step_plan *plan, int64_t padded_rows, cpa_error *err) {
     cpa_worker_rows *rows = worker->rows;
-    int64_t row = 0, entry = 0, restart = 0, emission = 0;
+    int64_t next[CPA_MOST_ROW_FORMS], listed = 0, entry = 0, restart = 0, emission = 0;
     count_entries(worker, plan, padded_rows);
+    cpa_worker_place_forms(worker);
+    for (int32_t f = 0; f < CPA_MOST_ROW_FORMS; f++) next[f] = rows->forms[f].first;
     int64_t scored = rows->n_emissions;
     CPA_TRY(reserve(worker, err));
     clear_emissions(rows);
     for (int64_t i = 0; i < plan->n_chunks; i++) {
         const cpa_plan_chunk *chunk = &plan->chunks[i];
-        const int64_t first_row = row;
-        int64_t source;
+        int64_t *row = &next[cpa_worker_form_of(worker, chunk)], source;
+        const int64_t first_row = *row;
         CPA_TRY(source_of(worker, chunk, &source, err));
-        add_rows(worker, plan, chunk, source, &row);
+        add_rows(worker, plan, chunk, source, row);
+        listed += *row - first_row;
         add_history(worker, plan, chunk, source, &entry, &restart);
         add_emissions(worker, chunk, first_row, entry - chunk->drafts, &emission);
         add_scored(worker, chunk, first_row, &scored);
     }
-    fill_up(rows, row, entry);
+    fill_up(rows, listed, entry);
+    cpa_worker_list_forms(worker);
     cpa_worker_list_masks(worker, plan);
     cpa_worker_list_selected(worker, plan);
     cpa_worker_list_biases(worker, plan);

@@ -20,8 +20,8 @@ void cpa_worker_count_masks(cpa_worker *worker, const cpa_step_plan *plan) {
 void cpa_worker_pad_masks(const cpa_worker *worker, int64_t all_rows, cpa_step_sizes *sizes) {
     sizes->masked_rows = all_rows;
     const cpa_worker_options *o = &worker->options;
-    const cpa_attention_shape *shape = &o->model.attention;
-    const int32_t packed = worker->device->graphs->padded_rows(shape, o->block_size); /* rows of a chunk, at most */
+    const cpa_attention_shape *shape = &worker->forms.list[o->model.decode_form].shape; /* drafts decode */
+    const int32_t packed = worker->device->graphs->padded_rows(shape, o->block_size);   /* rows of a chunk, at most */
     sizes->mask_words = all_rows * cpa_mask_words(packed / (shape->q_heads / shape->kv_heads));
 }
 

@@ -1,0 +1,25 @@
+/* Results of rows whose form has a matrix (cpa_row_form.out_dim): O of float64 times the matrix of layer and head. */
+#ifndef CPA_VERIFY_MATRIX_H
+#define CPA_VERIFY_MATRIX_H
+
+#include "src/worker/worker.h"
+
+/* The matrix of a form, layer and head that was asked for last. */
+typedef struct cpa_verify_matrix {
+    float *values; /* [v_dim, out_dim]; NULL: no form with a matrix was asked for */
+    void *raw;     /* [v_dim, out_dim] elements as they lie on the device */
+    int64_t capacity;
+    int32_t form, layer, head;
+    cpa_dtype dtype;
+    int32_t v_dim, out_dim;
+} cpa_verify_matrix;
+
+/* Brings the matrix of a head from the device, if the form has one. Waits for the stream. */
+cpa_status cpa_verify_matrix_take(cpa_verify_matrix *matrix, const cpa_worker *worker, int32_t form, int32_t layer,
+                                  int32_t head, cpa_error *err);
+/* O [v_dim] becomes the result [out_dim]; a tolerance of its elements grows by what sums of so many of them may be off,
+ * and the rounding of the result. Does nothing where the form has none. */
+void cpa_verify_matrix_apply(const cpa_verify_matrix *matrix, double *o, double *tolerance);
+void cpa_verify_matrix_free(cpa_verify_matrix *matrix);
+
+#endif
