@@ -126,8 +126,8 @@ CPA_HOST_DEVICE static inline int cpa_letter_is_nonfinite(cpa_dtype dtype, int64
 }
 
 struct cpa_operator_table {
-    /* The bytes that a workspace has at least in which plans over caches of this shape prepare keys (key_source.h); 0,
-     * or no function: they attend all keys as they lie. Pure. */
+    /* The bytes that a workspace has at least in which plans over caches of this shape prepare keys (key_source.h); 0:
+     * they attend all keys as they lie. Pure. */
     int64_t (*least_workspace)(const cpa_attention_shape *shape, int32_t block_size);
     /* `workspace`: that of all plans of a context, which outlives them. NULL: the plan has one of its own where it needs
      * it, of at most CPA_KEY_WORKSPACE_BYTES. */

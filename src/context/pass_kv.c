@@ -62,7 +62,7 @@ static int64_t least_segments(const cpa_device *device, const cpa_context_option
 static int64_t least_workspace(const cpa_device *device, const cpa_context_options *o, const cpa_forms *forms) {
     const cpa_operator_table *operators = device->operators;
     int64_t least = 0;
-    for (int32_t f = 0; operators->least_workspace && f < forms->count; f++)
+    for (int32_t f = 0; f < forms->count; f++)
         least = cpa_max64(least, operators->least_workspace(&forms->list[f].shape, o->block_size));
     return least;
 }

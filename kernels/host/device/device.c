@@ -215,6 +215,7 @@ static const cpa_device_table device_table = {
 };
 
 static const cpa_operator_table operator_table = {
+    .least_workspace = cpa_host_least_workspace,
     .plan_create = cpa_host_plan_create,
     .plan_set = cpa_host_plan_set,
     .plan_upload = plan_upload,

@@ -55,6 +55,7 @@ cpa_status cpa_host_kv_move(const cpa_kv_move_args *args, cpa_stream *stream);
 cpa_status cpa_host_kv_convert(const cpa_kv_convert_args *args, cpa_stream *stream);
 cpa_status cpa_host_kv_pack(const cpa_kv_pack_args *args, cpa_stream *stream);
 cpa_status cpa_host_copy_blocks(const cpa_copy_blocks_args *args, cpa_stream *stream);
+int64_t cpa_host_least_workspace(const cpa_attention_shape *shape, int32_t block_size);
 cpa_status cpa_host_plan_create(cpa_device *device, const cpa_key_workspace *workspace, cpa_attend_plan **out,
                                 cpa_error *err);
 cpa_status cpa_host_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *batch, cpa_attend_fusion fusion,
