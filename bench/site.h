@@ -18,8 +18,8 @@ typedef struct cpa_bench_site {
     /* Transport that the program would use here; set where a benchmark needs it. */
     const cpa_transport_table *transport;
     double read_bandwidth; /* bytes/s of reading device memory, measured in this run */
-    double copy_bandwidth; /* time to launch a kernel that does nothing, in a batch of them; 0 on the host */
-    double launch_s;       /* a kernel's that does nothing, in a batch of them; 0 on the host */
+    double copy_bandwidth; /* bytes/s of copying device memory, read and written */
+    double launch_s;       /* time to launch a kernel that does nothing, in a batch of them; 0 on the host */
     void *probe;           /* memory of the two measurements, kept to the end (bench/memory.c) */
     int64_t memory_bytes;  /* device memory that was free at the start, bytes */
     bool shares_cores;     /* the ranks of this host have more threads than it has cores for them */

@@ -14,7 +14,7 @@ enum { CPA_KV_BUFFERS = 2 }; /* segments to send, and segments to receive for ea
 /* What a transfer sends to and receives from one peer, in blocks of staging. */
 typedef struct cpa_kv_route {
     int32_t peer;
-    int32_t region; /* region of the peer's staging that the blocks are received in */
+    int32_t region; /* region of the own staging that blocks of the peer are received in */
     int64_t send_blocks, recv_blocks;
 } cpa_kv_route;
 

@@ -34,7 +34,7 @@ typedef struct cpa_token_texts {
     cpa_bytes texts;
     cpa_broken_bytes broken;
     int strips;             /* leading spaces of a text that are no part of it */
-    int first_has_no_space; /* the first token of a text loses its leading space */
+    int first_has_no_space; /* not 0: no space of the first token of a text is part of it, but see CPA_TOKEN_SPACED */
 } cpa_token_texts;
 
 /* Sets what an id stands for; 0 without memory (4 GiB of texts is too much), else 1. */

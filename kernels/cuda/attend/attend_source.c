@@ -129,7 +129,6 @@ static cpa_status cut_passes(cpa_cuda_prepared *p, const cpa_key_room *room, int
         cpa_cuda_pass *pass = &passes->list[i];
         *pass = (cpa_cuda_pass){.is_cut = cut->is_cut};
         place_pass(p, cut, block_size, pass, next);
-        pass->begins = cut->key == 0;
         pass->ends = cut->is_cut && cut->key + cut->keys == p->keys[cut->item].keys;
     }
     if (*next > INT32_MAX) {

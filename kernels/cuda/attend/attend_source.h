@@ -14,11 +14,11 @@
 /* What is prepared together, and the pieces over it. */
 typedef struct cpa_cuda_pass {
     cpa_cuda_prefill pieces;
-    int64_t first_place,
-        n_places;         /* entries of the plan's list of blocks, which take the workspace from its beginning */
+    /* Entries of the plan's list of blocks, which take the workspace from its beginning. */
+    int64_t first_place, n_places;
     int is_cut;           /* not 0: the pass has one item's rows over a part of its keys */
     cpa_attend_item item; /* rows and keys of a cut pass */
-    int begins, ends;     /* whether a cut pass has the item's first keys, and its last */
+    int ends;             /* not 0: a cut pass has the item's last keys */
 } cpa_cuda_pass;
 
 typedef struct cpa_cuda_passes {
@@ -37,7 +37,7 @@ typedef struct cpa_cuda_prepared {
 } cpa_cuda_prepared;
 
 struct cpa_cuda_source {
-    const cpa_key_workspace *workspace; /* the context's workspace; NULL: the plan's own is used */
+    const cpa_key_workspace *workspace; /* the context's workspace, or `own` */
     cpa_key_workspace own;              /* the workspace of a plan without one of the context */
     int is_short;                       /* not 0: there was no memory for a larger workspace */
     cpa_cuda_passes prefill, shared;
