@@ -102,6 +102,7 @@ static void run_engine(const cpa_model_config *config, cpa_transformer *transfor
     options.max_num_batched_tokens = w.budget;
     options.max_num_seqs = w.max_num_seqs;
     options.num_blocks = w.num_blocks ? w.num_blocks : 80;
+    if (w.num_blocks) options.local_context = CPA_LOCAL_CONTEXT_NONE; /* they are counted for shards */
     options.no_prefix_caching = w.no_prefix_caching;
     options.preemption = CPA_PREEMPT_RECOMPUTE;
     options.drafter = w.drafts > 0 ? CPA_DRAFT_MODEL : CPA_DRAFT_NONE;
