@@ -94,7 +94,8 @@ speculative() {
     expect_code 0 "trees of drafts"
     [ "$(value violations drafts.json | sort -u)" = 0 ] || fail "rows or logits are wrong with trees"
     [ "$(value accepted_tokens drafts.json)" -gt 0 ] || fail "no draft of a tree was right"
-    CPATTN_FAULT=flat-tree CP_ATTN=$CP_ATTN_FAULTS run 2 "${options[@]}" ngram:4x2:1..3 --verify 0.3
+    # In 16 bits the first row that is wrong may be so by too little for its mistake to be told.
+    CPATTN_FAULT=flat-tree CP_ATTN=$CP_ATTN_FAULTS run 2 "${options[@]}" ngram:4x2:1..3 --verify 0.3 --dtype fp32
     expect_code 1 "drafts that see other branches"
     said 'the query sees drafts of other branches of its tree' || fail "it is not named: $(our_lines)"
     CPATTN_FAULT=adjusted-length CP_ATTN=$CP_ATTN_FAULTS run 2 "${options[@]}" ngram:4:1..3
