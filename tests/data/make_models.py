@@ -54,6 +54,8 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 YARN_4 = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 YARN_5 = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 16.0,
           "beta_slow": 2.0, "attention_factor": 1.1}
+DEEPSEEK_YARN = {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1,
+                 "mscale": 1.0, "mscale_all_dim": 1.0}
 
 # "eos": of generation_config.json; a number counted from the end of the answer to the second prompt, or ids.
 MODELS = {
@@ -76,6 +78,53 @@ MODELS = {
     "tiny-sharded": {"eos": 127, "shards": 3, "config": version_5(
         "LlamaForCausalLM", "llama", "bfloat16", YARN_5, head_dim=16, attention_bias=True, mlp_bias=True)},
 }
+
+# DeepSeek's own files, of version 4: latent attention, a dense layer in front, then experts in groups beside one that
+# is shared. The widths differ so that none can be taken for another.
+def deepseek(architecture, model_type, rope_scaling, **more):
+    return version_4(architecture, model_type, "bfloat16", rope_scaling, num_key_value_heads=4, num_hidden_layers=3,
+                     kv_lora_rank=32, qk_rope_head_dim=16, first_k_dense_replace=1, moe_layer_freq=1, ep_size=1,
+                     n_routed_experts=8, n_shared_experts=1, moe_intermediate_size=16, n_group=4, topk_group=2,
+                     attention_bias=False, attention_dropout=0.0, pretraining_tp=1, aux_loss_alpha=0.001, seq_aux=True,
+                     rms_norm_eps=1e-6, **more)
+
+
+MODELS |= {
+    "tiny-deepseek-v2": {"eos": 127, "weights": "latent", "config": deepseek(
+        "DeepseekV2ForCausalLM", "deepseek_v2", None, q_lora_rank=None, qk_nope_head_dim=16, v_head_dim=24,
+        num_experts_per_tok=2, norm_topk_prob=False, routed_scaling_factor=2.0, scoring_func="softmax",
+        topk_method="group_limited_greedy")},
+    "tiny-deepseek-v3": {"eos": 127, "weights": "latent", "config": deepseek(
+        "DeepseekV3ForCausalLM", "deepseek_v3", DEEPSEEK_YARN, q_lora_rank=24, qk_nope_head_dim=24, v_head_dim=16,
+        num_experts_per_tok=3, norm_topk_prob=True, routed_scaling_factor=2.5, scoring_func="sigmoid",
+        topk_method="noaux_tc")},
+}
+
+
+def latent_weights(model, seed):
+    """Those of DeepSeek's models, with the names that their files have: a tensor for each expert."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {}
+    for name, tensor in model.state_dict().items():
+        values = torch.randn(tensor.shape, generator=generator)
+        spread = tensor.shape[-1] ** -0.5
+        if "norm" in name:
+            values = 1 + 0.2 * values
+        elif name.endswith("e_score_correction_bias"):
+            values = 0.3 * values.abs()  # transformers may choose experts outside of the groups if it is negative
+        elif "embed_tokens" not in name:
+            peaky = any(part in name for part in ("q_proj", "q_b_proj", "kv_a_proj", "kv_b_proj"))
+            values = values * spread * (1.5 if peaky else 2 if "lm_head" in name or name.endswith("gate.weight") else 1)
+        experts = ".mlp.experts."
+        if experts not in name:
+            state[name] = values
+            continue
+        layer, part = name.split(experts)
+        for expert, matrix in enumerate(values):
+            for kind, half in zip(("gate_proj", "up_proj"), matrix.chunk(2)) if "gate_up" in part else [
+                    ("down_proj", matrix)]:
+                state[f"{layer}{experts}{expert}.{kind}.weight"] = half
+    return state
 
 
 def random_weights(model, seed):
@@ -105,7 +154,8 @@ def random_weights(model, seed):
 def write_weights(folder, state, dtype, shards):
     for old in folder.glob("model*.safetensors*"):
         old.unlink()
-    state = {name: values.to(dtype).contiguous() for name, values in state.items()}
+    state = {name: (values if "correction_bias" in name else values.to(dtype)).contiguous()
+             for name, values in state.items()}
     if shards == 1:
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
         return
@@ -147,7 +197,8 @@ def make(name):
     dtype = getattr(torch, spec["config"].get("dtype") or spec["config"]["torch_dtype"])
 
     def measure(seed):
-        write_weights(folder, random_weights(empty, seed), dtype, spec.get("shards", 1))
+        draw = latent_weights if spec.get("weights") == "latent" else random_weights
+        write_weights(folder, draw(empty, seed), dtype, spec.get("shards", 1))
         model = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager").eval()
         answers = [greedy(model, prompt) for prompt in prompts()]
