@@ -147,6 +147,10 @@ typedef struct cpa_linear_args {
     const void *bias; /* [outputs], or NULL */
     void *out;        /* [rows, outputs]; overlaps nothing that is read */
     int64_t out_stride;
+    /* Above 1: so many products of these sizes, without bias, such as one for each head of a row. x, weight and out of
+     * each begin a stride, in elements, behind those of the one before; on the host each has the bits of one alone. */
+    int32_t batch;
+    int64_t x_batch_stride, weight_batch_stride, out_batch_stride;
 } cpa_linear_args;
 CPA_API cpa_status cpa_linear(const cpa_linear_args *args, cpa_stream *stream);
 

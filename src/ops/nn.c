@@ -154,6 +154,18 @@ cpa_status cpa_embed(const cpa_embed_args *given, cpa_stream *stream) {
 
 /* ---- linear ---- */
 
+/* Products of a batch may interleave, as heads of rows do, so that any stride is one. */
+static cpa_status check_batch(cpa_linear_args *a, cpa_error *err) {
+    enum { MOST_BATCH = 65535 }; /* blocks of a grid's last dimension */
+    CPA_TRY(cpa_nn_check_count("linear", "batch", a->batch, 0, MOST_BATCH, err));
+    if (a->batch == 0) a->batch = 1;
+    REQUIRE(err, a->batch == 1 || !a->bias, "linear: bias is %p with a batch of %d, expected NULL", a->bias, a->batch);
+    REQUIRE(err, a->x_batch_stride >= 0 && a->weight_batch_stride >= 0 && a->out_batch_stride >= (a->batch > 1),
+            "linear: batch strides are %lld, %lld and %lld, expected none below 0, and above 0 that of out",
+            (long long)a->x_batch_stride, (long long)a->weight_batch_stride, (long long)a->out_batch_stride);
+    return CPA_OK;
+}
+
 static cpa_status check_linear(cpa_linear_args *a, cpa_error *err) {
     const char *where = "linear";
     CPA_TRY(cpa_nn_check_count(where, "rows", a->rows, 0, CPA_MOST_TOKENS, err));
@@ -168,8 +180,9 @@ static cpa_status check_linear(cpa_linear_args *a, cpa_error *err) {
     CPA_TRY(cpa_nn_check_tensor(
         where, (cpa_nn_tensor){"weight", "weight_stride", a->weight, &a->weight_stride, out, in, bytes, 0}, err));
     CPA_TRY(cpa_nn_check_tensor(where, (cpa_nn_tensor){"bias", NULL, a->bias, NULL, 1, out, bytes, 1}, err));
-    return cpa_nn_check_tensor(
-        where, (cpa_nn_tensor){"out", "out_stride", a->out, &a->out_stride, rows, out, out_bytes, 0}, err);
+    CPA_TRY(cpa_nn_check_tensor(
+        where, (cpa_nn_tensor){"out", "out_stride", a->out, &a->out_stride, rows, out, out_bytes, 0}, err));
+    return check_batch(a, err);
 }
 
 cpa_status cpa_linear(const cpa_linear_args *given, cpa_stream *stream) {

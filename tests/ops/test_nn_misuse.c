@@ -168,7 +168,8 @@ static void linear(void) {
     static const member members[] = {M(T, rows, INT64),     M(T, inputs, INT32),    M(T, outputs, INT32),
                                      M(T, dtype, INT32),    M(T, out_dtype, INT32), M(T, x, POINTER),
                                      M(T, x_stride, INT64), M(T, weight, POINTER),  M(T, weight_stride, INT64),
-                                     M(T, bias, OPTIONAL),  M(T, out, POINTER),     M(T, out_stride, INT64)};
+                                     M(T, bias, OPTIONAL),  M(T, out, POINTER),     M(T, out_stride, INT64),
+                                     M(T, batch, INT32)};
     int used = 0;
     T args = {.size = sizeof args,
               .rows = ROWS,
@@ -182,6 +183,13 @@ static void linear(void) {
     args.out_dtype = CPA_F16;
     CU_ASSERT_EQUAL(cpa_linear(&args, stream), CPA_INVALID);
     CU_ASSERT_STRING_EQUAL(said(), "linear: out_dtype is 2, expected fp32 or fp32");
+    args.out_dtype = CPA_F32;
+    args.batch = 2;
+    CU_ASSERT_EQUAL(cpa_linear(&args, stream), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(said(), " with a batch of 2, expected NULL"));
+    args.bias = NULL;
+    CU_ASSERT_EQUAL(cpa_linear(&args, stream), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(said(), "linear: batch strides are 0, 0 and 0, expected"));
 }
 
 RUN(sample)

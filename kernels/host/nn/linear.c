@@ -8,7 +8,8 @@
 typedef struct linear_job {
     const cpa_linear_args *args;
     cpa_linear_multiply *multiply;
-    int64_t tiles; /* tiles of rows */
+    int64_t tiles;  /* tiles of rows */
+    int64_t panels; /* panels of weights */
 } linear_job;
 
 /* For the instruction set that attend uses. */
@@ -23,6 +24,16 @@ static cpa_linear_multiply *pick(const cpa_host_device *device) {
     return cpa_linear_portable;
 }
 
+/* Product `index` of a batch, alone. */
+static cpa_linear_args one_of(const cpa_linear_args *a, int64_t index) {
+    const int64_t bytes = cpa_dtype_bytes(a->dtype);
+    cpa_linear_args one = *a;
+    one.x = (const char *)a->x + index * a->x_batch_stride * bytes;
+    one.weight = (const char *)a->weight + index * a->weight_batch_stride * bytes;
+    one.out = (char *)a->out + index * a->out_batch_stride * cpa_dtype_bytes(a->out_dtype);
+    return one;
+}
+
 /* Outputs [first, first + tile->outputs) of a row, lane `lane` of the tile: bias, rounding. */
 static void store_row(const cpa_linear_args *a, const cpa_linear_tile *tile, int lane, int64_t row, int64_t first) {
     const int64_t bytes = cpa_dtype_bytes(a->dtype), out_bytes = cpa_dtype_bytes(a->out_dtype);
@@ -34,9 +45,10 @@ static void store_row(const cpa_linear_args *a, const cpa_linear_tile *tile, int
 
 static void multiply_panel(void *ctx, int64_t item, int32_t thread) {
     const linear_job *job = ctx;
-    const cpa_linear_args *a = job->args;
+    const cpa_linear_args one = one_of(job->args, item / (job->tiles * job->panels)), *a = &one;
     const int64_t bytes = cpa_dtype_bytes(a->dtype);
-    const int64_t first = item / job->tiles * CPA_LINEAR_OUTPUTS, row = item % job->tiles * CPA_LINEAR_ROWS;
+    const int64_t first = item / job->tiles % job->panels * CPA_LINEAR_OUTPUTS,
+                  row = item % job->tiles * CPA_LINEAR_ROWS;
     const int64_t rows = cpa_min64(CPA_LINEAR_ROWS, a->rows - row);
     float sums[CPA_LINEAR_OUTPUTS * CPA_LINEAR_ROWS];
     cpa_linear_tile tile = {
@@ -57,7 +69,8 @@ static void multiply_panel(void *ctx, int64_t item, int32_t thread) {
 
 cpa_status cpa_host_linear(const cpa_linear_args *args, cpa_stream *stream) {
     const int64_t panels = (args->outputs + CPA_LINEAR_OUTPUTS - 1) / CPA_LINEAR_OUTPUTS;
-    linear_job job = {args, pick(cpa_host_device_of(stream)), (args->rows + CPA_LINEAR_ROWS - 1) / CPA_LINEAR_ROWS};
-    cpa_host_run(stream, panels * job.tiles, multiply_panel, &job);
+    const linear_job job = {args, pick(cpa_host_device_of(stream)),
+                            (args->rows + CPA_LINEAR_ROWS - 1) / CPA_LINEAR_ROWS, panels};
+    cpa_host_run(stream, args->batch * panels * job.tiles, multiply_panel, (void *)(uintptr_t)&job);
     return CPA_OK;
 }
