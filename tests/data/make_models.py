@@ -56,6 +56,7 @@ YARN_5 = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings"
           "beta_slow": 2.0, "attention_factor": 1.1}
 
 # "eos": of generation_config.json; a number counted from the end of the answer to the second prompt, or ids.
+# "experts": what the names of experts begin with, in files that have a tensor for each of them.
 MODELS = {
     "tiny-llama": {"eos": [126, 127], "config": version_5(
         "LlamaForCausalLM", "llama", "bfloat16", LLAMA3, head_dim=16, attention_bias=False, mlp_bias=False,
@@ -73,6 +74,17 @@ MODELS = {
         layer_types=["full_attention", "full_attention"])},
     "tiny-yarn": {"eos": 127, "config": version_4("Qwen2ForCausalLM", "qwen2", "float32", YARN_4, sliding_window=32,
                                                   use_sliding_window=False)},
+    "tiny-mixtral": {"eos": 127, "shards": 2, "experts": "block_sparse_moe", "config": version_4(
+        "MixtralForCausalLM", "mixtral", "bfloat16", None, head_dim=16, intermediate_size=32, sliding_window=40,
+        num_local_experts=8, num_experts_per_tok=2, output_router_logits=False, router_aux_loss_coef=0.02)},
+    "tiny-qwen3-moe": {"eos": [127], "experts": "mlp", "config": version_5(
+        "Qwen3MoeForCausalLM", "qwen3_moe", "bfloat16", {"rope_type": "default"}, head_dim=16, attention_bias=False,
+        use_sliding_window=False, sliding_window=None, max_window_layers=2, num_experts=8, num_experts_per_tok=2,
+        moe_intermediate_size=16, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[])},
+    "tiny-joined-moe": {"eos": [127], "config": version_5(
+        "Qwen3MoeForCausalLM", "qwen3_moe", "float32", {"rope_type": "default"}, num_key_value_heads=4,
+        attention_bias=True, use_sliding_window=False, num_experts=5, num_experts_per_tok=3, moe_intermediate_size=12,
+        norm_topk_prob=False, num_hidden_layers=3, mlp_only_layers=[1])},
     "tiny-sharded": {"eos": 127, "shards": 3, "config": version_5(
         "LlamaForCausalLM", "llama", "bfloat16", YARN_5, head_dim=16, attention_bias=True, mlp_bias=True)},
 }
@@ -93,6 +105,8 @@ def random_weights(model, seed):
             values = values * 1.5 / fan_in**0.5
         elif "embed_tokens" in name:
             values = values * (0.35 if model.config.tie_word_embeddings else 1)
+        elif name.endswith("mlp.gate.weight"):
+            values = values * 3 / fan_in**0.5
         elif "lm_head" in name:
             values = values * 2 / fan_in**0.5
         else:
@@ -102,9 +116,26 @@ def random_weights(model, seed):
     return state
 
 
-def write_weights(folder, state, dtype, shards):
+def as_published(state, block):
+    """The experts of a layer, which transformers 5 has as one tensor, under the names of checkpoints."""
+    gate, up, down = ("w1", "w3", "w2") if block == "block_sparse_moe" else ("gate_proj", "up_proj", "down_proj")
+    out = {}
+    for name, values in state.items():
+        if ".mlp.experts." not in name:
+            out[name.replace(".mlp.", f".{block}.")] = values
+            continue
+        experts = name.split(".mlp.")[0] + f".{block}.experts"
+        for e, matrix in enumerate(values):
+            parts = {gate: matrix.chunk(2)[0], up: matrix.chunk(2)[1]} if "gate_up" in name else {down: matrix}
+            out.update({f"{experts}.{e}.{part}.weight": rows for part, rows in parts.items()})
+    return out
+
+
+def write_weights(folder, state, dtype, shards, block=None):
     for old in folder.glob("model*.safetensors*"):
         old.unlink()
+    if block:
+        state = as_published(state, block)
     state = {name: values.to(dtype).contiguous() for name, values in state.items()}
     if shards == 1:
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
@@ -147,9 +178,11 @@ def make(name):
     dtype = getattr(torch, spec["config"].get("dtype") or spec["config"]["torch_dtype"])
 
     def measure(seed):
-        write_weights(folder, random_weights(empty, seed), dtype, spec.get("shards", 1))
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager").eval()
+        write_weights(folder, random_weights(empty, seed), dtype, spec.get("shards", 1), spec.get("experts"))
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+        assert not info["missing_keys"], f"{name}: {info['missing_keys']} are drawn at random"
+        model.eval()
         answers = [greedy(model, prompt) for prompt in prompts()]
         varied = all(len(set(ids)) >= 6 for ids, _, _ in answers)
         return min(gap for _, _, gap in answers) if varied else 0, answers
