@@ -133,7 +133,8 @@ CPA_API cpa_status cpa_embed(const cpa_embed_args *args, cpa_stream *stream);
 
 /* linear: out = x * weight^T + bias, accumulated in fp32 and rounded once. CUDA devices need cuBLASLt for fp32 and for
  * more than 16 rows (CPA_UNSUPPORTED without it); the first such product on a stream allocates what it needs and must
- * not be captured. */
+ * not be captured. With weight_scale the weights are codes of FP8 as cpattn/experts.h has them (expert_linear), without
+ * cuBLASLt; a view then begins at a multiple of 128 outputs and inputs, with the scales of its own blocks. */
 typedef struct cpa_linear_args {
     size_t size;
     int64_t rows;
@@ -147,6 +148,9 @@ typedef struct cpa_linear_args {
     const void *bias; /* [outputs], or NULL */
     void *out;        /* [rows, outputs]; overlaps nothing that is read */
     int64_t out_stride;
+    /* [weight_scale_rows, weight_scale_columns], contiguous: the weights are CPA_FP8_E4M3; NULL: they are of dtype. */
+    const float *weight_scale;
+    int32_t weight_scale_rows, weight_scale_columns;
     /* Above 1: so many products of these sizes, without bias, such as one for each head of a row. x, weight and out of
      * each begin a stride, in elements, behind those of the one before; on the host each has the bits of one alone. */
     int32_t batch;

@@ -5,7 +5,17 @@
 
 #include "base/check.h"
 
-enum { LLAMA = 1, MISTRAL = 2, QWEN2 = 4, QWEN3 = 8, QWEN = QWEN2 | QWEN3, ALL = LLAMA | MISTRAL | QWEN };
+enum {
+    LLAMA = 1,
+    MISTRAL = 2,
+    QWEN2 = 4,
+    QWEN3 = 8,
+    MIXTRAL = 16,
+    QWEN3_MOE = 32,
+    QWEN = QWEN2 | QWEN3,
+    WITH_EXPERTS = MIXTRAL | QWEN3_MOE,
+    ALL = LLAMA | MISTRAL | QWEN | WITH_EXPERTS
+};
 
 typedef struct known_key {
     const char *name;
@@ -21,17 +31,26 @@ static const known_key of_files[] = {
     {"attention_dropout", ALL},
     {"attn_implementation", ALL},
     {"chunk_size_feed_forward", ALL},
-    {"max_window_layers", QWEN},
+    {"decoder_sparse_step", QWEN3_MOE},
+    {"max_window_layers", QWEN | QWEN3_MOE},
+    {"moe_intermediate_size", QWEN3_MOE},
+    {"norm_topk_prob", QWEN3_MOE},
     {"num_attention_heads", ALL},
+    {"num_experts", QWEN3_MOE},
+    {"num_experts_per_tok", WITH_EXPERTS},
+    {"num_local_experts", WITH_EXPERTS},
     {"original_max_position_embeddings", ALL},
     {"output_attentions", ALL},
+    {"output_router_logits", ALL},
     {"partial_rotary_factor", ALL},
     {"rms_norm_eps", ALL},
     {"rope_parameters", ALL},
     {"rope_scaling", ALL},
     {"rope_theta", ALL},
-    {"sliding_window", MISTRAL | QWEN},
-    {"use_sliding_window", QWEN},
+    {"router_aux_loss_coef", WITH_EXPERTS},
+    {"router_jitter_noise", WITH_EXPERTS},
+    {"sliding_window", MISTRAL | QWEN | WITH_EXPERTS},
+    {"use_sliding_window", QWEN | QWEN3_MOE},
     {NULL, 0},
 };
 
@@ -46,11 +65,12 @@ static const known_key of_scalings[] = {
     {NULL, 0},
 };
 
-static const char *const words[] = {"attn",    "attention", "rope", "rotary",     "chunk", "window",
-                                    "softcap", "scal",      "gate", "multiplier", "norm",  "causal"};
+static const char *const words[] = {"attn",   "attention", "rope",       "rotary",  "chunk",  "window", "softcap",
+                                    "scal",   "gate",      "multiplier", "norm",    "causal", "expert", "moe",
+                                    "router", "topk",      "sparse",     "scoring", "n_group"};
 
 static int family_bit(const char *family) {
-    static const char *const names[] = {"llama", "mistral", "qwen2", "qwen3"};
+    static const char *const names[] = {"llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"};
     int i = 0;
     while (strcmp(names[i], family) != 0) i++;
     return 1 << i;

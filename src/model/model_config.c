@@ -17,15 +17,25 @@ typedef struct family_traits {
     int reads_biases;      /* attention_bias counts */
     int reads_mlp_bias;
     int has_windows;
-    int layered_windows;      /* only where use_sliding_window says so, and from max_window_layers on */
-    int32_t default_head_dim; /* 0: hidden_size / num_attention_heads */
+    int switched_windows;              /* only where use_sliding_window says so */
+    int layered_windows;               /* from max_window_layers on */
+    int window_of_all;                 /* layer_types is passed over */
+    int64_t default_window;            /* of a file without sliding_window; 0: none */
+    int32_t default_head_dim;          /* 0: hidden_size / num_attention_heads */
+    double default_eps, default_theta; /* 0: 1e-6 and 10000 */
+    cpa_moe_names experts;
 } family_traits;
 
 static const family_traits families[] = {
     {"llama", .reads_biases = 1, .reads_mlp_bias = 1},
-    {"mistral", .has_windows = 1},
-    {"qwen2", .qkv_bias = 1, .layered_windows = 1},
-    {"qwen3", .qk_norm = 1, .reads_biases = 1, .layered_windows = 1, .default_head_dim = 128},
+    {"mistral", .has_windows = 1, .default_window = 4096},
+    {"qwen2", .qkv_bias = 1, .switched_windows = 1, .layered_windows = 1, .default_window = 4096},
+    {"qwen3", .qk_norm = 1, .reads_biases = 1, .switched_windows = 1, .layered_windows = 1, .default_window = 4096,
+     .default_head_dim = 128},
+    {"mixtral", .has_windows = 1, .window_of_all = 1, .default_eps = 1e-5, .default_theta = 1e6,
+     .experts = CPA_MOE_MIXTRAL},
+    {"qwen3_moe", .qk_norm = 1, .reads_biases = 1, .switched_windows = 1, .window_of_all = 1, .default_window = 4096,
+     .experts = CPA_MOE_QWEN3},
 };
 enum { N_FAMILIES = sizeof families / sizeof *families };
 
@@ -37,8 +47,13 @@ static cpa_status find_family(const cpa_json *json, const family_traits **out, c
         *out = &families[i];
         return CPA_OK;
     }
-    return cpa_fail(err, CPA_UNSUPPORTED, "%s: model_type: found %.40s, supported are llama, mistral, qwen2 and qwen3",
-                    json->path, name);
+    char known[256] = "";
+    size_t used = 0;
+    for (int i = 0; i < N_FAMILIES; i++) {
+        const char *before = i == 0 ? "" : i < N_FAMILIES - 1 ? ", " : " and ";
+        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", before, families[i].name);
+    }
+    return cpa_fail(err, CPA_UNSUPPORTED, "%s: model_type: found %.40s, supported are %s", json->path, name, known);
 }
 
 /* What no family here has. */
@@ -71,7 +86,7 @@ static cpa_status read_int32(const cpa_json *json, const char *key, cpa_json_pre
 static cpa_status read_sizes(const cpa_json *json, const family_traits *family, cpa_model_config *config,
                              cpa_error *err) {
     const int32_t most = 1 << 20, heads = 1024;
-    double eps = 1e-6;
+    double eps = family->default_eps > 0 ? family->default_eps : 1e-6;
     CPA_TRY(read_int32(json, "num_hidden_layers", CPA_JSON_REQUIRED, 1, CPA_CONFIG_MAX_LAYERS, &config->layers, err));
     CPA_TRY(read_int32(json, "hidden_size", CPA_JSON_REQUIRED, 1, most, &config->hidden, err));
     CPA_TRY(read_int32(json, "intermediate_size", CPA_JSON_REQUIRED, 1, most, &config->intermediate, err));
@@ -147,20 +162,21 @@ static cpa_status read_layer_types(const cpa_json *json, int64_t window, cpa_mod
     return CPA_OK;
 }
 
-/* Qwen's have the window where it is in use, from max_window_layers on, Mistral's in all layers; layer_types, where it
- * is there, says which layers of either. Llama has none. What is missing is as in transformers. */
+/* Qwen's have the window where it is in use, the dense ones from max_window_layers on, Mistral's in all layers;
+ * layer_types, where it is there, says which layers of the dense ones. Llama has none. What is missing is as in
+ * transformers. */
 static cpa_status read_windows(const cpa_json *json, const family_traits *family, cpa_model_config *config,
                                cpa_error *err) {
     const int is_null = json_is_null(json_object_get(json->object, "sliding_window"));
     int used = family->has_windows;
-    int64_t window = is_null ? 0 : 4096, first = family->layered_windows ? 28 : 0;
-    if (family->layered_windows) CPA_TRY(cpa_json_flag(json, "use_sliding_window", &used, err));
+    int64_t window = is_null ? 0 : family->default_window, first = family->layered_windows ? 28 : 0;
+    if (family->switched_windows) CPA_TRY(cpa_json_flag(json, "use_sliding_window", &used, err));
     if (used) {
         CPA_TRY(cpa_json_int(json, "sliding_window", CPA_JSON_OPTIONAL, 1, (int64_t)1 << 40, &window, err));
     } else {
         window = 0;
     }
-    if (cpa_json_get(json, "layer_types")) return read_layer_types(json, window, config, err);
+    if (cpa_json_get(json, "layer_types") && !family->window_of_all) return read_layer_types(json, window, config, err);
     if (family->layered_windows)
         CPA_TRY(cpa_json_int(json, "max_window_layers", CPA_JSON_OPTIONAL, 0, INT32_MAX, &first, err));
     for (int64_t layer = first; layer < config->layers; layer++) config->windows[layer] = window;
@@ -192,7 +208,11 @@ static cpa_status read_config(const cpa_json *json, cpa_model_config *config, cp
     CPA_TRY(read_parts(json, family, config, err));
     CPA_TRY(read_dtype(json, config, err));
     CPA_TRY(read_windows(json, family, config, err));
-    CPA_TRY(cpa_rope_config_read(json, config->head_dim, config->max_position, &config->rope, err));
+    const double theta = family->default_theta > 0 ? family->default_theta : 10000;
+    CPA_TRY(cpa_rope_config_read(json, config->head_dim, config->max_position, theta, &config->rope, err));
+    if (family->experts) {
+        CPA_TRY(cpa_moe_config_read(json, family->experts, config->layers, config->intermediate, &config->moe, err));
+    }
     return read_end_ids(json, config, err);
 }
 

@@ -7,6 +7,8 @@
 
 #include <cblas.h>
 
+#include <cpattn/experts.h>
+
 #include "base/check.h"
 #include "base/convert.h"
 #include "base/min_max.h"
@@ -25,7 +27,10 @@ typedef struct forward {
     float *q;         /* [count, q_heads, head_dim] */
     float *k, *v;     /* [count, kv_heads, head_dim] */
     float *mixed;     /* [count, q_heads, head_dim]: the results of attention */
-    float *gate, *up; /* [count, intermediate] */
+    float *gate, *up; /* [count, intermediate], of an expert the same */
+    float *shares;    /* [count, experts]: how much an expert counts for a token, 0 where that does not choose it */
+    float *chosen;    /* [count, hidden]: rows of the tokens that choose an expert, then what it gives for them */
+    float *summed;    /* [count, hidden]: what experts have given, by their shares */
     float *scores;    /* [SCORE_ROWS, count] */
     float *angles;    /* [max_position, rope.dim], of cpa_rope_table */
     cpa_error *err;
@@ -43,23 +48,28 @@ static void round_all(const forward *f, float *values, int64_t n) {
     }
 }
 
-/* The tensor of that name as floats; it has so many elements. */
-static cpa_status read_tensor(const forward *f, const char *name, int64_t elements, float *out) {
+/* The elements [first, first + elements) of the tensor of that name, which has `whole`, as floats. */
+static cpa_status read_part(const forward *f, const char *name, int64_t whole, int64_t first, int64_t elements,
+                            float *out) {
     enum { AT_ONCE = 1024 };
     float aligned[AT_ONCE]; /* wide enough for any dtype */
     const cpa_tensor *tensor = cpa_safetensors_find(f->question->files, name);
-    if (!tensor || !tensor->plain || tensor->elements != elements) {
+    if (!tensor || !tensor->plain || tensor->elements != whole) {
         return cpa_fail(f->err, CPA_INVALID, "%s: found %s, expected a tensor of %lld elements", name,
-                        tensor ? "another shape or dtype" : "nothing", (long long)elements);
+                        tensor ? "another shape or dtype" : "nothing", (long long)whole);
     }
     const int64_t bytes = cpa_dtype_bytes(tensor->dtype);
     for (int64_t at = 0; at < elements; at += AT_ONCE) {
         const int64_t part = cpa_min64(AT_ONCE, elements - at);
-        memcpy(aligned, (const char *)tensor->data + at * bytes, (size_t)(part * bytes));
+        memcpy(aligned, (const char *)tensor->data + (first + at) * bytes, (size_t)(part * bytes));
         cpa_widen(out + at, aligned, tensor->dtype, part);
     }
     round_all(f, out, elements);
     return CPA_OK;
+}
+
+static cpa_status read_tensor(const forward *f, const char *name, int64_t elements, float *out) {
+    return read_part(f, name, elements, 0, elements, out);
 }
 
 /* The name of a layer's tensor. */
@@ -177,15 +187,119 @@ static cpa_status attention(forward *f, int32_t layer) {
     return CPA_OK;
 }
 
-static cpa_status mlp(forward *f, int32_t layer) {
-    const cpa_model_config *c = f->config;
-    const int64_t n = f->count * c->intermediate;
-    CPA_TRY(norm(f, name_of(layer, "post_attention_layernorm", "weight").text, f->x));
-    CPA_TRY(linear(f, layer, "mlp.gate_proj", c->mlp_bias, f->x, c->hidden, c->intermediate, f->gate));
-    CPA_TRY(linear(f, layer, "mlp.up_proj", c->mlp_bias, f->x, c->hidden, c->intermediate, f->up));
+/* gate = silu(gate) * up, of rows of a width. */
+static void activate(forward *f, int64_t n) {
     for (int64_t i = 0; i < n; i++) f->gate[i] = f->gate[i] / (1 + expf(-f->gate[i])) * f->up[i];
     round_all(f, f->gate, n);
-    CPA_TRY(linear(f, layer, "mlp.down_proj", c->mlp_bias, f->gate, c->intermediate, c->hidden, f->x));
+}
+
+static cpa_status dense(forward *f, int32_t layer) {
+    const cpa_model_config *c = f->config;
+    CPA_TRY(linear(f, layer, "mlp.gate_proj", c->mlp_bias, f->x, c->hidden, c->intermediate, f->gate));
+    CPA_TRY(linear(f, layer, "mlp.up_proj", c->mlp_bias, f->x, c->hidden, c->intermediate, f->up));
+    activate(f, f->count * c->intermediate);
+    return linear(f, layer, "mlp.down_proj", c->mlp_bias, f->gate, c->intermediate, c->hidden, f->x);
+}
+
+/* Of those that are not taken; the first of equal ones. */
+static int32_t index_of_largest(const float *values, int32_t n, const uint8_t *taken) {
+    int32_t best = -1;
+    for (int32_t i = 0; i < n; i++)
+        if (!taken[i] && (best < 0 || values[i] > values[best])) best = i;
+    return best;
+}
+
+/* From a token's router logits to the shares of its experts: softmax; the largest, of equal ones the first; and what
+ * the others have is left out. */
+static void choose(const cpa_moe_config *moe, float *row) {
+    uint8_t taken[CPA_MOST_EXPERTS] = {0};
+    double sum = 0, kept = 0;
+    const float most = row[index_of_largest(row, moe->experts, taken)];
+    for (int32_t e = 0; e < moe->experts; e++) sum += exp((double)row[e] - most);
+    for (int32_t k = 0; k < moe->top_k; k++) {
+        const int32_t e = index_of_largest(row, moe->experts, taken);
+        kept += exp((double)row[e] - most) / sum;
+        taken[e] = 1;
+    }
+    for (int32_t e = 0; e < moe->experts; e++) {
+        const double share = exp((double)row[e] - most) / sum;
+        row[e] = taken[e] ? (float)(moe->renormalise ? share / kept : share) : 0;
+    }
+}
+
+/* The matrix [outputs, inputs] of an expert, to f->weight. Gates and what they scale are one tensor where a layer's
+ * experts are. */
+typedef enum expert_part { EXPERT_GATE, EXPERT_UP, EXPERT_DOWN } expert_part;
+static cpa_status read_expert(forward *f, int32_t layer, int32_t expert, expert_part part, int64_t elements) {
+    static const char *const names[][3] = {
+        [CPA_MOE_MIXTRAL] = {"w1", "w3", "w2"}, [CPA_MOE_QWEN3] = {"gate_proj", "up_proj", "down_proj"}};
+    const cpa_moe_config *moe = &f->config->moe;
+    const tensor_name joined = name_of(layer, "mlp.experts", part == EXPERT_DOWN ? "down_proj" : "gate_up_proj");
+    char name[64];
+    if (cpa_safetensors_find(f->question->files, joined.text)) {
+        const int64_t parts = part == EXPERT_DOWN ? 1 : 2, first = parts * expert + (part == EXPERT_UP);
+        return read_part(f, joined.text, parts * moe->experts * elements, first * elements, elements, f->weight);
+    }
+    snprintf(name, sizeof name, "%s.experts.%d.%s", moe->names == CPA_MOE_MIXTRAL ? "block_sparse_moe" : "mlp", expert,
+             names[moe->names][part]);
+    return read_tensor(f, name_of(layer, name, "weight").text, elements, f->weight);
+}
+
+/* out [rows, outputs] = x [rows, inputs] * f->weight^T, not rounded. */
+static void multiply(const forward *f, int64_t rows, const float *x, int64_t inputs, int64_t outputs, float *out) {
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)rows, (int)outputs, (int)inputs, 1, x, (int)inputs,
+                f->weight, (int)inputs, 0, out, (int)outputs);
+}
+
+/* What an expert gives for the tokens that choose it in f->chosen, in their place. */
+static cpa_status run_expert(forward *f, int32_t layer, int32_t expert, int64_t rows) {
+    const int64_t hidden = f->config->hidden, inner = f->config->moe.intermediate;
+    CPA_TRY(read_expert(f, layer, expert, EXPERT_GATE, inner * hidden));
+    multiply(f, rows, f->chosen, hidden, inner, f->gate);
+    round_all(f, f->gate, rows * inner);
+    CPA_TRY(read_expert(f, layer, expert, EXPERT_UP, inner * hidden));
+    multiply(f, rows, f->chosen, hidden, inner, f->up);
+    round_all(f, f->up, rows * inner);
+    activate(f, rows * inner);
+    CPA_TRY(read_expert(f, layer, expert, EXPERT_DOWN, hidden * inner));
+    multiply(f, rows, f->gate, inner, hidden, f->chosen);
+    round_all(f, f->chosen, rows * hidden);
+    return CPA_OK;
+}
+
+static cpa_status mixture(forward *f, int32_t layer) {
+    const cpa_moe_config *moe = &f->config->moe;
+    const int64_t hidden = f->config->hidden;
+    const int joined =
+        cpa_safetensors_find(f->question->files, name_of(layer, "mlp.experts", "down_proj").text) != NULL;
+    const char *router = moe->names == CPA_MOE_MIXTRAL && !joined ? "block_sparse_moe.gate" : "mlp.gate";
+    CPA_TRY(read_tensor(f, name_of(layer, router, "weight").text, moe->experts * hidden, f->weight));
+    multiply(f, f->count, f->x, hidden, moe->experts,
+             f->shares); /* in fp32 whatever the dtype, as choices hang on it */
+    for (int64_t row = 0; row < f->count; row++) choose(moe, f->shares + row * moe->experts);
+    memset(f->summed, 0, (size_t)(f->count * hidden) * sizeof *f->summed);
+    for (int32_t e = 0; e < moe->experts; e++) {
+        int64_t rows = 0, taken = 0;
+        for (int64_t row = 0; row < f->count; row++) {
+            if (f->shares[row * moe->experts + e] == 0) continue;
+            memcpy(f->chosen + rows++ * hidden, f->x + row * hidden, (size_t)hidden * sizeof *f->x);
+        }
+        if (rows > 0) CPA_TRY(run_expert(f, layer, e, rows));
+        for (int64_t row = 0; row < f->count; row++) {
+            const float share = f->shares[row * moe->experts + e];
+            if (share == 0) continue;
+            for (int64_t i = 0; i < hidden; i++) f->summed[row * hidden + i] += share * f->chosen[taken * hidden + i];
+            taken++;
+        }
+    }
+    memcpy(f->x, f->summed, (size_t)(f->count * hidden) * sizeof *f->x);
+    round_all(f, f->x, f->count * hidden);
+    return CPA_OK;
+}
+
+static cpa_status feed_forward(forward *f, int32_t layer) {
+    CPA_TRY(norm(f, name_of(layer, "post_attention_layernorm", "weight").text, f->x));
+    CPA_TRY(f->config->moe.sparse[layer] ? mixture(f, layer) : dense(f, layer));
     add_to_residual(f);
     return CPA_OK;
 }
@@ -219,7 +333,7 @@ static cpa_status run(forward *f, float *logits) {
     CPA_TRY(embed(f));
     for (int32_t layer = 0; layer < f->config->layers; layer++) {
         CPA_TRY(attention(f, layer));
-        CPA_TRY(mlp(f, layer));
+        CPA_TRY(feed_forward(f, layer));
     }
     return head(f, logits);
 }
@@ -228,9 +342,10 @@ static cpa_status run(forward *f, float *logits) {
 static int64_t lay_out(forward *f, float *memory) {
     const cpa_model_config *c = f->config;
     const int64_t q_width = (int64_t)c->q_heads * c->head_dim, kv_width = (int64_t)c->kv_heads * c->head_dim;
-    const int64_t widest = cpa_max64(c->vocabulary, cpa_max64(c->intermediate, q_width));
-    const int64_t inputs = cpa_max64(c->hidden, 1), tokens = f->count;
-    const int64_t matrix = cpa_max64(widest * inputs, (int64_t)c->hidden * cpa_max64(c->intermediate, q_width));
+    const int64_t tokens = f->count, mixed = c->moe.experts ? tokens * c->hidden : 0;
+    const int64_t inner = cpa_max64(c->intermediate, c->moe.experts ? c->moe.intermediate : 0);
+    const int64_t widest = cpa_max64(cpa_max64(c->vocabulary, c->moe.experts), cpa_max64(inner, q_width));
+    const int64_t matrix = cpa_max64(widest, 1) * c->hidden;
     const struct {
         float **member;
         int64_t floats;
@@ -243,8 +358,11 @@ static int64_t lay_out(forward *f, float *memory) {
         {&f->k, tokens * kv_width},
         {&f->v, tokens * kv_width},
         {&f->mixed, tokens * q_width},
-        {&f->gate, tokens * c->intermediate},
-        {&f->up, tokens * c->intermediate},
+        {&f->gate, tokens * inner},
+        {&f->up, tokens * inner},
+        {&f->shares, tokens * c->moe.experts},
+        {&f->chosen, mixed},
+        {&f->summed, mixed},
         {&f->scores, SCORE_ROWS * tokens},
         {&f->angles, tokens * c->rope.dim},
     };

@@ -96,13 +96,13 @@ static const char *scaling_key(const cpa_json *json) {
     return is_empty && cpa_json_get(json, "rope_parameters") ? "rope_parameters" : "rope_scaling";
 }
 
-cpa_status cpa_rope_config_read(const cpa_json *json, int32_t head_dim, int64_t max_position, cpa_rope_config *out,
-                                cpa_error *err) {
+cpa_status cpa_rope_config_read(const cpa_json *json, int32_t head_dim, int64_t max_position, double default_theta,
+                                cpa_rope_config *out, cpa_error *err) {
     const char *key = scaling_key(json);
     const json_t *object = cpa_json_get(json, key);
     cpa_rope_config rope = {.size = sizeof rope,
                             .dim = head_dim,
-                            .theta = 10000,
+                            .theta = default_theta,
                             .max_position = max_position,
                             .original_max_position = max_position};
     CPA_TRY(read_theta(json, &rope.theta, err));

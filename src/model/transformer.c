@@ -8,6 +8,7 @@
 #include "base/min_max.h"
 #include "kernels/device.h"
 #include "kernels/nn.h"
+#include "src/model/feed_forward.h"
 #include "src/model/sampler.h"
 #include "src/model/sliced_linear.h"
 #include "src/model/weights.h"
@@ -19,6 +20,7 @@ struct cpa_transformer {
     cpa_transformer_options options;
     cpa_device *device;
     cpa_weights weights;
+    cpa_feed_forward feed_forward;
     cpa_sampler sampler;
     float *rope_table;
     int64_t logit_rows;
@@ -59,7 +61,9 @@ static int takes_slices(const cpa_transformer *t) {
 /* What this rank has of the weights. */
 static cpa_weights_part weights_part(const cpa_transformer *t) {
     const int sliced = t->options.slices == CPA_SLICES_ALL && takes_slices(t);
-    return sliced ? (cpa_weights_part){t->options.rank, t->options.ranks} : (cpa_weights_part){0, 1};
+    cpa_weights_part part = {0, 1, 0, 1};
+    if (sliced) part = (cpa_weights_part){t->options.rank, t->options.ranks, t->options.rank, t->options.ranks};
+    return part;
 }
 
 /* ---- life ---- */
@@ -165,10 +169,13 @@ static cpa_status load(cpa_transformer *t, const cpa_safetensors *files, cpa_str
         return cpa_fail(err, CPA_UNSUPPORTED,
                         "weights: found %d ranks, expected at most as many as heads, %d, for slices", t->options.ranks,
                         t->config.q_heads);
+    if (t->config.moe.experts > 0) return cpa_fail(err, CPA_UNSUPPORTED, "experts: the network does not take them yet");
     CPA_TRY(cpa_weights_load(&t->config, part, files, t->options.dtype, stream, &t->weights, err));
     CPA_TRY(cpa_sampler_open(t->device, t->config.vocabulary, t->options.max_sequences, &t->sampler, err));
     list_buffers(t, list);
     for (int i = 0; i < BUFFERS; i++) CPA_TRY(cpa_device_alloc(t->device, list[i].bytes, list[i].memory, err));
+    t->feed_forward =
+        (cpa_feed_forward){.config = &t->config, .dtype = t->options.dtype, .wide = t->wide, .inner = t->inner};
     CPA_TRY(upload_rope(t, stream, err));
     return warm_up(t, stream, err);
 }
@@ -326,33 +333,15 @@ static cpa_status layer_in(void *ctx, int32_t layer, const cpa_model_step *step,
     return cpa_qk_norm_rope(&args, stream);
 }
 
-static cpa_status activate(const cpa_transformer *t, int64_t rows, int64_t width, cpa_stream *stream) {
-    const cpa_swiglu_args args = {
-        .size = sizeof args,
-        .rows = rows,
-        .width = (int32_t)width,
-        .dtype = t->options.dtype,
-        .gate_up = t->wide,
-        .out = t->inner,
-    };
-    return cpa_swiglu(&args, stream);
-}
-
-/* The gates of this rank's slice, and beside them what they scale. */
-static cpa_status sliced_gate_up(const cpa_transformer *t, const cpa_layer_weights *w, int64_t rows, cpa_slice own,
-                                 cpa_stream *stream) {
+/* A dense feed-forward whose products norm, activate and add by themselves. */
+static cpa_status fused_feed_forward(const cpa_transformer *t, const cpa_layer_weights *w, int64_t rows,
+                                     cpa_stream *stream) {
     const cpa_model_config *c = &t->config;
-    const int64_t bytes = cpa_dtype_bytes(t->options.dtype);
-    for (int up = 0; up < 2; up++) {
-        const int64_t first = w->is_slice ? up * own.count : up * (int64_t)c->intermediate + own.begin;
-        const char *weight = (const char *)w->gate_up + first * c->hidden * bytes;
-        const char *bias = w->gate_up_bias ? (const char *)w->gate_up_bias + first * bytes : NULL;
-        cpa_linear_args args = product(t, rows, t->x, c->hidden, weight, bias, (int32_t)own.count,
-                                       (char *)t->wide + up * own.count * bytes);
-        args.out_stride = 2 * own.count;
-        CPA_TRY(cpa_linear(&args, stream));
-    }
-    return CPA_OK;
+    const cpa_feed_forward_weights *f = &w->feed_forward;
+    const cpa_linear_args gates =
+        product(t, rows, t->x, c->hidden, f->gate_up, f->gate_up_bias, 2 * c->intermediate, t->inner);
+    CPA_TRY(fused_norm(t, w->mlp_norm, gates, 1, stream));
+    return fused_add(t, product(t, rows, t->inner, c->intermediate, f->down, f->down_bias, c->hidden, t->x), stream);
 }
 
 static cpa_status layer_out(void *ctx, int32_t layer, const cpa_model_step *step, const void *out, cpa_stream *stream) {
@@ -362,30 +351,19 @@ static cpa_status layer_out(void *ctx, int32_t layer, const cpa_model_step *step
     const cpa_slices *slices = step->slices;
     const int64_t rows = step->rows.count;
     const cpa_linear_args o = product(t, rows, out, q_width(c), w->o, w->o_bias, c->hidden, t->x);
-    const cpa_linear_args gate_up =
-        product(t, rows, t->x, c->hidden, w->gate_up, w->gate_up_bias, 2 * c->intermediate, t->wide);
-    const cpa_linear_args down = product(t, rows, t->inner, c->intermediate, w->down, w->down_bias, c->hidden, t->x);
     if (is_fused(t, step)) {
-        cpa_linear_args gates = gate_up;
-        gates.out = t->inner;
         CPA_TRY(fused_add(t, o, stream));
-        CPA_TRY(fused_norm(t, w->mlp_norm, gates, 1, stream));
-        return fused_add(t, down, stream);
+        return fused_feed_forward(t, w, rows, stream);
     }
-    if (!slices) {
+    if (slices) {
+        const cpa_slice own_heads = cpa_slice_of_units(c->q_heads, c->head_dim, slices->ranks, slices->rank);
+        CPA_TRY(cpa_sliced_inputs(slices, &o, own_heads, w->is_slice, t->wide, stream));
+    } else {
         CPA_TRY(cpa_linear(&o, stream));
-        CPA_TRY(norm(t, rows, t->x, t->residual, w->mlp_norm, t->x, stream));
-        CPA_TRY(cpa_linear(&gate_up, stream));
-        CPA_TRY(activate(t, rows, c->intermediate, stream));
-        return cpa_linear(&down, stream);
     }
-    const cpa_slice own = cpa_slice_of(c->intermediate, slices->ranks, slices->rank);
-    const cpa_slice own_heads = cpa_slice_of_units(c->q_heads, c->head_dim, slices->ranks, slices->rank);
-    CPA_TRY(cpa_sliced_inputs(slices, &o, own_heads, w->is_slice, t->wide, stream));
     CPA_TRY(norm(t, rows, t->x, t->residual, w->mlp_norm, t->x, stream));
-    CPA_TRY(sliced_gate_up(t, w, rows, own, stream));
-    CPA_TRY(activate(t, rows, own.count, stream));
-    return cpa_sliced_inputs(slices, &down, own, w->is_slice, t->wide, stream);
+    const cpa_feed_forward_rows at = {.rows = rows, .slices = slices, .x = t->x, .out = t->x};
+    return cpa_feed_forward_run(&t->feed_forward, &w->feed_forward, &at, stream);
 }
 
 /* The logits of the emissions [first, first + count). */

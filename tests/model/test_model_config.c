@@ -141,6 +141,35 @@ static void test_windows(void) {
     end_change(&c);
 }
 
+static void test_experts(void) {
+    cpa_model_config config = load("tiny-mixtral"), llama = load("tiny-llama");
+    const cpa_moe_config *moe = &config.moe;
+    CU_ASSERT(llama.moe.experts == 0 && llama.moe.sparse[0] == 0);
+    CU_ASSERT(moe->experts == 8 && moe->top_k == 2 && moe->intermediate == 32 && moe->renormalise);
+    CU_ASSERT(moe->sparse[0] && moe->sparse[1] && config.windows[0] == 40 && config.windows[1] == 40);
+    changed c = change("tiny-mixtral"); /* whose family has other defaults than the dense ones */
+    set(&c, "sliding_window", NULL);
+    set(&c, "rms_norm_eps", NULL);
+    set(&c, "rope_theta", NULL);
+    set(&c, "num_experts_per_tok", NULL);
+    CU_ASSERT_EQUAL(load_changed(&c, &config, NULL), CPA_OK);
+    CU_ASSERT(config.windows[0] == 0 && config.norm_eps == 1e-5f && config.rope.theta == 1e6 && moe->top_k == 2);
+    end_change(&c);
+    c = change("tiny-joined-moe");
+    CU_ASSERT_EQUAL(load_changed(&c, &config, NULL), CPA_OK);
+    CU_ASSERT(moe->experts == 5 && moe->top_k == 3 && moe->intermediate == 12 && !moe->renormalise);
+    CU_ASSERT(moe->sparse[0] && !moe->sparse[1] && moe->sparse[2] && config.qkv_bias && config.head_dim == 8);
+    set(&c, "decoder_sparse_step", "2");
+    set(&c, "mlp_only_layers", "[]");
+    set(&c, "use_sliding_window", "true");
+    set(&c, "max_window_layers", "2");
+    set(&c, "moe_intermediate_size", NULL);
+    CU_ASSERT_EQUAL(load_changed(&c, &config, NULL), CPA_OK);
+    CU_ASSERT(!moe->sparse[0] && moe->sparse[1] && !moe->sparse[2] && moe->intermediate == 768);
+    CU_ASSERT(config.windows[0] == 4096 && config.windows[2] == 4096); /* of all layers */
+    end_change(&c);
+}
+
 static void test_shape(void) {
     cpa_mask masks[CPA_CONFIG_MAX_LAYERS];
     cpa_model_config config = load("tiny-qwen2");
@@ -169,7 +198,7 @@ static void test_refusals(void) {
         cpa_status status;
         const char *says;
     } refused[] = {
-        {"tiny-llama", "model_type", "\"mixtral\"", CPA_UNSUPPORTED, "model_type: found mixtral"},
+        {"tiny-llama", "model_type", "\"gpt2\"", CPA_UNSUPPORTED, "model_type: found gpt2, supported are llama, "},
         {"tiny-llama", "model_type", NULL, CPA_INVALID, "model_type: found nothing, expected a text"},
         {"tiny-llama", "hidden_act", "\"gelu\"", CPA_UNSUPPORTED, "hidden_act: found gelu"},
         {"tiny-llama", "quantization_config", "{\"bits\": 4}", CPA_UNSUPPORTED, "quantization_config"},
@@ -209,6 +238,18 @@ static void test_refusals(void) {
          "layer 1 is chunked_attention"},
         {"tiny-qwen2", "max_window_layers", "-1", CPA_INVALID, "max_window_layers: found -1"},
         {"tiny-mistral", "sliding_window", "0", CPA_INVALID, "sliding_window: found 0"},
+        {"tiny-llama", "num_experts", "8", CPA_UNSUPPORTED, "num_experts: not a key that this family has"},
+        {"tiny-mixtral", "num_local_experts", "1025", CPA_INVALID, "num_local_experts: found 1025"},
+        {"tiny-mixtral", "num_experts_per_tok", "9", CPA_INVALID,
+         "num_experts_per_tok: found 9, expected at most num_local_experts, 8"},
+        {"tiny-mixtral", "norm_topk_prob", "true", CPA_UNSUPPORTED, "norm_topk_prob: not a key"},
+        {"tiny-qwen3-moe", "num_experts", NULL, CPA_INVALID, "num_local_experts: found nothing"},
+        {"tiny-qwen3-moe", "num_experts_per_tok", "33", CPA_INVALID, "num_experts_per_tok: found 33"},
+        {"tiny-qwen3-moe", "decoder_sparse_step", "0", CPA_INVALID, "decoder_sparse_step: found 0"},
+        {"tiny-qwen3-moe", "mlp_only_layers", "[2]", CPA_INVALID, "mlp_only_layers: found [2]"},
+        {"tiny-qwen3-moe", "mlp_only_layers", "1", CPA_INVALID, "mlp_only_layers: found 1, expected a list"},
+        {"tiny-qwen3-moe", "n_shared_experts", "1", CPA_UNSUPPORTED, "n_shared_experts: not a key"},
+        {"tiny-qwen3-moe", "routed_scaling_factor", "2.5", CPA_UNSUPPORTED, "routed_scaling_factor: not a key"},
         {"tiny-llama", "eos_token_id", "[1, \"x\"]", CPA_INVALID, "eos_token_id"},
     };
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
@@ -245,6 +286,7 @@ static const cpa_test tests[] = {
     {"rotary positions are read in the forms of versions 4 and 5", test_rope_parameters},
     {"what a file need not say has its family's default", test_defaults},
     {"windows are those of the layers that have them", test_windows},
+    {"layers with experts, and how these are chosen", test_experts},
     {"the shape has a mask for each layer where they differ", test_shape},
     {"what is missing, out of range or unsupported is named", test_refusals},
     {"a pipe is refused, and not waited for", test_pipe},
