@@ -12,6 +12,8 @@ typedef struct expert_names {
 static const expert_names of_families[] = {
     [CPA_MOE_MIXTRAL] = {"block_sparse_moe", "w1", "w3", "w2"},
     [CPA_MOE_QWEN3] = {"mlp", "gate_proj", "up_proj", "down_proj"},
+    [CPA_MOE_DEEPSEEK_V2] = {"mlp", "gate_proj", "up_proj", "down_proj"},
+    [CPA_MOE_DEEPSEEK_V3] = {"mlp", "gate_proj", "up_proj", "down_proj"},
 };
 
 #define JOINED_GATE_UP "mlp.experts.gate_up_proj" /* [experts, 2 * intermediate, hidden] */

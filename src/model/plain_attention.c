@@ -1,4 +1,5 @@
-/* The attention of a plain forward: keys and values of every head, and of every score a number. */
+#include "src/model/plain_attention.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -6,7 +7,6 @@
 
 #include "base/check.h"
 #include "base/min_max.h"
-#include "src/model/plain_internal.h"
 
 cpa_plain_heads cpa_plain_heads_of(const cpa_model_config *c) {
     const cpa_latent_config *l = &c->latent;
@@ -35,7 +35,7 @@ static cpa_status place(cpa_plain *f, int32_t layer, const char *part, float *x,
     const int64_t rows = f->count * heads;
     if (f->config->qk_norm) {
         CPA_TRY(cpa_plain_read(f, cpa_plain_name_of(layer, part, "weight").text, dim, f->weight));
-        cpa_plain_normalise(x, rows, dim, dim, f->weight, f->config->norm_eps, x, dim);
+        cpa_plain_normalise(x, rows, dim, f->weight, f->config->norm_eps, x);
     }
     rotate(f, x, heads, dim, 0);
     cpa_plain_round(f, x, rows * dim);
@@ -55,7 +55,7 @@ static cpa_status ordinary_heads(cpa_plain *f, int32_t layer) {
 /* Rows of the norms within attention, in place. */
 static cpa_status norm_rows(cpa_plain *f, int32_t layer, const char *part, float *x, int64_t width) {
     CPA_TRY(cpa_plain_read(f, cpa_plain_name_of(layer, part, "weight").text, width, f->weight));
-    cpa_plain_normalise(x, f->count, width, width, f->weight, f->config->latent.norm_eps, x, width);
+    cpa_plain_normalise(x, f->count, width, f->weight, f->config->latent.norm_eps, x);
     cpa_plain_round(f, x, f->count * width);
     return CPA_OK;
 }

@@ -8,8 +8,7 @@
 #include "base/min_max.h"
 #include "kernels/host/cache/quantise.h"
 
-/* Rows and columns that share a scale. */
-enum { BLOCK = 128 };
+enum { BLOCK = CPA_STORED_WEIGHT_BLOCK };
 
 static int64_t blocks_of(int64_t elements) {
     return (elements + BLOCK - 1) / BLOCK;

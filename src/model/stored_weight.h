@@ -6,6 +6,8 @@
 
 #include "src/model/safetensors.h"
 
+enum { CPA_STORED_WEIGHT_BLOCK = 128 }; /* rows, and columns, that share a scale */
+
 typedef struct cpa_stored_weight {
     const cpa_tensor *tensor;
     const cpa_tensor *scales; /* NULL: the elements are plain */

@@ -257,7 +257,8 @@ def make(name):
             state, wide = to_fp8(state)
             read = Path(tempfile.mkdtemp())
             (read / "config.json").write_text(json.dumps(plain))
-            write_weights(read, {name: values.float() if name.endswith(FP8_NAMES) else values.to(dtype).float()
+            exact = (*FP8_NAMES, "correction_bias")
+            write_weights(read, {name: values if name.endswith(exact) else values.to(dtype).float()
                                  for name, values in wide.items()}, torch.float32, 1)
         write_weights(folder, state, dtype, spec.get("shards", 1))
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
