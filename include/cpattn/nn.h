@@ -151,7 +151,7 @@ typedef struct cpa_linear_args {
     /* [weight_scale_rows, weight_scale_columns], contiguous: the weights are CPA_FP8_E4M3; NULL: they are of dtype. */
     const float *weight_scale;
     int32_t weight_scale_rows, weight_scale_columns;
-    /* Above 1: so many products of these sizes, without bias, such as one for each head of a row. x, weight and out of
+    /* Above 1: so many products of these sizes, without bias and scales, such as one for each head of a row. x, weight and out of
      * each begin a stride, in elements, behind those of the one before; on the host each has the bits of one alone. */
     int32_t batch;
     int64_t x_batch_stride, weight_batch_stride, out_batch_stride;

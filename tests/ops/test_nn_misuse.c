@@ -165,10 +165,19 @@ RUN(linear)
 
 static void linear(void) {
     typedef cpa_linear_args T;
-    static const member members[] = {M(T, rows, INT64),     M(T, inputs, INT32),    M(T, outputs, INT32),
-                                     M(T, dtype, INT32),    M(T, out_dtype, INT32), M(T, x, POINTER),
-                                     M(T, x_stride, INT64), M(T, weight, POINTER),  M(T, weight_stride, INT64),
-                                     M(T, bias, OPTIONAL),  M(T, out, POINTER),     M(T, out_stride, INT64),
+    static const member members[] = {M(T, rows, INT64),
+                                     M(T, inputs, INT32),
+                                     M(T, outputs, INT32),
+                                     M(T, dtype, INT32),
+                                     M(T, out_dtype, INT32),
+                                     M(T, x, POINTER),
+                                     M(T, x_stride, INT64),
+                                     M(T, weight, POINTER),
+                                     M(T, weight_stride, INT64),
+                                     M(T, bias, OPTIONAL),
+                                     M(T, out, POINTER),
+                                     M(T, out_stride, INT64),
+                                     M(T, weight_scale, OPTIONAL),
                                      M(T, batch, INT32)};
     int used = 0;
     T args = {.size = sizeof args,
@@ -190,6 +199,10 @@ static void linear(void) {
     args.bias = NULL;
     CU_ASSERT_EQUAL(cpa_linear(&args, stream), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(said(), "linear: batch strides are 0, 0 and 0, expected"));
+    args.batch = 0;
+    args.weight_scale = next(&used), args.weight_scale_rows = 2, args.weight_scale_columns = 1;
+    CU_ASSERT_EQUAL(cpa_linear(&args, stream), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(said(), "linear: scales are [2, 1], expected [1, 1] or [8, 1] for weights [8, 8]");
 }
 
 RUN(sample)

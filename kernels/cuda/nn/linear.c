@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "base/check.h"
+#include "kernels/cuda/experts/expert_linear.h"
 #include "kernels/cuda/nn/linear.h"
 #include "kernels/cuda/nn/nn.h"
 
@@ -256,7 +257,7 @@ static cpa_status in_parts(const cpa_linear_args *a, cpa_stream *stream) {
         return cpa_fail(&stream->error, CPA_UNSUPPORTED,
                         "linear: cuBLASLt has no algorithm for %d inputs and %d outputs in fp32", a->inputs,
                         a->outputs);
-    for (int64_t item = 0; item < a->batch; item++) {
+    for (int64_t item = 0; item == 0 || item < a->batch; item++) {
         for (int64_t row = 0; row < a->rows; row += CPA_CUDA_FEW_ROWS) {
             cpa_linear_args part = *a;
             part.rows = a->rows - row < CPA_CUDA_FEW_ROWS ? a->rows - row : CPA_CUDA_FEW_ROWS;
@@ -287,7 +288,7 @@ static cpa_status by_cublas(const cpa_linear_args *a, cpa_cuda_stream *stream) {
                        .out_batch_stride = many ? a->out_batch_stride : 0,
                        .inputs = a->inputs,
                        .outputs = a->outputs,
-                       .batch = a->batch,
+                       .batch = many ? a->batch : 1,
                        .dtype = a->dtype,
                        .out_dtype = a->out_dtype,
                        .alignment = alignment_of(a),
@@ -312,9 +313,35 @@ static cpa_status by_cublas(const cpa_linear_args *a, cpa_cuda_stream *stream) {
     return p->unsupported ? in_parts(a, &stream->base) : check(err, answer, "cublasLtMatmul");
 }
 
+/* Weights in FP8: as those of a single expert. */
+static cpa_status by_codes(const cpa_linear_args *a, cpa_stream *stream) {
+    const cpa_cuda_expert_product of_codes = {
+        .args = {.experts = 1,
+                 .rows = a->rows,
+                 .inputs = a->inputs,
+                 .outputs = a->outputs,
+                 .dtype = a->dtype,
+                 .out_dtype = a->out_dtype,
+                 .x = a->x,
+                 .x_rows = a->rows,
+                 .x_stride = a->x_stride,
+                 .weight = a->weight,
+                 .weight_stride = a->weight_stride,
+                 .out = a->out,
+                 .out_stride = a->out_stride,
+                 .weight_scale = a->weight_scale,
+                 .weight_scale_rows = a->weight_scale_rows,
+                 .weight_scale_columns = a->weight_scale_columns},
+        .bias = a->bias,
+    };
+    if (a->rows > INT32_MAX) return cpa_cuda_unsupported(stream, "linear: rows of a product with FP8 weights", a->rows);
+    return cpa_cuda_expert_multiply(&of_codes, stream);
+}
+
 cpa_status cpa_cuda_linear(const cpa_linear_args *args, cpa_stream *stream) {
     CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
     const int few = args->rows <= CPA_CUDA_FEW_ROWS && args->dtype != CPA_F32;
-    if (few && args->batch == 1) return cpa_cuda_linear_few(args, &ALONE, stream);
+    if (args->weight_scale) return by_codes(args, stream);
+    if (few && args->batch <= 1) return cpa_cuda_linear_few(args, &ALONE, stream);
     return by_cublas(args, (cpa_cuda_stream *)stream);
 }
