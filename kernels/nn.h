@@ -11,7 +11,8 @@
 /* The operators, for what a back end says of each alike: X(name) with cpa_<name>_args. The random numbers, exponentials
  * and thresholds of sample are those of kernels/draw.h. */
 #define CPA_NN_OPERATORS(X)                                                                                            \
-    X(rmsnorm) X(qk_norm_rope) X(swiglu) X(embed) X(linear) X(sample) X(rank_tokens) X(mark_tokens)
+    X(rmsnorm)                                                                                                         \
+    X(rmsnorm2) X(rotate) X(qk_norm_rope) X(swiglu) X(embed) X(linear) X(sample) X(rank_tokens) X(mark_tokens)
 
 /* What linear of few rows does by itself, so that no kernel comes between two products of a layer. */
 typedef struct cpa_linear_fusion {
