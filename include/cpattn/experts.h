@@ -101,7 +101,7 @@ CPA_API cpa_status cpa_expert_permute(const cpa_expert_permute_args *args, cpa_s
 
 /* expert_linear: the row of `out` at each place is x * weight^T with the weights of its expert, accumulated in fp32 and
  * rounded once. What each expert has is read where the work is done, so that the host need not know it; places that no
- * expert has are neither read nor written. Offsets are cut to 0..rows, and to ascend. On the host a row has the bits that
+ * expert has are neither read nor written. Offsets ascend; what they name beyond `rows` is left out. On the host a row has the bits that
  * cpa_linear gives it. CUDA devices multiply bf16 and fp16 by tensor cores where strides, widths and addresses are
  * multiples of 16 bytes, and all else slowly.
  *

@@ -6,9 +6,6 @@
 #include "kernels/nn.h"
 #include "src/ops/nn_check.h"
 
-/* Elements of a row. */
-enum { MOST_WIDTH = 1 << 24 };
-
 static cpa_status check_finite(const char *where, const char *name, float number, float least, cpa_error *err) {
     REQUIRE(err, number >= least && isfinite(number), "%s: %s is %g, expected a number of at least %g", where, name,
             (double)number, (double)least);
@@ -20,7 +17,7 @@ static cpa_status check_finite(const char *where, const char *name, float number
 static cpa_status check_rmsnorm(cpa_rmsnorm_args *a, cpa_error *err) {
     const char *where = "rmsnorm";
     CPA_TRY(cpa_nn_check_count(where, "rows", a->rows, 0, CPA_MOST_TOKENS, err));
-    CPA_TRY(cpa_nn_check_count(where, "width", a->width, 1, MOST_WIDTH, err));
+    CPA_TRY(cpa_nn_check_count(where, "width", a->width, 1, CPA_NN_MOST_WIDTH, err));
     CPA_TRY(cpa_check_dtype(where, "dtype", a->dtype, err));
     const int64_t bytes = cpa_dtype_bytes(a->dtype), rows = a->rows, width = a->width;
     CPA_TRY(
@@ -114,7 +111,7 @@ cpa_status cpa_qk_norm_rope(const cpa_qk_norm_rope_args *given, cpa_stream *stre
 static cpa_status check_swiglu(const cpa_swiglu_args *a, cpa_error *err) {
     const char *where = "swiglu";
     CPA_TRY(cpa_nn_check_count(where, "rows", a->rows, 0, CPA_MOST_TOKENS, err));
-    CPA_TRY(cpa_nn_check_count(where, "width", a->width, 1, MOST_WIDTH, err));
+    CPA_TRY(cpa_nn_check_count(where, "width", a->width, 1, CPA_NN_MOST_WIDTH, err));
     CPA_TRY(cpa_check_dtype(where, "dtype", a->dtype, err));
     const int64_t bytes = cpa_dtype_bytes(a->dtype), width = a->width;
     CPA_TRY(cpa_nn_check_tensor(where, (cpa_nn_tensor){"gate_up", NULL, a->gate_up, NULL, a->rows, 2 * width, bytes, 0},
@@ -133,7 +130,7 @@ cpa_status cpa_swiglu(const cpa_swiglu_args *given, cpa_stream *stream) {
 static cpa_status check_embed(const cpa_embed_args *a, cpa_error *err) {
     const char *where = "embed";
     CPA_TRY(cpa_nn_check_count(where, "rows", a->rows, 0, CPA_MOST_TOKENS, err));
-    CPA_TRY(cpa_nn_check_count(where, "width", a->width, 1, MOST_WIDTH, err));
+    CPA_TRY(cpa_nn_check_count(where, "width", a->width, 1, CPA_NN_MOST_WIDTH, err));
     CPA_TRY(cpa_nn_check_count(where, "vocabulary", a->vocabulary, 1, UINT32_MAX, err));
     CPA_TRY(cpa_check_dtype(where, "dtype", a->dtype, err));
     const int64_t bytes = cpa_dtype_bytes(a->dtype), width = a->width;
@@ -157,17 +154,21 @@ cpa_status cpa_embed(const cpa_embed_args *given, cpa_stream *stream) {
 static cpa_status check_linear(cpa_linear_args *a, cpa_error *err) {
     const char *where = "linear";
     CPA_TRY(cpa_nn_check_count(where, "rows", a->rows, 0, CPA_MOST_TOKENS, err));
-    CPA_TRY(cpa_nn_check_count(where, "inputs", a->inputs, 1, MOST_WIDTH, err));
-    CPA_TRY(cpa_nn_check_count(where, "outputs", a->outputs, 1, MOST_WIDTH, err));
+    CPA_TRY(cpa_nn_check_count(where, "inputs", a->inputs, 1, CPA_NN_MOST_WIDTH, err));
+    CPA_TRY(cpa_nn_check_count(where, "outputs", a->outputs, 1, CPA_NN_MOST_WIDTH, err));
     CPA_TRY(cpa_check_dtype(where, "dtype", a->dtype, err));
     REQUIRE(err, a->out_dtype == a->dtype || a->out_dtype == CPA_F32, "linear: out_dtype is %d, expected %s or fp32",
             (int)a->out_dtype, cpa_dtype_name(a->dtype));
     const int64_t bytes = cpa_dtype_bytes(a->dtype), out_bytes = cpa_dtype_bytes(a->out_dtype), rows = a->rows;
-    const int64_t in = a->inputs, out = a->outputs;
+    const int64_t weight_bytes = a->weight_scale ? 1 : bytes, in = a->inputs, out = a->outputs;
     CPA_TRY(cpa_nn_check_tensor(where, (cpa_nn_tensor){"x", "x_stride", a->x, &a->x_stride, rows, in, bytes, 0}, err));
     CPA_TRY(cpa_nn_check_tensor(
-        where, (cpa_nn_tensor){"weight", "weight_stride", a->weight, &a->weight_stride, out, in, bytes, 0}, err));
+        where, (cpa_nn_tensor){"weight", "weight_stride", a->weight, &a->weight_stride, out, in, weight_bytes, 0},
+        err));
     CPA_TRY(cpa_nn_check_tensor(where, (cpa_nn_tensor){"bias", NULL, a->bias, NULL, 1, out, bytes, 1}, err));
+    CPA_TRY(cpa_nn_check_tensor(where, (cpa_nn_tensor){"weight_scale", NULL, a->weight_scale, NULL, 1, 1, 4, 1}, err));
+    if (a->weight_scale)
+        CPA_TRY(cpa_nn_check_weight_scale(where, out, in, a->weight_scale_rows, a->weight_scale_columns, err));
     return cpa_nn_check_tensor(
         where, (cpa_nn_tensor){"out", "out_stride", a->out, &a->out_stride, rows, out, out_bytes, 0}, err);
 }

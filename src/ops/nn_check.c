@@ -15,3 +15,13 @@ cpa_status cpa_nn_check_tensor(const char *where, cpa_nn_tensor t, cpa_error *er
     if (t.stride && stride == 0) *t.stride = t.width;
     return CPA_OK;
 }
+
+cpa_status cpa_nn_check_weight_scale(const char *where, int64_t outputs, int64_t inputs, int64_t rows, int64_t columns,
+                                     cpa_error *err) {
+    const int64_t block = 128, block_rows = (outputs + block - 1) / block, block_columns = (inputs + block - 1) / block;
+    REQUIRE(err, (rows == outputs && columns == 1) || (rows == block_rows && columns == block_columns),
+            "%s: scales are [%lld, %lld], expected [%lld, %lld] or [%lld, 1] for weights [%lld, %lld]", where,
+            (long long)rows, (long long)columns, (long long)block_rows, (long long)block_columns, (long long)outputs,
+            (long long)outputs, (long long)inputs);
+    return CPA_OK;
+}

@@ -4,6 +4,9 @@
 
 #include "src/ops/check_args.h"
 
+/* Elements of a row. */
+enum { CPA_NN_MOST_WIDTH = 1 << 24 };
+
 cpa_status cpa_nn_check_count(const char *where, const char *name, int64_t count, int64_t least, int64_t most,
                               cpa_error *err);
 
@@ -16,5 +19,9 @@ typedef struct cpa_nn_tensor {
     int optional;
 } cpa_nn_tensor;
 cpa_status cpa_nn_check_tensor(const char *where, cpa_nn_tensor tensor, cpa_error *err);
+
+/* Whether scales of FP8 weights have one of the two shapes of cpattn/experts.h. */
+cpa_status cpa_nn_check_weight_scale(const char *where, int64_t outputs, int64_t inputs, int64_t rows, int64_t columns,
+                                     cpa_error *err);
 
 #endif

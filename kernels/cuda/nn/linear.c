@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "base/check.h"
+#include "kernels/cuda/experts/expert_linear.h"
 #include "kernels/cuda/nn/linear.h"
 #include "kernels/cuda/nn/nn.h"
 
@@ -279,8 +280,34 @@ static cpa_status by_cublas(const cpa_linear_args *a, cpa_cuda_stream *stream) {
     return p->unsupported ? in_parts(a, &stream->base) : check(err, answer, "cublasLtMatmul");
 }
 
+/* Weights in FP8: as those of a single expert. */
+static cpa_status by_codes(const cpa_linear_args *a, cpa_stream *stream) {
+    const cpa_cuda_expert_product of_codes = {
+        .args = {.experts = 1,
+                 .rows = a->rows,
+                 .inputs = a->inputs,
+                 .outputs = a->outputs,
+                 .dtype = a->dtype,
+                 .out_dtype = a->out_dtype,
+                 .x = a->x,
+                 .x_rows = a->rows,
+                 .x_stride = a->x_stride,
+                 .weight = a->weight,
+                 .weight_stride = a->weight_stride,
+                 .out = a->out,
+                 .out_stride = a->out_stride,
+                 .weight_scale = a->weight_scale,
+                 .weight_scale_rows = a->weight_scale_rows,
+                 .weight_scale_columns = a->weight_scale_columns},
+        .bias = a->bias,
+    };
+    if (a->rows > INT32_MAX) return cpa_cuda_unsupported(stream, "linear: rows of a product with FP8 weights", a->rows);
+    return cpa_cuda_expert_multiply(&of_codes, stream);
+}
+
 cpa_status cpa_cuda_linear(const cpa_linear_args *args, cpa_stream *stream) {
     CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
+    if (args->weight_scale) return by_codes(args, stream);
     if (args->rows <= CPA_CUDA_FEW_ROWS && args->dtype != CPA_F32) return cpa_cuda_linear_few(args, &ALONE, stream);
     return by_cublas(args, (cpa_cuda_stream *)stream);
 }
