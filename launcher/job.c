@@ -61,6 +61,9 @@ static cpa_status read_model(cpa_job *job, cpa_error *err) {
     } else if (is_on_cuda(settings)) {
         shape->dtype = CPA_BF16; /* fp32 has no tensor cores */
     }
+    if (settings->spread_experts && job->network.moe.experts == 0)
+        return cpa_fail(err, CPA_INVALID,
+                        "--experts: found spread, expected with the --model-dir of a model that has some");
     if (settings->dtype) shape->dtype = (cpa_dtype)(settings->dtype - 1);
     if (settings->window >= 0) cpa_model_set_window(&job->model, settings->window);
     if (settings->sinks >= 0) cpa_model_set_sinks(&job->model, (int32_t)settings->sinks);
@@ -196,6 +199,7 @@ cpa_transformer_options cpa_job_transformer_options(const cpa_job *job) {
         .max_sequences = job->settings.max_num_seqs,
         .slices = slices_of(&job->settings),
         .ranks = job->ranks,
+        .spread_experts = job->settings.spread_experts != 0,
     };
 }
 

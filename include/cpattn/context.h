@@ -154,6 +154,7 @@ typedef struct cpa_context_stats {
     /* Rows left to the plain kernel of a device (cpa_attend_plan_kernel), once for each attend of each layer, and once
      * for each range of keys of a row of several; a graph counts the rows of the step that it was captured of. */
     int64_t plain_rows;
+    int64_t row_bytes_sent; /* of bytes_sent, those of cpa_row_exchange (cpattn/model.h) */
 } cpa_context_stats;
 
 /* Collective over `comm`, which must outlive the context, as must `device`. Options that are not the same on every rank

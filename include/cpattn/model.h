@@ -216,6 +216,24 @@ typedef struct cpa_slices {
     cpa_status (*sum)(void *ctx, const cpa_slice_sum *args, cpa_stream *stream);
 } cpa_slices;
 
+/* Rows that ranks send each other, each as many to each as it likes: so a network has what lies on other ranks compute
+ * for it. Every rank makes the same calls in the same order, also one without rows. The numbers of rows are known on the
+ * host; what travels is on the device, contiguous. */
+typedef struct cpa_row_exchange_args {
+    size_t size;
+    int64_t row_bytes;
+    const int64_t *send_rows;    /* [ranks] how many go to each rank, this one too */
+    const int64_t *receive_rows; /* [ranks] how many come from each: what that rank has for this one in send_rows */
+    const void *send;            /* those for rank 0, then those for rank 1, ... */
+    void *receive;               /* from rank 0, then from rank 1, ...; does not overlap `send` */
+} cpa_row_exchange_args;
+typedef struct cpa_row_exchange {
+    size_t size;
+    void *ctx;
+    int32_t rank, ranks;
+    cpa_status (*exchange)(void *ctx, const cpa_row_exchange_args *args, cpa_stream *stream);
+} cpa_row_exchange;
+
 /* Drafts count as tokens of the output for what is drawn behind them, and for that alone, since they may be wrong:
  * those on the path of emission i, which are entry ends[i] of the history, then entry parents of that, and so on until
  * -1. They have entries in the history whose sequence is -1. Without penalties in the step there are none. */
@@ -263,6 +281,7 @@ typedef struct cpa_model_step {
     cpa_token_ranks *ranks;      /* device [emissions]: filled where top_logprobs wants it, as rank_tokens does */
     cpa_draw_limits limits;
     const cpa_step_form *forms; /* host [n_forms of cpa_model_shape]; NULL where the model has none */
+    const cpa_row_exchange *row_exchange;
 } cpa_model_step;
 
 /* What layer_in fills, and where it may write keys and values itself. On the device of the engine. */

@@ -5,6 +5,13 @@
 #include "base/check.h"
 #include "src/model/sliced_linear.h"
 
+typedef struct dense_rows {
+    int64_t rows;
+    const cpa_slices *slices;
+    const void *x;
+    void *out;
+} dense_rows;
+
 static cpa_linear_args product(const cpa_feed_forward *f, int64_t rows, const void *x, int32_t inputs,
                                const void *weight, const void *bias, int32_t outputs, void *out) {
     return (cpa_linear_args){
@@ -34,8 +41,8 @@ static cpa_status activate(const cpa_feed_forward *f, int64_t rows, int64_t widt
 }
 
 /* The gates of this rank's slice, and beside them what they scale. */
-static cpa_status sliced_gate_up(const cpa_feed_forward *f, const cpa_feed_forward_weights *w,
-                                 const cpa_feed_forward_rows *at, cpa_slice own, cpa_stream *stream) {
+static cpa_status sliced_gate_up(const cpa_feed_forward *f, const cpa_feed_forward_weights *w, const dense_rows *at,
+                                 cpa_slice own, cpa_stream *stream) {
     const cpa_model_config *c = f->config;
     const int64_t bytes = cpa_dtype_bytes(f->dtype);
     for (int up = 0; up < 2; up++) {
@@ -50,7 +57,7 @@ static cpa_status sliced_gate_up(const cpa_feed_forward *f, const cpa_feed_forwa
     return CPA_OK;
 }
 
-static cpa_status dense(const cpa_feed_forward *f, const cpa_feed_forward_weights *w, const cpa_feed_forward_rows *at,
+static cpa_status dense(const cpa_feed_forward *f, const cpa_feed_forward_weights *w, const dense_rows *at,
                         cpa_stream *stream) {
     const cpa_model_config *c = f->config;
     const cpa_linear_args gate_up =
@@ -69,6 +76,11 @@ static cpa_status dense(const cpa_feed_forward *f, const cpa_feed_forward_weight
 }
 
 cpa_status cpa_feed_forward_run(const cpa_feed_forward *feed_forward, const cpa_feed_forward_weights *weights,
-                                const cpa_feed_forward_rows *rows, cpa_stream *stream) {
-    return dense(feed_forward, weights, rows, stream);
+                                const cpa_model_step *step, const void *x, void *out, cpa_stream *stream) {
+    if (weights->router) {
+        const cpa_mixture_rows rows = {.step = step, .x = x, .out = out, .part = feed_forward->wide};
+        return cpa_mixture_run(&feed_forward->mixture, weights, &rows, stream);
+    }
+    const dense_rows rows = {step->rows.count, step->slices, x, out};
+    return dense(feed_forward, weights, &rows, stream);
 }

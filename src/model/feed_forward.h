@@ -1,10 +1,11 @@
-/* The feed-forward of a layer, (silu(x Wgate) * x Wup) Wdown, of rows of one rank or, in steps with slices, of all
- * ranks. */
+/* The feed-forward of a layer, of the rows of one rank or, in steps with slices, of all ranks: dense, (silu(x Wgate) *
+ * x Wup) Wdown, or a mixture of experts (mixture.h). */
 #ifndef CPA_MODEL_FEED_FORWARD_H
 #define CPA_MODEL_FEED_FORWARD_H
 
 #include <cpattn/model.h>
 
+#include "src/model/mixture.h"
 #include "src/model/weights.h"
 
 /* What the feed-forwards of all layers have in common. */
@@ -12,18 +13,13 @@ typedef struct cpa_feed_forward {
     const cpa_model_config *config;
     cpa_dtype dtype;
     /* Room for rows, shared with whoever computes before and behind. */
-    void *wide;  /* [rows, 2 * intermediate]; with slices also for parts of sums, [rows, hidden] in fp32 */
-    void *inner; /* [rows, intermediate] */
+    void *wide;          /* [rows, 2 * intermediate]; with slices also for parts of sums, [rows, hidden] in fp32 */
+    void *inner;         /* [rows, intermediate] */
+    cpa_mixture mixture; /* of the layers that have experts */
 } cpa_feed_forward;
 
-typedef struct cpa_feed_forward_rows {
-    int64_t rows;
-    const cpa_slices *slices; /* those of the step */
-    const void *x;            /* [rows, hidden] */
-    void *out;                /* [rows, hidden]; may be x */
-} cpa_feed_forward_rows;
-
+/* out [rows, hidden] of the step's rows x [rows, hidden]; may be x. */
 cpa_status cpa_feed_forward_run(const cpa_feed_forward *feed_forward, const cpa_feed_forward_weights *weights,
-                                const cpa_feed_forward_rows *rows, cpa_stream *stream);
+                                const cpa_model_step *step, const void *x, void *out, cpa_stream *stream);
 
 #endif

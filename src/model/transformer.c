@@ -9,11 +9,12 @@
 #include "kernels/device.h"
 #include "kernels/nn.h"
 #include "src/model/feed_forward.h"
+#include "src/model/mixture_spread.h"
 #include "src/model/sampler.h"
 #include "src/model/sliced_linear.h"
 #include "src/model/weights.h"
 
-enum { DEFAULT_LOGIT_ROWS = 256 };
+enum { DEFAULT_LOGIT_ROWS = 256, DEFAULT_EXPERT_ROWS = 4096 };
 
 struct cpa_transformer {
     cpa_model_config config;
@@ -27,8 +28,9 @@ struct cpa_transformer {
     /* [max_rows, ...], in the dtype */
     void *residual; /* [hidden] what the layers have added up */
     void *x;        /* [hidden] normed, or what is to be added next */
-    void *wide;     /* outputs of the widest product, or a part of a sum over ranks */
+    void *wide;     /* outputs of the widest product but those of experts, or a part of a sum over ranks */
     void *inner;    /* [intermediate], or a slice of queries, keys and values */
+    void *mixture;  /* room for those of experts */
     /* [logit_rows, ...] */
     void *last_residual, *last_x; /* [hidden] */
     float *logits;                /* [vocabulary] */
@@ -52,17 +54,26 @@ static int64_t rope_bytes(const cpa_model_config *c) {
 /* Whether steps with slices are taken: no slice is empty. */
 static int takes_slices(const cpa_transformer *t) {
     const cpa_model_config *c = &t->config;
-    const int32_t ranks = t->options.ranks;
+    const int32_t ranks = t->options.ranks, experts = c->moe.experts;
     return t->options.slices != CPA_SLICES_NONE && ranks > 1 && c->q_heads >= ranks &&
            cpa_slice_unit(qkv_width(c), ranks) > 0 && cpa_slice_unit(c->intermediate, ranks) > 0 &&
-           cpa_slice_unit(c->vocabulary, ranks) > 0;
+           cpa_slice_unit(c->vocabulary, ranks) > 0 && (experts == 0 || experts >= ranks);
+}
+
+/* Whether each expert lies on one rank alone, and the rows that choose it travel. */
+static int spreads_experts(const cpa_transformer *t) {
+    return t->options.spread_experts && t->options.ranks > 1 && t->config.moe.experts > 0;
 }
 
 /* What this rank has of the weights. */
 static cpa_weights_part weights_part(const cpa_transformer *t) {
     const int sliced = t->options.slices == CPA_SLICES_ALL && takes_slices(t);
     cpa_weights_part part = {0, 1, 0, 1};
-    if (sliced) part = (cpa_weights_part){t->options.rank, t->options.ranks, t->options.rank, t->options.ranks};
+    if (sliced) part = (cpa_weights_part){t->options.rank, t->options.ranks, 0, 1};
+    if (sliced || spreads_experts(t)) {
+        part.expert_rank = t->options.rank;
+        part.expert_ranks = t->options.ranks;
+    }
     return part;
 }
 
@@ -73,7 +84,7 @@ typedef struct buffer {
     void **memory;
     int64_t bytes;
 } buffer;
-enum { BUFFERS = 9 };
+enum { BUFFERS = 10 };
 
 static void list_buffers(cpa_transformer *t, buffer list[BUFFERS]) {
     const cpa_model_config *c = &t->config;
@@ -96,6 +107,7 @@ static void list_buffers(cpa_transformer *t, buffer list[BUFFERS]) {
         {(void **)&t->logits, t->logit_rows * c->vocabulary * (int64_t)sizeof(float)},
         {(void **)&t->own_logits, t->logit_rows * own_logits * (int64_t)sizeof(float)},
         {(void **)&t->rope_table, rope_bytes(c)},
+        {&t->mixture, cpa_mixture_place(&t->feed_forward.mixture, NULL)},
     };
     _Static_assert(sizeof all == BUFFERS * sizeof *all, "as many as are listed");
     for (int i = 0; i < BUFFERS; i++) list[i] = all[i];
@@ -106,6 +118,14 @@ static void set_sizes(cpa_transformer *t, const cpa_model_config *config, const 
     t->options = *options;
     t->logit_rows = options->logit_rows ? options->logit_rows : DEFAULT_LOGIT_ROWS;
     t->logit_rows = cpa_min64(t->logit_rows, cpa_min64(options->max_rows, options->max_sequences));
+    const int32_t over = spreads_experts(t) ? options->ranks : 1;
+    const int64_t at_once = (options->expert_rows ? options->expert_rows : DEFAULT_EXPERT_ROWS) / over;
+    const int64_t piece = cpa_min64(options->max_rows, cpa_max64(at_once, 1));
+    t->feed_forward = (cpa_feed_forward){
+        .config = &t->config,
+        .dtype = options->dtype,
+        .mixture = cpa_mixture_of(&t->config, options->dtype, weights_part(t), over, piece),
+    };
 }
 
 int64_t cpa_transformer_bytes(const cpa_model_config *config, const cpa_transformer_options *options) {
@@ -162,20 +182,32 @@ static cpa_status warm_up(const cpa_transformer *t, cpa_stream *stream, cpa_erro
     return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "the first product: %s", stream->error.message);
 }
 
+/* Whether what is to be shared out is enough for all ranks, and may be. */
+static cpa_status check_ranks(const cpa_transformer *t, cpa_error *err) {
+    const int32_t ranks = t->options.ranks, experts = t->config.moe.experts;
+    if (t->options.slices == CPA_SLICES_ALL && ranks > 1 && !takes_slices(t)) {
+        const int32_t most = experts > 0 && experts < t->config.q_heads ? experts : t->config.q_heads;
+        return cpa_fail(err, CPA_UNSUPPORTED, "weights: found %d ranks, expected at most as many as %s, %d, for slices",
+                        ranks, most == t->config.q_heads ? "heads" : "experts", most);
+    }
+    if (!spreads_experts(t)) return CPA_OK;
+    if (experts < ranks)
+        return cpa_fail(err, CPA_UNSUPPORTED, "experts: found %d ranks, expected at most as many as experts, %d", ranks,
+                        experts);
+    return cpa_mixture_check_spread(t->device, err);
+}
+
 static cpa_status load(cpa_transformer *t, const cpa_safetensors *files, cpa_stream *stream, cpa_error *err) {
     buffer list[BUFFERS];
     const cpa_weights_part part = weights_part(t);
-    if (t->options.slices == CPA_SLICES_ALL && t->options.ranks > 1 && !takes_slices(t))
-        return cpa_fail(err, CPA_UNSUPPORTED,
-                        "weights: found %d ranks, expected at most as many as heads, %d, for slices", t->options.ranks,
-                        t->config.q_heads);
-    if (t->config.moe.experts > 0) return cpa_fail(err, CPA_UNSUPPORTED, "experts: the network does not take them yet");
+    CPA_TRY(check_ranks(t, err));
     CPA_TRY(cpa_weights_load(&t->config, part, files, t->options.dtype, stream, &t->weights, err));
     CPA_TRY(cpa_sampler_open(t->device, t->config.vocabulary, t->options.max_sequences, &t->sampler, err));
     list_buffers(t, list);
     for (int i = 0; i < BUFFERS; i++) CPA_TRY(cpa_device_alloc(t->device, list[i].bytes, list[i].memory, err));
-    t->feed_forward =
-        (cpa_feed_forward){.config = &t->config, .dtype = t->options.dtype, .wide = t->wide, .inner = t->inner};
+    t->feed_forward.wide = t->wide;
+    t->feed_forward.inner = t->inner;
+    cpa_mixture_place(&t->feed_forward.mixture, t->mixture);
     CPA_TRY(upload_rope(t, stream, err));
     return warm_up(t, stream, err);
 }
@@ -333,11 +365,17 @@ static cpa_status layer_in(void *ctx, int32_t layer, const cpa_model_step *step,
     return cpa_qk_norm_rope(&args, stream);
 }
 
-/* A dense feed-forward whose products norm, activate and add by themselves. */
-static cpa_status fused_feed_forward(const cpa_transformer *t, const cpa_layer_weights *w, int64_t rows,
+/* The feed-forward of a fused step: its products norm, activate and add by themselves, or its experts add. */
+static cpa_status fused_feed_forward(const cpa_transformer *t, const cpa_layer_weights *w, const cpa_model_step *step,
                                      cpa_stream *stream) {
     const cpa_model_config *c = &t->config;
     const cpa_feed_forward_weights *f = &w->feed_forward;
+    const int64_t rows = step->rows.count;
+    if (f->router) {
+        const cpa_mixture_rows at = {.step = step, .x = t->x, .out = t->residual, .added = t->residual};
+        CPA_TRY(norm(t, rows, t->residual, NULL, w->mlp_norm, t->x, stream));
+        return cpa_mixture_run(&t->feed_forward.mixture, f, &at, stream);
+    }
     const cpa_linear_args gates =
         product(t, rows, t->x, c->hidden, f->gate_up, f->gate_up_bias, 2 * c->intermediate, t->inner);
     CPA_TRY(fused_norm(t, w->mlp_norm, gates, 1, stream));
@@ -353,7 +391,7 @@ static cpa_status layer_out(void *ctx, int32_t layer, const cpa_model_step *step
     const cpa_linear_args o = product(t, rows, out, q_width(c), w->o, w->o_bias, c->hidden, t->x);
     if (is_fused(t, step)) {
         CPA_TRY(fused_add(t, o, stream));
-        return fused_feed_forward(t, w, rows, stream);
+        return fused_feed_forward(t, w, step, stream);
     }
     if (slices) {
         const cpa_slice own_heads = cpa_slice_of_units(c->q_heads, c->head_dim, slices->ranks, slices->rank);
@@ -362,8 +400,7 @@ static cpa_status layer_out(void *ctx, int32_t layer, const cpa_model_step *step
         CPA_TRY(cpa_linear(&o, stream));
     }
     CPA_TRY(norm(t, rows, t->x, t->residual, w->mlp_norm, t->x, stream));
-    const cpa_feed_forward_rows at = {.rows = rows, .slices = slices, .x = t->x, .out = t->x};
-    return cpa_feed_forward_run(&t->feed_forward, &w->feed_forward, &at, stream);
+    return cpa_feed_forward_run(&t->feed_forward, &w->feed_forward, step, t->x, t->x, stream);
 }
 
 /* The logits of the emissions [first, first + count). */

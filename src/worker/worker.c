@@ -9,6 +9,7 @@
 #include "kernels/operators.h"
 #include "src/context/context.h"
 #include "src/context/context_plan.h"
+#include "src/context/row_exchange.h"
 #include "src/context/tensor_slices.h"
 #include "src/worker/layer_caches.h"
 #include "src/worker/token_masks.h"
@@ -185,6 +186,7 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
     CPA_TRY_GOTO(cpa_context_create_over(control->comm, device, options->transport, &context, &worker->context, err),
                  fail);
     worker->slices = cpa_context_slices(worker->context);
+    worker->row_exchange = cpa_context_row_exchange(worker->context);
     status = make_graphs(worker, control, err);
     CPA_TRY_GOTO(cpa_control_agree(control, status, err), fail);
     *out = worker;

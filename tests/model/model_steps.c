@@ -7,6 +7,7 @@
 
 #include "kernels/kv_view.h"
 #include "src/context/context.h"
+#include "src/context/row_exchange.h"
 #include "src/context/tensor_slices.h"
 #include "tests/fixtures/comm_fixture.h"
 #include "tests/fixtures/device_fixture.h"
@@ -42,7 +43,7 @@ static void open_cache(cpa_test_model *m) {
     }
 }
 
-static void open_model(cpa_test_model *m, const char *folder, cpa_dtype dtype, int sliced) {
+static void open_model(cpa_test_model *m, const char *folder, cpa_dtype dtype, int sliced, int spread) {
     cpa_error err;
     cpa_safetensors *files = NULL;
     memset(m, 0, sizeof *m);
@@ -51,13 +52,15 @@ static void open_model(cpa_test_model *m, const char *folder, cpa_dtype dtype, i
     cpa_test_device_open(1, &m->device, &m->stream);
     need(cpa_model_config_load(folder, &m->config, &err), err.message);
     need(cpa_safetensors_open(folder, &files, &err), err.message);
-    const cpa_transformer_options options = {dtype,
-                                             MAX_ROWS,
-                                             CPA_TEST_SEQUENCES,
-                                             2, /* two tiles of logits */
-                                             sliced ? CPA_SLICES_DECODE : CPA_SLICES_NONE,
-                                             m->rank,
-                                             m->map.cp_size};
+    const cpa_transformer_options options = {.dtype = dtype,
+                                             .max_rows = MAX_ROWS,
+                                             .max_sequences = CPA_TEST_SEQUENCES,
+                                             .logit_rows = 2, /* two tiles of logits */
+                                             .slices = sliced ? CPA_SLICES_DECODE : CPA_SLICES_NONE,
+                                             .rank = m->rank,
+                                             .ranks = m->map.cp_size,
+                                             .spread_experts = spread,
+                                             .expert_rows = spread ? 48 : 100};
     need(cpa_transformer_create(m->device, &m->config, files, &options, &m->transformer, &err), err.message);
     cpa_safetensors_close(files);
     m->seen = calloc(CPA_TEST_SEQUENCES * CPA_TEST_MAX_VOCABULARY, sizeof *m->seen);
@@ -72,20 +75,25 @@ static void open_model(cpa_test_model *m, const char *folder, cpa_dtype dtype, i
                                          .max_rows = MAX_ROWS};
     need(cpa_context_create(cpa_test_comm(), m->device, &context, &m->context, &err), err.message);
     m->slices = cpa_context_slices(m->context);
+    m->row_exchange = cpa_context_row_exchange(m->context);
     need(cpa_device_alloc(m->device, MAX_ROWS * cpa_shape_q_bytes(&m->shape.attention), &m->q, &err), err.message);
     need(cpa_device_alloc(m->device, MAX_ROWS * cpa_shape_out_bytes(&m->shape.attention), &m->out, &err), err.message);
 }
 
 void cpa_test_model_open(cpa_test_model *m, const char *name, cpa_dtype dtype) {
-    open_model(m, cpa_test_model_folder(name), dtype, 0);
+    open_model(m, cpa_test_model_folder(name), dtype, 0, 0);
 }
 
 void cpa_test_model_open_folder(cpa_test_model *m, const char *folder, cpa_dtype dtype) {
-    open_model(m, folder, dtype, 0);
+    open_model(m, folder, dtype, 0, 0);
 }
 
 void cpa_test_model_open_sliced(cpa_test_model *m, const char *name, cpa_dtype dtype) {
-    open_model(m, cpa_test_model_folder(name), dtype, 1);
+    open_model(m, cpa_test_model_folder(name), dtype, 1, 0);
+}
+
+void cpa_test_model_open_spread(cpa_test_model *m, const char *name, cpa_dtype dtype) {
+    open_model(m, cpa_test_model_folder(name), dtype, 0, 1);
 }
 
 void cpa_test_model_close(cpa_test_model *m) {
@@ -221,6 +229,7 @@ static void run(cpa_test_model *m, const step_rows *rows, cpa_drawn *drawn) {
                       .sample = {.seq = on[4], .temperature = on[5], .seed = on[6], .position = on[7], .given = on[8]},
                       .wants = CPA_WANTS_LOGITS | CPA_WANTS_TEMPERATURE | CPA_WANTS_LOGPROBS},
         .slices = rows->sliced ? &m->slices : NULL,
+        .row_exchange = &m->row_exchange,
     };
     run_layers(m, &step);
     need(m->model.end_step(m->model.ctx, &step, on[9], m->stream), cpa_stream_error(m->stream));
