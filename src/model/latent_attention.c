@@ -112,12 +112,17 @@ static cpa_status give_absorbed(const cpa_latent_attention *a, const cpa_latent_
 
 static cpa_status give_queries(const cpa_latent_attention *a, const cpa_latent_weights *w, strided q,
                                const cpa_model_step *step, void *out, cpa_stream *stream) {
+    const cpa_latent_config *l = &a->config->latent;
+    const int32_t n = a->config->q_heads, dim = l->nope + l->rope;
     for (int form = 0; form < CPA_LATENT_FORMS; form++) {
         const cpa_step_form *at = &step->forms[form];
         const int64_t *positions = step->rows.positions_device + at->first;
         const strided from = behind(a, q, at->first * q.stride);
+        const strided to = {(char *)out + at->q_bytes, (int64_t)n * dim};
         if (at->rows == 0) continue;
-        CPA_TRY(give_absorbed(a, w, positions, at->rows, from, (char *)out + at->q_bytes, stream));
+        CPA_TRY(form == CPA_LATENT_ABSORBED
+                    ? give_absorbed(a, w, positions, at->rows, from, to.rows, stream)
+                    : rotate(a, positions, at->rows, (heads){n, l->nope, from, to, dim, dim}, stream));
     }
     return CPA_OK;
 }
@@ -155,7 +160,12 @@ void cpa_latent_forms_of(const cpa_model_config *c, const cpa_weights *weights, 
     for (int32_t layer = 0; layer < c->layers; layer++) {
         out->scales[layer] = l->scale;
         out->matrices[layer] = weights->layers[layer].latent.v_up;
+        out->expansions[layer] = weights->layers[layer].latent.kv_b;
     }
     out->list[CPA_LATENT_ABSORBED] =
         (cpa_model_form){.widths = {.out_dim = l->value}, .layer_scales = out->scales, .layer_matrices = out->matrices};
+    out->list[CPA_LATENT_EXPANDED] =
+        (cpa_model_form){.widths = {.k_dim = l->nope + l->rope, .v_dim = l->value, .expanded = 1},
+                         .layer_scales = out->scales,
+                         .layer_expansions = out->expansions};
 }

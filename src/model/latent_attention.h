@@ -13,7 +13,7 @@
 
 #include "src/model/weights.h"
 
-enum { CPA_LATENT_ABSORBED = 0, CPA_LATENT_FORMS };
+enum { CPA_LATENT_ABSORBED = 0, CPA_LATENT_EXPANDED, CPA_LATENT_FORMS };
 
 /* What the layers have in common. */
 typedef struct cpa_latent_attention {
@@ -37,7 +37,7 @@ cpa_status cpa_latent_in(const cpa_latent_attention *attention, const cpa_latent
 typedef struct cpa_latent_forms {
     cpa_model_form list[CPA_LATENT_FORMS];
     float *scales;
-    const void **matrices;
+    const void **matrices, **expansions;
 } cpa_latent_forms;
 void cpa_latent_forms_of(const cpa_model_config *config, const cpa_weights *weights, cpa_latent_forms *out);
 

@@ -219,8 +219,9 @@ static cpa_status open_latent(cpa_transformer *t, cpa_error *err) {
                                        .wide = t->wide,
                                        .inner = t->inner};
     t->forms.scales = calloc(layers, sizeof *t->forms.scales);
-    t->forms.matrices = calloc(layers, sizeof *t->forms.matrices);
+    t->forms.matrices = calloc(2 * layers, sizeof *t->forms.matrices);
     if (!t->forms.scales || !t->forms.matrices) return cpa_fail(err, CPA_NO_MEMORY, "transformer: no memory");
+    t->forms.expansions = t->forms.matrices + layers;
     cpa_latent_forms_of(&t->config, &t->weights, &t->forms);
     return CPA_OK;
 }
@@ -507,5 +508,5 @@ void cpa_transformer_give_forms(const cpa_transformer *transformer, cpa_model_sh
     shape->forms = transformer->forms.list;
     shape->n_forms = CPA_LATENT_FORMS;
     shape->decode_form = CPA_LATENT_ABSORBED;
-    shape->prefill_form = CPA_LATENT_ABSORBED;
+    shape->prefill_form = CPA_LATENT_EXPANDED;
 }

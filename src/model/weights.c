@@ -55,7 +55,8 @@ cpa_slice cpa_own_experts(int32_t experts, int32_t ranks, int32_t rank) {
 }
 
 static own_slices slices_of(const cpa_model_config *c, cpa_weights_part part) {
-    return (own_slices){.qkv = cpa_slice_of(qkv_width(c), part.ranks, part.rank),
+    const cpa_slice none = {0, 0};
+    return (own_slices){.qkv = c->latent.latent ? none : cpa_slice_of(qkv_width(c), part.ranks, part.rank),
                         .o = cpa_slice_of_units(c->q_heads, out_width(c) / c->q_heads, part.ranks, part.rank),
                         .inner = cpa_slice_of(c->intermediate, part.ranks, part.rank),
                         .head = cpa_slice_of(c->vocabulary, part.ranks, part.rank),

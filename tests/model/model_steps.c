@@ -223,7 +223,8 @@ static cpa_form_rows rows_of_form(const cpa_test_model *m, int32_t layer, int32_
                            .out = (char *)m->out + at->out_bytes,
                            .mask = cpa_model_form_mask(&m->shape, form, layer),
                            .scale = cpa_model_form_scale(&m->shape, form, layer),
-                           .matrix = cpa_model_form_matrix(&m->shape, form, layer)};
+                           .matrix = cpa_model_form_matrix(&m->shape, form, layer),
+                           .expansion = cpa_model_form_expansion(&m->shape, form, layer)};
 }
 
 /* Where the rows of each form lie, one form behind the other. */
