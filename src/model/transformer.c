@@ -425,6 +425,24 @@ static cpa_status fused_feed_forward(const cpa_transformer *t, const cpa_layer_w
     return fused_add(t, product(t, rows, t->inner, c->intermediate, f->down, f->down_bias, c->hidden, t->x), stream);
 }
 
+/* x = the output product of the results of attention. Those of each form begin at a place of their own. */
+static cpa_status project(const cpa_transformer *t, const cpa_layer_weights *w, const cpa_model_step *step,
+                          const void *out, cpa_stream *stream) {
+    const cpa_model_config *c = &t->config;
+    const int64_t row = c->hidden * cpa_dtype_bytes(t->options.dtype);
+    const cpa_linear_args all = product(t, step->rows.count, out, out_width(c), w->o, w->o_bias, c->hidden, t->x);
+    if (!c->latent.latent) return cpa_linear(&all, stream);
+    for (int form = 0; form < CPA_LATENT_FORMS; form++) {
+        const cpa_step_form *at = &step->forms[form];
+        cpa_linear_args part = all;
+        part.rows = at->rows;
+        part.x = (const char *)out + at->out_bytes;
+        part.out = (char *)t->x + at->first * row;
+        CPA_TRY(cpa_linear(&part, stream));
+    }
+    return CPA_OK;
+}
+
 static cpa_status layer_out(void *ctx, int32_t layer, const cpa_model_step *step, const void *out, cpa_stream *stream) {
     const cpa_transformer *t = ctx;
     const cpa_model_config *c = &t->config;
@@ -440,7 +458,7 @@ static cpa_status layer_out(void *ctx, int32_t layer, const cpa_model_step *step
         const cpa_slice own_heads = cpa_slice_of_units(c->q_heads, c->head_dim, slices->ranks, slices->rank);
         CPA_TRY(cpa_sliced_inputs(slices, &o, own_heads, w->is_slice, t->wide, stream));
     } else {
-        CPA_TRY(cpa_linear(&o, stream));
+        CPA_TRY(project(t, w, step, out, stream));
     }
     CPA_TRY(norm(t, rows, t->x, t->residual, w->mlp_norm, t->x, stream));
     return cpa_feed_forward_run(&t->feed_forward, &w->feed_forward, step, t->x, t->x, stream);
