@@ -83,12 +83,21 @@ static int put_groups(json_t *object, const cpa_engine_stats *stats) {
     return json_object_set_new(object, "groups", list);
 }
 
+/* What the cache has of one token in one layer. */
+static int64_t token_layer_bytes(const cpa_outcome *outcome) {
+    const int32_t block_size = (int32_t)outcome->settings->block_size;
+    const cpa_attention_shape *shape = &outcome->model->shape.attention;
+    return (cpa_shape_block_bytes(shape, CPA_KEYS, block_size) + cpa_shape_block_bytes(shape, CPA_VALUES, block_size)) /
+           block_size;
+}
+
 static int fill_kv(json_t *object, const cpa_outcome *outcome) {
     const cpa_engine_stats *stats = &outcome->stats;
     const cpa_cache_bytes_used bytes = cpa_outcome_cache_bytes(outcome);
     return cpa_json_put_int(object, "bytes", bytes.all) | cpa_json_put_int(object, "peak_bytes", bytes.peak) |
            (stats->kv_groups > 1 && put_groups(object, stats)) | put_figures(object, CPA_FIGURE_KV, outcome) |
            cpa_json_put_int(object, "block_bytes", outcome->block_bytes) |
+           cpa_json_put_int(object, "token_layer_bytes", token_layer_bytes(outcome)) |
            cpa_json_put_text(object, "dtype", cpa_dtype_name(outcome->model->shape.attention.kv_dtype));
 }
 
@@ -99,6 +108,7 @@ static int fill_model(json_t *object, const cpa_outcome *outcome) {
            cpa_json_put_int(object, "kv_heads", shape->attention.kv_heads) |
            cpa_json_put_int(object, "head_dim", shape->attention.k_dim) |
            cpa_json_put_int(object, "v_head_dim", shape->attention.v_dim) |
+           cpa_json_put_text(object, "attention", shape->attention.v_in_k ? "latent" : "heads") |
            cpa_json_put_text(object, "dtype", cpa_dtype_name(shape->attention.dtype)) |
            json_object_set_new(object, "causal", json_boolean(shape->mask.causal)) |
            cpa_json_put_int(object, "window", shape->mask.window) |

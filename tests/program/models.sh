@@ -134,6 +134,51 @@ generate() {
     done
 }
 
+# Latent attention: decode absorbs its queries, prompts expand keys; on any number of ranks, in chunks, with drafts, from
+# caches in FP8 too, whose rows the sampled check recomputes; and the network's logits are those of a plain forward.
+generate_latent() {
+    local model n
+    for model in tiny-deepseek-v2 tiny-deepseek-v3 tiny-deepseek-fp8; do
+        n=$([ "$model" = tiny-deepseek-v3 ] && few 3 || echo 1)
+        prompt_ids "$model" 2 >prompt
+        run "$n" generate --model-dir "$MODELS/$model" --prompt-ids @prompt --dtype fp32 --verify 0.2 \
+            --max-num-batched-tokens 48 --speculative ngram:4:1..3 --check-logits 6 --result-json result.json
+        expect_code 0 "$model on $n ranks"
+        [ "$(head -1 out)" = "$(expected_ids "$model" 2)" ] || fail "other tokens of $model: $(head -1 out)"
+        [ "$(value violations result.json | sort -u)" = 0 ] || fail "rows or logits of $model are wrong"
+        expect_value attention latent result.json
+        expect_value token_layer_bytes 192 result.json
+    done
+    run 2 --model-dir "$MODELS/tiny-deepseek-v3" --dtype fp32 --kv-cache-dtype fp8_e4m3 --experts spread --requests 3 \
+        --input-len 50 --output-len 4 --verify 0.3
+    expect_code 0 "a cache in FP8, and experts that are spread"
+}
+
+# renamed MODEL SED: a folder `changed` whose weights are those of the model but for names, or shapes, of as many bytes.
+renamed() {
+    rm -rf changed && cp -r "$MODELS/$1" changed && chmod -R u+w changed
+    LC_ALL=C sed -i "$2" changed/model.safetensors
+}
+
+# A checkpoint of latents that lacks something is refused with a line that names it.
+bad_latents() {
+    local layer=model.layers.1.self_attn
+    renamed tiny-deepseek-v3 's/kv_b_proj/kv_x_proj/'
+    expect_bad 'changed: the weights have no tensor model.layers.0.self_attn.kv_b_proj.weight' \
+        generate --model-dir changed --prompt-ids 1
+    renamed tiny-deepseek-v3 's/e_score_correction/e_score_collection/g'
+    expect_bad 'changed: the weights have no tensor model.layers.1.mlp.gate.e_score_correction_bias' \
+        generate --model-dir changed --prompt-ids 1
+    renamed tiny-deepseek-fp8 's/\("'$layer'.kv_b_proj.weight_scale_inv":{"dtype":"F32","shape":\)\[2,1\]/\1[1,2]/'
+    expect_bad "$layer.kv_b_proj.weight_scale_inv: found 2 scales in 2 dimensions, expected [2, 1]" \
+        generate --model-dir changed --prompt-ids 1
+    renamed tiny-deepseek-v3 's/"'$layer'.kv_b_proj.weight":{"dtype":"BF16","shape":\[160,32\]/"'$layer'.kv_b_proj.weight":{"dtype":"BF16","shape":[32,160]/'
+    expect_bad "$layer.kv_b_proj.weight: found shape [32, 160], expected [160, 32]" \
+        generate --model-dir changed --prompt-ids 1
+    ranks=2 expect_bad 'slices are not supported with latent attention' \
+        generate --model-dir "$MODELS/tiny-deepseek-v3" --prompt-ids 1 --slice-weights all
+}
+
 # A prompt of text is that of its ids, and the answer comes as text: on several ranks, from a file, as JSON.
 generate_text() {
     local text=(generate --model-dir "$MODELS/tiny-llama" --dtype fp32 --max-tokens 20) ids
