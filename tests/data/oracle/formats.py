@@ -105,10 +105,13 @@ class File:
         """A tensor that several cases read."""
         self.tensors[name] = tensor
 
+    def table(self, columns, dtype):
+        return np.array([[row.get(column, 0) for column in columns] for row in self.rows], dtype)
+
     def write(self, name):
         tags = {"float64": "F64", "float32": "F32", "int64": "I64", "int32": "I32", "uint8": "U8"}
-        table = lambda columns, dtype: np.array([[row.get(c, 0) for c in columns] for row in self.rows], dtype)
-        tensors = {**self.tensors, "ints": table(self.ints, np.int32), "floats": table(self.floats, np.float64)}
+        tensors = {**self.tensors, "ints": self.table(self.ints, np.int32),
+                   "floats": self.table(self.floats, np.float64)}
         tensors = {key: value if isinstance(value, Tensor) else Tensor(tags[str(value.dtype)], value)
                    for key, value in tensors.items()}
         header, data, offset = {"__metadata__": {

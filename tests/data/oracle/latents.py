@@ -185,7 +185,7 @@ def latent_attend():
     large = {"dims": (512, 64), "out_step": 7}
     case("plain bf16 576/512, 3 heads", PLAIN, BF16, 3, lengths=(5, 2), new=(1, 1), **large)
     case("fp8 576/512, a head", FP8, BF16, 1, lengths=(7, 2), new=(2, 1), **large)
-    case("t128 576/512, a head", T128, BF16, 1, lengths=(17,), new=(1,), **large)
+    case("t128 576/512, a head", T128, BF16, 1, lengths=(17, 2), new=(2, 1), **large)
     case("t128 576/512, scales powers of two, window", T128, BF16, 1, lengths=(5, 3), new=(1, 1), window=4, pow2=True,
          **large)
     return file

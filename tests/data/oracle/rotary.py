@@ -22,8 +22,9 @@ def frequencies(kind, dim, p):
         smooth = np.clip((turns - p["low"]) / (p["high"] - p["low"]), 0, 1)
         return plain * (smooth + (1 - smooth) / p["factor"]), 1.0
     # Peng et al., YaRN, 2023, with the bounds rounded as in the authors' code.
-    dim_of = lambda turns: dim * np.log(p["original"] / (2 * np.pi * turns)) / (2 * np.log(p["base"]))
-    low, high = max(np.floor(dim_of(p["beta_fast"])), 0), min(np.ceil(dim_of(p["beta_slow"])), dim - 1)
+    turns = np.array([p["beta_fast"], p["beta_slow"]])
+    low, high = dim * np.log(p["original"] / (2 * np.pi * turns)) / (2 * np.log(p["base"]))
+    low, high = max(np.floor(low), 0), min(np.ceil(high), dim - 1)
     high += 0.001 if low == high else 0
     ramp = np.clip((np.arange(dim // 2) - low) / (high - low), 0, 1)
     mixed = plain / p["factor"] * ramp + plain * (1 - ramp)
