@@ -8,6 +8,8 @@
 #include <cpattn/context.h>
 #include <cpattn/device.h>
 #include <cpattn/engine.h>
+#include <cpattn/experts.h>
+#include <cpattn/latent.h>
 #include <cpattn/model.h>
 #include <cpattn/ngram.h>
 #include <cpattn/nn.h>

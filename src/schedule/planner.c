@@ -57,9 +57,10 @@ cpa_planner_choice cpa_planner_choose(const cpa_planner *p, int64_t new_tokens, 
     return (cpa_planner_choice){CPA_PASS_Q, CPA_REASON_PREFIX};
 }
 
-/* Bytes of one token in one layer of the cache: Hkv * (dk + dv) * e. */
+/* Bytes of one token in one layer of the cache: Hkv * (dk + dv) * e, or without values Hkv * dk * e. */
 static double token_bytes(const cpa_planner *p) {
-    return p->shape.kv_heads * ((double)p->shape.k_dim + p->shape.v_dim) * element_bytes(p);
+    const double width = (double)p->shape.k_dim + (p->shape.v_in_k ? 0 : p->shape.v_dim);
+    return p->shape.kv_heads * width * element_bytes(p);
 }
 
 /* With T new and P cached tokens, head widths dk and dv, and every count spread evenly over the N ranks, the longer of

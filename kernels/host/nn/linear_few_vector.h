@@ -79,26 +79,37 @@ INLINE void multiply_few_block(int rows, vec (*sums)[CPA_LINEAR_FEW_ROWS], const
     }
 }
 
-/* sums[o][row] of outputs [o, o + FEW_GROUPS * ISA_LANES), as far as there are, and of rows [0, rows). */
-INLINE void multiply_outputs(int rows, const cpa_linear_tile *tile, int64_t o, cpa_dtype dtype) {
-    const int64_t bytes = cpa_dtype_bytes(dtype);
+/* A block of x of rows [0, rows) as floats: x[r], in wide[r] where it is of another dtype. */
+INLINE void widen_few(int rows, const float **x, float (*wide)[BLOCK], const cpa_linear_tile *tile, cpa_dtype dtype,
+                      int64_t first, int64_t n) {
+    for (int r = 0; r < rows; r++) {
+        const char *row = tile->x[r] + first * cpa_dtype_bytes(dtype);
+        x[r] = (const float *)(const void *)row;
+        if (dtype == CPA_F32) continue;
+        widen_row(wide[r], row, dtype, n);
+        x[r] = wide[r];
+    }
+}
+
+/* sums[o][row] of outputs [o, o + FEW_GROUPS * ISA_LANES), as far as there are, and of rows [0, rows). Weights that are
+ * codes become floats a block at a time. */
+INLINE void multiply_outputs(int rows, const cpa_linear_tile *tile, int64_t o, cpa_dtype dtype, int codes) {
     const char *weights[FEW_GROUPS][ISA_LANES];
-    float wide[CPA_LINEAR_FEW_ROWS][BLOCK];
+    float wide[CPA_LINEAR_FEW_ROWS][BLOCK], decoded[FEW_GROUPS * ISA_LANES][BLOCK];
     const float *x[CPA_LINEAR_FEW_ROWS];
     vec sums[FEW_GROUPS][CPA_LINEAR_FEW_ROWS] = {{{0}}};
     for (int j = 0; j < FEW_GROUPS * ISA_LANES; j++) { /* where there are no more outputs, the last one again */
         const int64_t output = o + j < tile->outputs ? o + j : tile->outputs - 1;
-        weights[j / ISA_LANES][j % ISA_LANES] = tile->weight + output * tile->weight_stride;
+        const char *row = tile->weight + output * tile->weight_stride;
+        weights[j / ISA_LANES][j % ISA_LANES] = codes ? (const char *)decoded[output - o] : row;
     }
     for (int64_t first = 0; first < tile->inputs; first += BLOCK) {
         const int64_t n = tile->inputs - first < BLOCK ? tile->inputs - first : BLOCK;
-        for (int r = 0; r < rows; r++) {
-            x[r] = (const float *)(const void *)(tile->x[r] + first * bytes);
-            if (dtype == CPA_F32) continue;
-            widen_row(wide[r], tile->x[r] + first * bytes, dtype, n);
-            x[r] = wide[r];
-        }
-        multiply_few_block(rows, sums, x, (const char *const(*)[ISA_LANES])weights, tile, dtype, first, n);
+        widen_few(rows, x, wide, tile, dtype, first, n);
+        for (int j = 0; codes && j < FEW_GROUPS * ISA_LANES && o + j < tile->outputs; j++)
+            widen_codes(decoded[j], tile, o + j, first, n);
+        multiply_few_block(rows, sums, x, (const char *const(*)[ISA_LANES])weights, tile, codes ? CPA_F32 : dtype,
+                           codes ? 0 : first, n);
     }
     for (int j = 0; j < FEW_GROUPS * ISA_LANES && o + j < tile->outputs; j++) {
         for (int r = 0; r < rows; r++) tile->sums[(o + j) * ROWS + r] = sums[j / ISA_LANES][r][j % ISA_LANES];
@@ -107,10 +118,14 @@ INLINE void multiply_outputs(int rows, const cpa_linear_tile *tile, int64_t o, c
 
 INLINE void multiply_rows(int rows, const cpa_linear_tile *tile) {
     for (int64_t o = 0; o < tile->outputs; o += FEW_GROUPS * ISA_LANES) {
+        if (tile->scales) {
+            multiply_outputs(rows, tile, o, tile->dtype, 1);
+            continue;
+        }
         switch (tile->dtype) { /* constants within the loops */
-            case CPA_BF16: multiply_outputs(rows, tile, o, CPA_BF16); break;
-            case CPA_F16: multiply_outputs(rows, tile, o, CPA_F16); break;
-            default: multiply_outputs(rows, tile, o, CPA_F32); break;
+            case CPA_BF16: multiply_outputs(rows, tile, o, CPA_BF16, 0); break;
+            case CPA_F16: multiply_outputs(rows, tile, o, CPA_F16, 0); break;
+            default: multiply_outputs(rows, tile, o, CPA_F32, 0); break;
         }
     }
 }

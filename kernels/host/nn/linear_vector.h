@@ -4,6 +4,7 @@
  * and includes this one gets multiply_tile. An output is the sum over blocks of inputs of the sums over a block, both
  * in ascending order: blocks keep the error of long sums small, and x in the first cache. */
 #include "base/convert.h"
+#include "kernels/host/cache/quantise.h"
 #include "kernels/host/isa/vector.h"
 #include "kernels/host/nn/linear_tile.h"
 
@@ -27,6 +28,17 @@ INLINE void widen_row(float *wide, const char *row, cpa_dtype dtype, int64_t n) 
     const int64_t bytes = cpa_dtype_bytes(dtype), whole = n - n % ISA_LANES;
     for (int64_t d = 0; d < whole; d += ISA_LANES) store(wide + d, isa_load(row + d * bytes, dtype));
     cpa_widen(wide + whole, row + whole * bytes, dtype, n - whole);
+}
+
+/* Inputs [first, first + n) of an output's weights, which are codes, as floats. */
+INLINE void widen_codes(float *wide, const cpa_linear_tile *tile, int64_t output, int64_t first, int64_t n) {
+    const uint8_t *codes = (const uint8_t *)tile->weight + output * tile->weight_stride;
+    for (int64_t d = first, end; d < first + n; d = end) { /* a scale after the other */
+        const float scale = tile->scales[output * tile->scale_stride + d / tile->scale_inputs];
+        end = (d / tile->scale_inputs + 1) * tile->scale_inputs;
+        if (end > first + n) end = first + n;
+        for (int64_t i = d; i < end; i++) wide[i - first] = scale * cpa_from_e4m3(codes[i]);
+    }
 }
 
 /* sums[o][row] += the products of a block, for `outputs` outputs. */
@@ -64,10 +76,12 @@ static void multiply_tile(const cpa_linear_tile *tile) {
             const int64_t outputs = tile->outputs - o < ISA_OUTPUTS ? tile->outputs - o : ISA_OUTPUTS;
             const float *weights[ISA_OUTPUTS];
             for (int i = 0; i < outputs; i++, weight += tile->weight_stride) {
-                weights[i] = (const float *)(const void *)weight;
-                if (tile->dtype == CPA_F32) continue;
-                widen_row(wide[i], weight, tile->dtype, n);
-                weights[i] = wide[i];
+                weights[i] = tile->scales || tile->dtype != CPA_F32 ? wide[i] : (const float *)(const void *)weight;
+                if (tile->scales) {
+                    widen_codes(wide[i], tile, o + i, first, n);
+                } else if (tile->dtype != CPA_F32) {
+                    widen_row(wide[i], weight, tile->dtype, n);
+                }
             }
             float *sums = tile->sums + o * ROWS;
             if (outputs == ISA_OUTPUTS) {

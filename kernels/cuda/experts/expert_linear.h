@@ -1,0 +1,29 @@
+/* What the products with experts' weights share. C and CUDA C++. */
+#ifndef CPA_CUDA_EXPERT_LINEAR_H
+#define CPA_CUDA_EXPERT_LINEAR_H
+
+#include "kernels/cuda/device/cuda.h"
+#include "kernels/nn.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { CPA_CUDA_SCALE_BLOCK = 128 }; /* outputs, and inputs, that share a scale of FP8 weights */
+
+/* A product, and what linear has beside: a bias of the outputs, or NULL. offsets NULL: there is one expert, which has
+ * all places. */
+typedef struct cpa_cuda_expert_product {
+    cpa_expert_linear_args args;
+    const void *bias; /* [outputs] in dtype */
+} cpa_cuda_expert_product;
+
+/* By whichever kernel can. */
+cpa_status cpa_cuda_expert_multiply(const cpa_cuda_expert_product *product, cpa_stream *stream);
+/* Any widths, dtypes and strides, without tensor cores. */
+cpa_status cpa_cuda_expert_multiply_simple(const cpa_cuda_expert_product *product, cpa_stream *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
