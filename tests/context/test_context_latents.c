@@ -352,6 +352,28 @@ static void states_travel_in_16_bits(void) {
     }
 }
 
+/* As vLLM's tests of decode context parallel have them: so many heads a rank, one to three tokens a request, and ranks
+ * that have no key of some. */
+static void heads_are_scattered_as_peers_scatter_them(void) {
+    static const int32_t heads_of_ranks[][2] = {{2, 8}, {16, 8}, {4, 4}, {1, 2}}; /* heads a rank, ranks */
+    static const latent_chunk chunks[] = {{0, 417, 3, CPA_PASS_Q, LIES},
+                                          {1, 229, 1, CPA_PASS_Q, LIES},
+                                          {2, 88, 2, CPA_PASS_Q, LIES},
+                                          {4, 0, 3, CPA_PASS_Q, LIES}};
+    for (size_t i = 0; i < sizeof heads_of_ranks / sizeof *heads_of_ranks; i++) {
+        cpa_test_latent_shape shape = SHAPES[1];
+        if (heads_of_ranks[i][1] != cpa_test_ranks()) continue;
+        shape.heads = heads_of_ranks[i][0] * cpa_test_ranks();
+        for (int state = CPA_F32; state <= CPA_BF16; state++) {
+            cpa_context_options options = {.rows = CPA_ROWS_REPLICATED, .state_dtype = (cpa_dtype)state};
+            site s;
+            open_site(&s, shape, &options);
+            run(&s, STEP(chunks), state == CPA_F32 ? 0 : 0.05, NULL);
+            close_site(&s);
+        }
+    }
+}
+
 static int64_t bytes_sent(const site *s) {
     cpa_context_stats stats;
     CU_ASSERT_EQUAL(cpa_context_get_stats(s->context, &stats, sizeof stats), CPA_OK);
@@ -464,6 +486,7 @@ static const cpa_test TESTS[] = {
     {"both algorithms give the same bits", both_algorithms_give_the_same_bits},
     {"long prompts go through the least workspace", long_prompts_go_through_the_least_workspace},
     {"states travel in 16 bits", states_travel_in_16_bits},
+    {"heads are scattered as peers scatter them", heads_are_scattered_as_peers_scatter_them},
     {"what travels is counted to the byte", what_travels_is_counted_to_the_byte},
     {"what cannot be expanded is refused", what_cannot_be_expanded_is_refused},
     {"scores over latents need a scale", scores_over_latents_need_a_scale},
