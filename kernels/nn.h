@@ -12,7 +12,8 @@
  * and thresholds of sample are those of kernels/draw.h. */
 #define CPA_NN_OPERATORS(X)                                                                                            \
     X(rmsnorm)                                                                                                         \
-    X(rmsnorm2) X(rotate) X(qk_norm_rope) X(swiglu) X(embed) X(linear) X(sample) X(rank_tokens) X(mark_tokens)
+    X(rmsnorm2)                                                                                                        \
+    X(rotate) X(qk_norm_rope) X(latent_norm_rope) X(swiglu) X(embed) X(linear) X(sample) X(rank_tokens) X(mark_tokens)
 
 /* What linear of few rows does by itself, so that no kernel comes between two products of a layer. */
 typedef struct cpa_linear_fusion {
