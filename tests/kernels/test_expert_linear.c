@@ -171,7 +171,7 @@ static int64_t wrong_results(product *p, int64_t most) {
 static void check(const shape *s) {
     product p;
     make(&p, s);
-    const int64_t wrong = wrong_results(&p, 20000);
+    const int64_t wrong = wrong_results(&p, 3000);
     if (wrong)
         printf("  %lld tokens, %d experts, top %d, %d x %d, dtype %d, kind %d: %lld wrong\n", (long long)s->tokens,
                s->experts, s->top_k, s->inputs, s->outputs, (int)s->dtype, (int)s->kind, (long long)wrong);
