@@ -32,9 +32,8 @@ enum { N_BENCHES = sizeof benches / sizeof benches[0] };
 static void print_help(void) {
     printf(
         "usage: cp_attn bench attend|varlen|varlen_attend|merge|kv_write|kv_pack|kv_convert|linear|\n"
-        "                     "
-        "expert_linear|rmsnorm|rmsnorm_codes|rmsnorm2|swiglu|qk_norm_rope|rotate|latent_norm_rope|sample|\n"
-        "                     exchange|step|scaling [options]\n"
+        "                     expert_linear|rmsnorm|rmsnorm_codes|rmsnorm2|swiglu|qk_norm_rope|rotate|\n"
+        "                     latent_norm_rope|sample|exchange|step|scaling [options]\n"
         "       cp_attn bench serve --url URL [options]    a server; 'cp_attn bench serve --help' lists them\n");
     cpa_bench_options_print_help();
     printf("shapes, and those without --shapes on the host / on cuda:\n");
