@@ -1,4 +1,5 @@
-/* Which position of a row turns which pair (cpa_rope of cpattn/nn.h), for every back end. */
+/* Which position of a row turns which pair (cpa_rope of cpattn/nn.h), and the queries of latent_norm_rope as heads of
+ * rotate, for every back end. */
 #ifndef CPA_KERNELS_ROPE_H
 #define CPA_KERNELS_ROPE_H
 
@@ -28,6 +29,22 @@ CPA_HOST_DEVICE static inline int cpa_rope_is_in_table(const cpa_rope *rope, con
         if (position < 0 || position >= rope->max_position) return 0;
     }
     return 1;
+}
+
+/* What latent_norm_rope does to queries. */
+static inline cpa_rotate_args cpa_latent_queries(const cpa_latent_norm_rope_args *a) {
+    cpa_rotate_args q = {0};
+    q.rows = a->rows;
+    q.heads = a->shape.q_heads;
+    q.dim = a->shape.k_dim - a->shape.v_dim;
+    q.dtype = a->shape.dtype;
+    q.x = a->q;
+    q.x_stride = a->q_stride, q.x_head_stride = a->q_head_stride;
+    q.rope = a->rope;
+    q.positions = a->positions;
+    q.out = a->q_out;
+    q.out_stride = a->q_out_stride, q.out_head_stride = a->q_out_head_stride;
+    return q;
 }
 
 #endif

@@ -188,6 +188,36 @@ typedef struct cpa_qk_norm_rope_args {
 } cpa_qk_norm_rope_args;
 CPA_API cpa_status cpa_qk_norm_rope(const cpa_qk_norm_rope_args *args, cpa_stream *stream);
 
+/* latent_norm_rope: rows of latents and their pages from the rows of a product, [v_dim elements of a latent | k_dim -
+ * v_dim of a key that is rotated], as multi-head latent attention has them (DeepSeek-AI, arXiv:2405.04434): the latent
+ * is normed as by rmsnorm, the key rotated as by rotate. Rows go to their pages as by cpa_kv_write, or to `out`, or
+ * both. In the same launch rotate is done to the rotated parts of queries. On the host all bits are those of these
+ * calls; on CUDA they are those of calls whose rows are as well aligned. */
+typedef struct cpa_latent_norm_rope_args {
+    size_t size;
+    int64_t rows;
+    cpa_attention_shape
+        shape;     /* v_in_k and kv_heads 1; q_heads, k_dim, v_dim and dtype bind, the rest may be left out */
+    const void *x; /* [rows, k_dim] */
+    int64_t x_stride;
+    const void *weight;  /* [v_dim] */
+    float weight_offset; /* as in rmsnorm */
+    float eps;
+    cpa_rope rope;            /* of heads of k_dim - v_dim elements; its table is not NULL */
+    const int64_t *positions; /* [rows], or [3, rows] with sections */
+    const void *q;            /* [rows, q_heads, k_dim - v_dim], strides as in rotate; NULL: no queries */
+    int64_t q_stride, q_head_stride;
+    void *q_out; /* [rows, q_heads, k_dim - v_dim]; may be q, with its strides */
+    int64_t q_out_stride, q_out_head_stride;
+    void *out; /* [rows, k_dim] or NULL; may be x, with its stride */
+    int64_t out_stride;
+    const int64_t
+        *slot_mapping; /* [rows] as for cpa_kv_write, -1 writes nothing; NULL: no cache, `kv` is not looked at */
+    cpa_kv_view kv;
+    uint8_t *nonfinite; /* [rows] or NULL, as for cpa_kv_write: of rows that go to the cache */
+} cpa_latent_norm_rope_args;
+CPA_API cpa_status cpa_latent_norm_rope(const cpa_latent_norm_rope_args *args, cpa_stream *stream);
+
 /* swiglu (Shazeer, arXiv:2002.05202): out = gate / (1 + exp(-gate)) * up. */
 typedef struct cpa_swiglu_args {
     size_t size;

@@ -62,6 +62,17 @@ static cpa_status check_heads(const char *where, const cpa_rotate_args *a, heads
         where, (cpa_nn_tensor){h.name, h.stride_name, h.memory, h.stride, a->rows, width, bytes, 0}, err);
 }
 
+/* What is read and written, under the names that the caller gives them. */
+static cpa_status check_both_heads(const char *where, const cpa_rotate_args *a, heads x, heads out, cpa_error *err) {
+    CPA_TRY(check_heads(where, a, x, err));
+    CPA_TRY(check_heads(where, a, out, err));
+    if (a->rows == 0) return CPA_OK;
+    REQUIRE(err, out.memory != x.memory || *out.head_stride == *x.head_stride,
+            "%s: %s is %s, but its heads are %lld elements apart and those of %s %lld", where, out.name, x.name,
+            (long long)*out.head_stride, x.name, (long long)*x.head_stride);
+    return cpa_nn_check_in_place(where, x.memory, *x.stride, out.memory, *out.stride, err);
+}
+
 static cpa_status check_rotate(cpa_rotate_args *a, cpa_error *err) {
     const char *where = "rotate";
     CPA_TRY(cpa_nn_check_count(where, "rows", a->rows, 0, CPA_MOST_TOKENS, err));
@@ -71,14 +82,9 @@ static cpa_status check_rotate(cpa_rotate_args *a, cpa_error *err) {
     REQUIRE(err, a->rope.table, "%s: rope.table is NULL", where);
     CPA_TRY(check_rope(where, &a->rope, "dim", a->dim, err));
     CPA_TRY(check_positions(where, &a->rope, a->positions, a->rows, err));
-    CPA_TRY(
-        check_heads(where, a, (heads){"x", "x_stride", "x_head_stride", a->x, &a->x_stride, &a->x_head_stride}, err));
-    CPA_TRY(check_heads(
-        where, a, (heads){"out", "out_stride", "out_head_stride", a->out, &a->out_stride, &a->out_head_stride}, err));
-    REQUIRE(err, a->rows == 0 || a->out != a->x || a->out_head_stride == a->x_head_stride,
-            "%s: out is x, but its heads are %lld elements apart and those of x %lld", where,
-            (long long)a->out_head_stride, (long long)a->x_head_stride);
-    return a->rows ? cpa_nn_check_in_place(where, a->x, a->x_stride, a->out, a->out_stride, err) : CPA_OK;
+    return check_both_heads(
+        where, a, (heads){"x", "x_stride", "x_head_stride", a->x, &a->x_stride, &a->x_head_stride},
+        (heads){"out", "out_stride", "out_head_stride", a->out, &a->out_stride, &a->out_head_stride}, err);
 }
 
 cpa_status cpa_rotate(const cpa_rotate_args *given, cpa_stream *stream) {
@@ -91,12 +97,12 @@ cpa_status cpa_rotate(const cpa_rotate_args *given, cpa_stream *stream) {
 
 /* ---- qk_norm_rope ---- */
 
-/* The cache that keys and values go to. */
-static cpa_status check_pages(const char *where, const cpa_qk_norm_rope_args *a, cpa_error *err) {
-    const cpa_kv_view *kv = &a->kv;
-    const cpa_cache_form cache = cpa_cache_form_of("the cache", kv), rows = {"the shape", a->shape, kv->block_size};
-    if (!a->slot_mapping || a->shape.kv_heads == 0) return CPA_OK;
-    CPA_TRY(cpa_check_aligned(where, "slot_mapping", a->slot_mapping, sizeof *a->slot_mapping, err));
+/* The cache of that shape that rows go to. */
+static cpa_status check_pages(const char *where, const cpa_attention_shape *shape, const int64_t *slot_mapping,
+                              const cpa_kv_view *kv, cpa_error *err) {
+    const cpa_cache_form cache = cpa_cache_form_of("the cache", kv), rows = {"the shape", *shape, kv->block_size};
+    if (!slot_mapping) return CPA_OK;
+    CPA_TRY(cpa_check_aligned(where, "slot_mapping", slot_mapping, sizeof *slot_mapping, err));
     CPA_TRY(cpa_check_view(where, kv, err));
     return cpa_check_same_cache(where, &cache, &rows, 1, err);
 }
@@ -128,7 +134,7 @@ static cpa_status check_qk_norm_rope(cpa_qk_norm_rope_args *a, cpa_error *err) {
     CPA_TRY(cpa_nn_check_tensor(where, (cpa_nn_tensor){"q", "q_stride", a->q, &a->q_stride, rows, q, bytes, 0}, err));
     CPA_TRY(cpa_nn_check_tensor(where, (cpa_nn_tensor){"k", "k_stride", a->k, &a->k_stride, rows, k, bytes, 1}, err));
     CPA_TRY(cpa_nn_check_tensor(where, (cpa_nn_tensor){"v", "v_stride", a->v, &a->v_stride, rows, v, bytes, 1}, err));
-    return check_pages(where, a, err);
+    return s->kv_heads ? check_pages(where, s, a->slot_mapping, &a->kv, err) : CPA_OK;
 }
 
 cpa_status cpa_qk_norm_rope(const cpa_qk_norm_rope_args *given, cpa_stream *stream) {
@@ -137,4 +143,57 @@ cpa_status cpa_qk_norm_rope(const cpa_qk_norm_rope_args *given, cpa_stream *stre
     CPA_TRY(CPA_STRUCT_TAKE("qk_norm_rope", given, cpa_qk_norm_rope_args, kv, &args, &stream->error));
     CPA_TRY(check_qk_norm_rope(&args, &stream->error));
     return args.rows ? stream->device->nn->qk_norm_rope(&args, stream) : CPA_OK;
+}
+
+/* ---- latent_norm_rope ---- */
+
+static cpa_status check_latent_shape(const char *where, const cpa_attention_shape *s, cpa_error *err) {
+    REQUIRE(err, s->v_in_k == 1 && s->kv_heads == 1,
+            "%s: the shape has v_in_k %d and %d KV heads, expected that of latents, with 1 of each", where, s->v_in_k,
+            s->kv_heads);
+    CPA_TRY(cpa_check_dim(where, "k_dim", s->k_dim, err));
+    CPA_TRY(cpa_check_dim(where, "v_dim", s->v_dim, err));
+    REQUIRE(err, s->v_dim < s->k_dim, "%s: v_dim is %d, expected less than k_dim, %d", where, s->v_dim, s->k_dim);
+    CPA_TRY(cpa_check_dtype(where, "dtype", s->dtype, err));
+    REQUIRE(err, CPA_RESERVED_IS_ZERO(*s), "%s: reserved bytes of the shape are set, expected zero", where);
+    return CPA_OK;
+}
+
+static cpa_status check_queries(const char *where, cpa_latent_norm_rope_args *a, cpa_error *err) {
+    const cpa_attention_shape *s = &a->shape;
+    const cpa_rotate_args q = {.rows = a->rows, .heads = s->q_heads, .dim = s->k_dim - s->v_dim, .dtype = s->dtype};
+    if (!a->q) return CPA_OK;
+    CPA_TRY(cpa_nn_check_count(where, "q_heads", s->q_heads, 1, CPA_MOST_HEADS, err));
+    return check_both_heads(
+        where, &q, (heads){"q", "q_stride", "q_head_stride", a->q, &a->q_stride, &a->q_head_stride},
+        (heads){"q_out", "q_out_stride", "q_out_head_stride", a->q_out, &a->q_out_stride, &a->q_out_head_stride}, err);
+}
+
+static cpa_status check_latent_norm_rope(cpa_latent_norm_rope_args *a, cpa_error *err) {
+    const char *where = "latent_norm_rope";
+    const cpa_attention_shape *s = &a->shape;
+    CPA_TRY(cpa_nn_check_count(where, "rows", a->rows, 0, CPA_MOST_TOKENS, err));
+    CPA_TRY(check_latent_shape(where, s, err));
+    const int64_t bytes = cpa_dtype_bytes(s->dtype), rows = a->rows;
+    CPA_TRY(cpa_nn_check_tensor(where, (cpa_nn_tensor){"x", "x_stride", a->x, &a->x_stride, rows, s->k_dim, bytes, 0},
+                                err));
+    CPA_TRY(cpa_nn_check_tensor(where, (cpa_nn_tensor){"weight", NULL, a->weight, NULL, 1, s->v_dim, bytes, 0}, err));
+    CPA_TRY(cpa_nn_check_finite(where, "weight_offset", a->weight_offset, -INFINITY, err));
+    CPA_TRY(cpa_nn_check_finite(where, "eps", a->eps, 0, err));
+    REQUIRE(err, a->rope.table, "%s: rope.table is NULL", where);
+    CPA_TRY(check_rope(where, &a->rope, "k_dim - v_dim", s->k_dim - s->v_dim, err));
+    CPA_TRY(check_positions(where, &a->rope, a->positions, rows, err));
+    CPA_TRY(check_queries(where, a, err));
+    CPA_TRY(cpa_nn_check_tensor(
+        where, (cpa_nn_tensor){"out", "out_stride", a->out, &a->out_stride, rows, s->k_dim, bytes, 1}, err));
+    if (rows) CPA_TRY(cpa_nn_check_in_place(where, a->x, a->x_stride, a->out, a->out_stride, err));
+    return check_pages(where, s, a->slot_mapping, &a->kv, err);
+}
+
+cpa_status cpa_latent_norm_rope(const cpa_latent_norm_rope_args *given, cpa_stream *stream) {
+    cpa_latent_norm_rope_args args;
+    if (!stream) return CPA_INVALID;
+    CPA_TRY(CPA_STRUCT_TAKE("latent_norm_rope", given, cpa_latent_norm_rope_args, kv, &args, &stream->error));
+    CPA_TRY(check_latent_norm_rope(&args, &stream->error));
+    return args.rows ? stream->device->nn->latent_norm_rope(&args, stream) : CPA_OK;
 }

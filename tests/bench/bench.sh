@@ -80,7 +80,17 @@ results_are_right() {
         expect_right 2
         bench 1 linear --dtype $dtype --shapes 3x128x300,20x64x33 --iters 3
         expect_right 2
+        bench 1 expert_linear --dtype $dtype --shapes 3x140x300:top-k=2,20x64x33:experts=30:fp8-weights=true --iters 3
+        expect_right 2
         bench 1 rmsnorm --dtype $dtype --shapes 3x100,40x64 --iters 3
+        expect_right 2
+        bench 1 rmsnorm_codes --dtype $dtype --shapes 3x100,40x256 --iters 3
+        expect_right 2
+        bench 1 rmsnorm2 --dtype $dtype --shapes 3,40 --iters 3
+        expect_right 2
+        bench 1 rotate --dtype $dtype --shapes 3x5,40x2 --iters 3
+        expect_right 2
+        bench 1 latent_norm_rope --dtype $dtype --shapes 3,40:kv-cache-dtype=fp8_t128 --iters 3
         expect_right 2
         bench 1 swiglu --dtype $dtype --shapes 3x100,40x64 --iters 3
         expect_right 2

@@ -225,7 +225,11 @@ static void narrow_dtypes_are_as_near_as_they_can_be(void) {
         const char *name;
         cpa_dtype dtype;
         float tolerance;
-    } runs[] = {{"tiny-llama", CPA_BF16, 0.25f}, {"tiny-qwen3", CPA_BF16, 0.25f}, {"tiny-llama2", CPA_F16, 0.03f}};
+    } runs[] = {{"tiny-llama", CPA_BF16, 0.25f},
+                {"tiny-qwen3", CPA_BF16, 0.25f},
+                {"tiny-llama2", CPA_F16, 0.03f},
+                {"tiny-qwen3-moe", CPA_BF16, 0.25f},
+                {"tiny-joined-moe", CPA_F16, 0.03f}};
     cpa_test_expected *expected = malloc(sizeof *expected);
     cpa_test_model *m = malloc(sizeof *m);
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {

@@ -263,6 +263,81 @@ static void qk_norm_rope(void) {
     CU_ASSERT_EQUAL(cpa_qk_norm_rope(&args, stream), CPA_OK);
 }
 
+RUN(latent_norm_rope)
+
+static void latent_norm_rope(void) {
+    typedef cpa_latent_norm_rope_args T;
+    static const member members[] = {
+        M(T, rows, INT64),
+        M(T, shape.q_heads, INT32),
+        M(T, shape.kv_heads, INT32),
+        M(T, shape.k_dim, INT32),
+        M(T, shape.v_dim, INT32),
+        M(T, shape.dtype, INT32),
+        M(T, shape.reserved[0], RESERVED),
+        M(T, x, POINTER),
+        M(T, x_stride, INT64),
+        M(T, weight, POINTER),
+        M(T, weight_offset, INT32),
+        M(T, eps, INT32),
+        M(T, rope.table, POINTER),
+        M(T, rope.dim, INT32),
+        M(T, rope.first, INT32),
+        M(T, positions, POINTER),
+        M(T, q, OPTIONAL),
+        M(T, q_stride, INT64),
+        M(T, q_head_stride, INT64),
+        M(T, q_out, POINTER),
+        M(T, q_out_stride, INT64),
+        M(T, q_out_head_stride, INT64),
+        M(T, out, OPTIONAL),
+        M(T, out_stride, INT64),
+        M(T, slot_mapping, OPTIONAL),
+        M(T, kv.k, POINTER),
+        M(T, kv.block_size, INT32),
+        M(T, kv.num_blocks, INT64),
+        M(T, kv.dtype, INT32),
+        M(T, kv.k_token_stride, INT64),
+    };
+    int used = 0;
+    T args = {.size = sizeof args,
+              .rows = ROWS,
+              .shape = {.q_heads = HEADS, .kv_heads = 1, .k_dim = DIM, .v_dim = V_DIM, .v_in_k = 1},
+              .x = next(&used),
+              .weight = next(&used),
+              .rope = {.table = next(&used), .max_position = POSITIONS, .dim = DIM - V_DIM},
+              .positions = next(&used),
+              .q = next(&used),
+              .q_out = next(&used),
+              .out = next(&used),
+              .slot_mapping = next(&used),
+              .kv = {.k = next(&used),
+                     .block_size = BLOCK,
+                     .num_blocks = BLOCKS,
+                     .kv_heads = 1,
+                     .k_dim = DIM,
+                     .v_dim = V_DIM,
+                     .v_in_k = 1}};
+    misuse_all(&(call){"latent_norm_rope", run_latent_norm_rope, &args, sizeof args, MEMBERS(members),
+                       offsetof(T, nonfinite)});
+    args.rope.dim = DIM;
+    CU_ASSERT_EQUAL(cpa_latent_norm_rope(&args, stream), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(said(),
+                           "latent_norm_rope: rope.dim is 8 and rope.first is 0, expected an even number of "
+                           "elements within k_dim - v_dim, 2");
+    args.shape.v_in_k = 0;
+    CU_ASSERT_EQUAL(cpa_latent_norm_rope(&args, stream), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(said(),
+                           "latent_norm_rope: the shape has v_in_k 0 and 1 KV heads, expected that of latents, "
+                           "with 1 of each");
+    args.shape.v_in_k = 1, args.rope.dim = 2;
+    args.kv.k_dim = DIM + 1;
+    CU_ASSERT_EQUAL(cpa_latent_norm_rope(&args, stream), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(said(), "latent_norm_rope: the cache has k_dim 9, but the shape has 8");
+    args.slot_mapping = NULL;
+    CU_ASSERT_EQUAL(cpa_latent_norm_rope(&args, stream), CPA_OK);
+}
+
 /* A slot that is none is refused before anything is written; a device says so when the stream is waited for. */
 static void slots(void) {
     const int64_t bad[] = {BLOCK * BLOCKS, -2, INT64_MAX, INT64_MIN};
@@ -460,6 +535,7 @@ static const cpa_test tests[] = {
     {"rmsnorm2", rmsnorm2},
     {"rotate", rotate},
     {"qk_norm_rope", qk_norm_rope},
+    {"latent_norm_rope", latent_norm_rope},
     {"slots of qk_norm_rope", slots},
     {"swiglu", swiglu},
     {"embed", embed},

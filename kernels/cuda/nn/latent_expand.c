@@ -20,9 +20,11 @@ static cpa_status multiply(const cpa_latent_expand_args *a, int32_t row, int32_t
         .weight = (const char *)a->w_kv_b + (int64_t)row * a->latent_dim * cpa_dtype_bytes(a->dtype),
         .weight_stride = a->latent_dim,
         .out = out,
-        .out_stride = out_stride};
-    const cpa_cuda_matrices heads = {a->heads, (int64_t)(a->nope_dim + a->v_dim) * a->latent_dim, out_apart};
-    return cpa_cuda_linear_many(&product, &heads, stream);
+        .out_stride = out_stride,
+        .batch = a->heads,
+        .weight_batch_stride = (int64_t)(a->nope_dim + a->v_dim) * a->latent_dim,
+        .out_batch_stride = out_apart};
+    return cpa_cuda_linear(&product, stream);
 }
 
 cpa_status cpa_cuda_latent_expand(const cpa_latent_expand_args *args, cpa_stream *stream) {

@@ -3,6 +3,8 @@
 
 namespace {
 
+constexpr int ROTATE_THREADS = 128;
+
 template <typename T, int UNIT>
 __global__ void __launch_bounds__(ROTATE_THREADS) rotate(const __grid_constant__ cpa_rotate_args a) {
     dependent_wait();

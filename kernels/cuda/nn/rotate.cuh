@@ -10,8 +10,6 @@
 
 namespace {
 
-constexpr int ROTATE_THREADS = 128;
-
 /* Cosines and sines of the UNIT pairs from `pair` on. */
 template <int UNIT>
 struct rotation_of_pairs {
@@ -59,32 +57,36 @@ __device__ void rotate_pairs(const rotation_of_pairs<UNIT> &by, const cpa_rope &
 /* What lies beside the rotated elements of a head, to another place. */
 template <typename T>
 __device__ void pass_elements(const cpa_rotate_args &a, const T *x, T *out) {
-    for (int32_t i = threadIdx.x; i < a.heads * a.dim; i += ROTATE_THREADS) {
+    for (int32_t i = threadIdx.x; i < a.heads * a.dim; i += blockDim.x) {
         const int32_t head = i / a.dim, column = i % a.dim;
         if (column < a.rope.first || column >= a.rope.first + a.rope.dim)
             out[head * a.out_head_stride + column] = x[head * a.x_head_stride + column];
     }
 }
 
-/* A row of heads by ROTATE_THREADS threads. A thread keeps the rotation of its pairs for all of its heads. */
+/* The heads of a row, from x to out, by all threads of the CTA. A thread keeps the rotation of its pairs for all of its
+ * heads. */
 template <typename T, int UNIT>
-__device__ void rotate_row(const cpa_rotate_args &a, int64_t row) {
-    const T *x = (const T *)a.x + row * a.x_stride;
-    T *out = (T *)a.out + row * a.out_stride;
+__device__ void rotate_heads(const cpa_rotate_args &a, int64_t row, const T *x, T *out) {
     if (!cpa_rope_is_in_table(&a.rope, a.positions, a.rows, row)) {
-        for (int32_t i = threadIdx.x; i < a.heads * a.dim; i += ROTATE_THREADS)
+        for (int32_t i = threadIdx.x; i < a.heads * a.dim; i += blockDim.x)
             out[i / a.dim * a.out_head_stride + i % a.dim] = from_float<T>(NAN);
         if (a.outside) a.outside[row] = 1;
         return;
     }
-    const int32_t units = a.rope.dim / 2 / UNIT, lanes = min(units, ROTATE_THREADS), groups = ROTATE_THREADS / lanes;
-    const int32_t group = threadIdx.x / lanes;
+    const int32_t units = a.rope.dim / 2 / UNIT, threads = blockDim.x, lanes = min(units, threads);
+    const int32_t group = threadIdx.x / lanes, groups = threads / lanes;
     for (int32_t u = threadIdx.x % lanes; group < groups && u < units; u += lanes) {
         const rotation_of_pairs<UNIT> by(a.rope, a.positions, a.rows, row, u * UNIT);
         for (int32_t head = group; head < a.heads; head += groups)
             rotate_pairs<T, UNIT>(by, a.rope, u * UNIT, x + head * a.x_head_stride, out + head * a.out_head_stride);
     }
-    if (a.out != a.x && a.dim > a.rope.dim) pass_elements<T>(a, x, out);
+    if (out != x && a.dim > a.rope.dim) pass_elements<T>(a, x, out);
+}
+
+template <typename T, int UNIT>
+__device__ void rotate_row(const cpa_rotate_args &a, int64_t row) {
+    rotate_heads<T, UNIT>(a, row, (const T *)a.x + row * a.x_stride, (T *)a.out + row * a.out_stride);
 }
 
 /* Whether the pairs of heads can be read in units of vectors. */

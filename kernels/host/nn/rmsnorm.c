@@ -18,18 +18,6 @@ static void add_rounded(char *residual, const char *x, cpa_dtype dtype, int64_t 
     }
 }
 
-/* out [width] = the norm of a row, in its dtype. */
-static void norm_plain(const cpa_row_norm *norm, const void *row, int64_t width, char *out) {
-    const double scale = cpa_row_norm_scale(norm, row, width);
-    const int64_t bytes = cpa_dtype_bytes(norm->dtype);
-    float wide[CPA_NORM_CHUNK];
-    for (int64_t at = 0; at < width; at += CPA_NORM_CHUNK) {
-        const int64_t n = cpa_min64(CPA_NORM_CHUNK, width - at);
-        cpa_row_norm_chunk(norm, row, scale, at, n, wide);
-        cpa_narrow(out + at * bytes, wide, norm->dtype, n);
-    }
-}
-
 /* ---- codes ---- */
 
 /* A row that becomes codes. */
@@ -103,7 +91,7 @@ static void norm_row(void *ctx, int64_t row, int32_t thread) {
         x = residual;
     }
     if (a->codes == CPA_NORM_PLAIN) {
-        norm_plain(&norm, x, a->width, (char *)a->out + row * a->out_stride * bytes);
+        cpa_row_norm_plain(&norm, x, a->width, (char *)a->out + row * a->out_stride * bytes);
     } else {
         norm_coded(a, &norm, x, row);
     }
@@ -124,8 +112,8 @@ static void norm_two_rows(void *ctx, int64_t row, int32_t thread) {
         const cpa_norm_rows *p = &a->parts[i];
         const cpa_row_norm norm = {a->dtype, a->weight_is_f32 ? CPA_F32 : a->dtype, p->weight, (double)a->weight_offset,
                                    (double)a->eps};
-        norm_plain(&norm, (const char *)p->x + row * p->x_stride * bytes, p->width,
-                   (char *)p->out + row * p->out_stride * bytes);
+        cpa_row_norm_plain(&norm, (const char *)p->x + row * p->x_stride * bytes, p->width,
+                           (char *)p->out + row * p->out_stride * bytes);
     }
 }
 

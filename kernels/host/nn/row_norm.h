@@ -39,4 +39,16 @@ static inline void cpa_row_norm_chunk(const cpa_row_norm *norm, const void *row,
     for (int64_t i = 0; i < n; i++) out[i] = (float)((double)out[i] * scale * ((double)weights[i] + norm->offset));
 }
 
+/* out [width] = the norm of a row, in its dtype. */
+static inline void cpa_row_norm_plain(const cpa_row_norm *norm, const void *row, int64_t width, char *out) {
+    const double scale = cpa_row_norm_scale(norm, row, width);
+    const int64_t bytes = cpa_dtype_bytes(norm->dtype);
+    float wide[CPA_NORM_CHUNK];
+    for (int64_t at = 0; at < width; at += CPA_NORM_CHUNK) {
+        const int64_t n = cpa_min64(CPA_NORM_CHUNK, width - at);
+        cpa_row_norm_chunk(norm, row, scale, at, n, wide);
+        cpa_narrow(out + at * bytes, wide, norm->dtype, n);
+    }
+}
+
 #endif

@@ -1,4 +1,4 @@
-/* The rotation of one head, in fp64. */
+/* The rotation of heads, in fp64. */
 #ifndef CPA_HOST_TURN_H
 #define CPA_HOST_TURN_H
 
@@ -34,6 +34,17 @@ static inline int cpa_turn_row(const cpa_rope *rope, const int64_t *positions, i
     for (int32_t i = 0; i < dim; i++) narrow[i] = (float)head[i];
     cpa_narrow(out, narrow, dtype, dim);
     return is_outside;
+}
+
+/* The heads of a row of rotate. */
+static inline void cpa_turn_heads(const cpa_rotate_args *a, int64_t row) {
+    const int64_t bytes = cpa_dtype_bytes(a->dtype);
+    for (int32_t head = 0; head < a->heads; head++) {
+        const char *x = (const char *)a->x + (row * a->x_stride + head * a->x_head_stride) * bytes;
+        char *out = (char *)a->out + (row * a->out_stride + head * a->out_head_stride) * bytes;
+        const int is_outside = cpa_turn_row(&a->rope, a->positions, a->rows, row, x, out, a->dtype, a->dim);
+        if (is_outside && a->outside) a->outside[row] = 1;
+    }
 }
 
 #endif
