@@ -1,7 +1,6 @@
 #include "src/model/latent_attention.h"
 
 #include <cpattn/nn.h>
-#include <cpattn/ops.h>
 
 #include "base/check.h"
 
@@ -47,25 +46,44 @@ static cpa_linear_args product(const cpa_latent_attention *a, int64_t rows, stri
                              .out_stride = out.stride};
 }
 
-/* The norms of the latents of keys and, where they have one, of queries; in place. */
-static cpa_status norm_latents(const cpa_latent_attention *a, const cpa_latent_weights *w, int64_t rows, strided front,
-                               strided latents, cpa_stream *stream) {
+/* Queries in front, of which each head is elements of the first product, or a product of the normed latents there. */
+static cpa_status multiply_queries(const cpa_latent_attention *a, const cpa_latent_weights *w, int64_t rows,
+                                   strided front, strided q, cpa_stream *stream) {
     const cpa_latent_config *l = &a->config->latent;
-    const cpa_norm_rows keys = {latents.rows, latents.stride, w->kv_norm, latents.rows, latents.stride, l->latent, {0}};
-    const cpa_norm_rows queries = {front.rows, front.stride, w->q_norm, front.rows, front.stride, l->q_latent, {0}};
-    const cpa_rmsnorm2_args both = {
-        .size = sizeof both, .rows = rows, .dtype = a->dtype, .eps = l->norm_eps, .parts = {queries, keys}};
-    const cpa_rmsnorm_args one = {.size = sizeof one,
-                                  .rows = rows,
-                                  .width = l->latent,
-                                  .dtype = a->dtype,
-                                  .x = latents.rows,
-                                  .x_stride = latents.stride,
-                                  .weight = w->kv_norm,
-                                  .eps = l->norm_eps,
-                                  .out = latents.rows,
-                                  .out_stride = latents.stride};
-    return l->q_latent ? cpa_rmsnorm2(&both, stream) : cpa_rmsnorm(&one, stream);
+    const cpa_rmsnorm_args norm = {.size = sizeof norm,
+                                   .rows = rows,
+                                   .width = l->q_latent,
+                                   .dtype = a->dtype,
+                                   .x = front.rows,
+                                   .x_stride = front.stride,
+                                   .weight = w->q_norm,
+                                   .eps = l->norm_eps,
+                                   .out = front.rows,
+                                   .out_stride = front.stride};
+    const cpa_linear_args queries = product(a, rows, front, l->q_latent, w->q_b, q_width(a->config), q);
+    if (!l->q_latent) return CPA_OK;
+    CPA_TRY(cpa_rmsnorm(&norm, stream));
+    return cpa_linear(&queries, stream);
+}
+
+/* Rows of the cache, from those of the first product. */
+static cpa_status write_latents(const cpa_latent_attention *a, const cpa_latent_weights *w, const cpa_model_step *step,
+                                strided latents, const cpa_layer_args *args, cpa_stream *stream) {
+    const cpa_latent_config *l = &a->config->latent;
+    const cpa_latent_norm_rope_args write = {
+        .size = sizeof write,
+        .rows = step->rows.count,
+        .shape = {.kv_heads = 1, .k_dim = l->latent + l->rope, .v_dim = l->latent, .v_in_k = 1, .dtype = a->dtype},
+        .x = latents.rows,
+        .x_stride = latents.stride,
+        .weight = w->kv_norm,
+        .eps = l->norm_eps,
+        .rope = a->rope,
+        .positions = step->rows.positions_device,
+        .slot_mapping = step->rows.slots_device,
+        .kv = args->kv,
+        .nonfinite = args->nonfinite};
+    return cpa_latent_norm_rope(&write, stream);
 }
 
 /* Heads of rows, x_step apart in x and out_step in out: their elements in front as they are, the last ones rotated. */
@@ -134,24 +152,10 @@ cpa_status cpa_latent_in(const cpa_latent_attention *a, const cpa_latent_weights
     const strided front = {a->wide, wide}, latents = behind(a, front, front_width(c));
     const strided normed = {(char *)(uintptr_t)x, c->hidden};
     const strided own = {a->inner, q_width(c)}, q = c->latent.q_latent ? own : front;
-    const strided tail = behind(a, latents, c->latent.latent);
-    const heads rotated = {1, 0, tail, tail, c->latent.rope, c->latent.rope};
     const cpa_linear_args first = product(a, rows, normed, c->hidden, w->front, wide, front);
-    const cpa_linear_args queries = product(a, rows, front, c->latent.q_latent, w->q_b, q_width(c), own);
-    const cpa_kv_write_args write = {.size = sizeof write,
-                                     .tokens = rows,
-                                     .dtype = a->dtype,
-                                     .k = latents.rows,
-                                     .slot_mapping = step->rows.slots_device,
-                                     .kv = args->kv,
-                                     .nonfinite = args->nonfinite,
-                                     .k_row_stride = latents.stride};
-    if (rows == 0) return CPA_OK;
     CPA_TRY(cpa_linear(&first, stream));
-    CPA_TRY(norm_latents(a, w, rows, front, latents, stream));
-    if (c->latent.q_latent) CPA_TRY(cpa_linear(&queries, stream));
-    CPA_TRY(rotate(a, step->rows.positions_device, rows, rotated, stream));
-    CPA_TRY(cpa_kv_write(&write, stream));
+    CPA_TRY(multiply_queries(a, w, rows, front, q, stream));
+    CPA_TRY(write_latents(a, w, step, latents, args, stream));
     return give_queries(a, w, q, step, args->q, stream);
 }
 

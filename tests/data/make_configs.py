@@ -148,6 +148,39 @@ def of_qwen(model):
     case(model, {"mlp_bias": True})
 
 
+def of_deepseek():
+    def scaled(model, **rope):
+        case(model, {"rope_scaling": {**YARN, "original_max_position_embeddings": 32, **rope}})
+
+    for model in ("tiny-deepseek-v2", "tiny-deepseek-v3"):
+        scaled(model, mscale=0.707, mscale_all_dim=0.707)
+        scaled(model, mscale=1.0, mscale_all_dim=0.5, factor=16.0)
+        scaled(model, mscale=0.5)
+        case(model, {"rope_scaling": None, "rope_theta": 500.0})
+        case(model, {"rope_scaling": {**LINEAR, "mscale_all_dim": 1.5}})
+        case(model, {"routed_scaling_factor": 0.7, "rms_norm_eps": 0.1})
+        case(model, {"n_group": 2, "topk_group": 1})
+        case(model, {"n_group": 1, "topk_group": 1})
+        case(model, {"num_experts_per_tok": 1})
+        case(model, {"kv_lora_rank": 30}, refused="kv_a_proj_with_mqa.weight")
+        case(model, {"qk_nope_head_dim": 8}, refused="self_attn.q_")
+        for key, value in {
+            "attention_bias": True, "num_key_value_heads": 1, "head_dim": 64, "moe_layer_freq": 2, "n_group": 3,
+            "topk_group": 9, "scoring_func": "tanh", "topk_method": "best", "first_k_dense_replace": -1,
+            "n_shared_experts": 0, "num_experts_per_tok": 9, "index_topk": 64, "sliding_window": 8,
+            "quantization_config": {"quant_method": "gptq"}, "num_experts": 8,
+        }.items():
+            case(model, {key: value}, refused=key)
+    case("tiny-deepseek-v2", {"topk_method": "greedy", "n_group": None, "topk_group": None})
+    case("tiny-deepseek-v2", {"norm_topk_prob": True}, refused="norm_topk_prob")
+    case("tiny-deepseek-v2", {"q_lora_rank": 24}, refused="q_a_proj.weight")
+    case("tiny-deepseek-v2", {"rope_interleave": True}, refused="rope_interleave")
+    case("tiny-deepseek-v3", {"rope_interleave": False})
+    case("tiny-deepseek-v3", {"norm_topk_prob": False})
+    case("tiny-deepseek-v3", {"q_lora_rank": None}, refused="q_proj.weight")
+    case("tiny-deepseek-v3", {"num_nextn_predict_layers": 1})
+
+
 def prompts():
     generator = torch.Generator().manual_seed(31)
     return [torch.randint(0, 128, (n,), generator=generator).tolist() for n in (5, 60, 200)]
@@ -198,6 +231,7 @@ def main():
     of_mistral()
     of_qwen(FAMILIES["qwen2"])
     of_qwen(FAMILIES["qwen3"])
+    of_deepseek()
     unchanged, wrong = {}, 0
     for entry in cases:
         model = entry["model"]
