@@ -3,6 +3,7 @@
 #include <cpattn/nn.h>
 
 #include "base/check.h"
+#include "src/model/mixture_spread.h"
 #include "src/model/sliced_linear.h"
 
 typedef struct dense_rows {
@@ -79,7 +80,9 @@ cpa_status cpa_feed_forward_run(const cpa_feed_forward *feed_forward, const cpa_
                                 const cpa_model_step *step, const void *x, void *out, cpa_stream *stream) {
     if (weights->router) {
         const cpa_mixture_rows rows = {.step = step, .x = x, .out = out, .part = feed_forward->wide};
-        return cpa_mixture_run(&feed_forward->mixture, weights, &rows, stream);
+        const int travels = feed_forward->mixture.spread_over > 1 && !step->slices;
+        return travels ? cpa_mixture_run_spread(&feed_forward->mixture, weights, &rows, stream)
+                       : cpa_mixture_run(&feed_forward->mixture, weights, &rows, stream);
     }
     const dense_rows rows = {step->rows.count, step->slices, x, out};
     return dense(feed_forward, weights, &rows, stream);

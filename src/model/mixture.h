@@ -53,6 +53,7 @@ typedef struct cpa_mixture_rows {
     const void *added;          /* [rows, hidden] added to what experts give; NULL with slices, or where nothing is */
     float *part;                /* with slices room for [rows, hidden]: the own part of a sum */
 } cpa_mixture_rows;
+/* Of experts that are not spread, or of a step with slices. */
 cpa_status cpa_mixture_run(const cpa_mixture *mixture, const cpa_feed_forward_weights *weights,
                            const cpa_mixture_rows *rows, cpa_stream *stream);
 
