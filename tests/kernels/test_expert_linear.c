@@ -187,6 +187,7 @@ static void products_are_those_of_float64(void) {
         {40, 8, 2, 1032, 264, CPA_BF16, CPA_BF16, PLAIN, 1, 1, 0},
         {70, 2, 1, 264, 136, CPA_F16, CPA_F16, PLAIN, 1, 0, 0},
         {300, 3, 1, 96, 200, CPA_BF16, CPA_BF16, PLAIN, 0, 0, 0},
+        {210, 2, 1, 1032, 300, CPA_BF16, CPA_BF16, PLAIN, 1, 1, 0},
         {333, 8, 2, 64, 256, CPA_BF16, CPA_BF16, PLAIN, 1, 0, 1},
         {3, 4, 2, 7, 9, CPA_BF16, CPA_BF16, BLOCKS, 1, 0, 0},
         {20, 4, 2, 400, 264, CPA_BF16, CPA_BF16, BLOCKS, 1, 1, 0},
