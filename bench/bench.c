@@ -20,16 +20,17 @@
 static const double batch_s = 5e-3;
 enum { MAX_CALLS_PER_BATCH = 2000, CALIBRATION_CALLS = 3 };
 
-static const cpa_bench *const benches[] = {
-    &cpa_bench_attend,       &cpa_bench_varlen,     &cpa_bench_varlen_attend, &cpa_bench_merge,   &cpa_bench_kv_write,
-    &cpa_bench_kv_pack,      &cpa_bench_kv_convert, &cpa_bench_linear,        &cpa_bench_rmsnorm, &cpa_bench_swiglu,
-    &cpa_bench_qk_norm_rope, &cpa_bench_sample,     &cpa_bench_exchange,      &cpa_bench_step};
+static const cpa_bench *const benches[] = {&cpa_bench_attend,     &cpa_bench_varlen,   &cpa_bench_varlen_attend,
+                                           &cpa_bench_merge,      &cpa_bench_kv_write, &cpa_bench_kv_pack,
+                                           &cpa_bench_kv_convert, &cpa_bench_linear,   &cpa_bench_expert_linear,
+                                           &cpa_bench_rmsnorm,    &cpa_bench_swiglu,   &cpa_bench_qk_norm_rope,
+                                           &cpa_bench_sample,     &cpa_bench_exchange, &cpa_bench_step};
 enum { N_BENCHES = sizeof benches / sizeof benches[0] };
 
 static void print_help(void) {
     printf(
         "usage: cp_attn bench attend|varlen|varlen_attend|merge|kv_write|kv_pack|kv_convert|linear|\n"
-        "                     rmsnorm|swiglu|qk_norm_rope|sample|exchange|step|scaling [options]\n"
+        "                     expert_linear|rmsnorm|swiglu|qk_norm_rope|sample|exchange|step|scaling [options]\n"
         "       cp_attn bench serve --url URL [options]    a server; 'cp_attn bench serve --help' lists them\n");
     cpa_bench_options_print_help();
     printf("shapes, and those without --shapes on the host / on cuda:\n");

@@ -55,6 +55,7 @@ extern const cpa_bench cpa_bench_kv_write;
 extern const cpa_bench cpa_bench_kv_pack;
 extern const cpa_bench cpa_bench_kv_convert;
 extern const cpa_bench cpa_bench_linear;
+extern const cpa_bench cpa_bench_expert_linear;
 extern const cpa_bench cpa_bench_rmsnorm;
 extern const cpa_bench cpa_bench_swiglu;
 extern const cpa_bench cpa_bench_qk_norm_rope;

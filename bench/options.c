@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <cpattn/types.h>
+#include <cpattn/experts.h>
 
 #include "base/check.h"
 #include "bench/rules.h"
@@ -67,6 +67,11 @@ static const cpa_field table[] = {
      .help = "attend, step: auto, where they are read once if that is faster; off; or always"},
     {CASE, "padded", NULL, FLAG_AT(padded), .help = "attend: plans as in graphs, whose launches stay the same"},
     {CASE, "fp8-out", NULL, FLAG_AT(fp8_out), .help = "merge: the result in fp8_e4m3"},
+    {CASE, "experts", "N", INT_AT(experts, 1, CPA_MOST_EXPERTS), .initial = "8", .help = "expert_linear: experts"},
+    {CASE, "top-k", "N", INT_AT(top_k, 1, CPA_MOST_TOP_K), .initial = "8",
+     .help = "expert_linear: experts that a token chooses"},
+    {CASE, "fp8-weights", NULL, FLAG_AT(fp8_weights),
+     .help = "expert_linear: weights in fp8_e4m3 with scales of blocks of 128 x 128"},
     {CASE, "as-one", NULL, FLAG_AT(as_one), .help = "varlen: the same work in one sequence instead"},
     {CASE, "length-scale", "S", CPA_FIELD_REAL, offsetof(cpa_bench_options, length_scale), .initial = "1", .min = 1e-9,
      .max = 1e6, .help = "varlen: multiplies the lengths of prompts"},

@@ -23,6 +23,8 @@ typedef struct cpa_bench_options {
     int64_t padded;             /* 1: attend plans as graphs have them */
     int64_t layout;             /* cpa_kv_layout */
     int64_t fp8_out;            /* 1: merge gives its result in fp8 */
+    int64_t experts, top_k;     /* experts of expert_linear, and how many a token chooses */
+    int64_t fp8_weights;        /* 1: weights of expert_linear are in fp8 */
     int64_t as_one;             /* 1: varlen puts its work in one sequence */
     double length_scale;        /* factor of the lengths of varlen's trace */
     char trace[CPA_TEXT_BYTES]; /* file with the lengths of varlen; empty: lengths of its own */

@@ -80,6 +80,8 @@ results_are_right() {
         expect_right 2
         bench 1 linear --dtype $dtype --shapes 3x128x300,20x64x33 --iters 3
         expect_right 2
+        bench 1 expert_linear --dtype $dtype --shapes 3x140x300:top-k=2,20x64x33:experts=30:fp8-weights=true --iters 3
+        expect_right 2
         bench 1 rmsnorm --dtype $dtype --shapes 3x100,40x64 --iters 3
         expect_right 2
         bench 1 swiglu --dtype $dtype --shapes 3x100,40x64 --iters 3

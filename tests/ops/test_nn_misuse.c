@@ -165,10 +165,11 @@ RUN(linear)
 
 static void linear(void) {
     typedef cpa_linear_args T;
-    static const member members[] = {M(T, rows, INT64),     M(T, inputs, INT32),    M(T, outputs, INT32),
-                                     M(T, dtype, INT32),    M(T, out_dtype, INT32), M(T, x, POINTER),
-                                     M(T, x_stride, INT64), M(T, weight, POINTER),  M(T, weight_stride, INT64),
-                                     M(T, bias, OPTIONAL),  M(T, out, POINTER),     M(T, out_stride, INT64)};
+    static const member members[] = {M(T, rows, INT64),           M(T, inputs, INT32),    M(T, outputs, INT32),
+                                     M(T, dtype, INT32),          M(T, out_dtype, INT32), M(T, x, POINTER),
+                                     M(T, x_stride, INT64),       M(T, weight, POINTER),  M(T, weight_stride, INT64),
+                                     M(T, bias, OPTIONAL),        M(T, out, POINTER),     M(T, out_stride, INT64),
+                                     M(T, weight_scale, OPTIONAL)};
     int used = 0;
     T args = {.size = sizeof args,
               .rows = ROWS,
@@ -182,6 +183,10 @@ static void linear(void) {
     args.out_dtype = CPA_F16;
     CU_ASSERT_EQUAL(cpa_linear(&args, stream), CPA_INVALID);
     CU_ASSERT_STRING_EQUAL(said(), "linear: out_dtype is 2, expected fp32 or fp32");
+    args.out_dtype = CPA_F32;
+    args.weight_scale = next(&used), args.weight_scale_rows = 2, args.weight_scale_columns = 1;
+    CU_ASSERT_EQUAL(cpa_linear(&args, stream), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(said(), "linear: scales are [2, 1], expected [1, 1] or [8, 1] for weights [8, 8]");
 }
 
 RUN(sample)
