@@ -1,5 +1,5 @@
-/* Keys of config.json that are known. What is not, and by its name may change attention, norms, scales or experts, is refused:
- * tokens that are nearly right are worse than none. */
+/* Keys of config.json that are known. What is not, and by its name may change attention, norms, scales or experts, is
+ * refused: tokens that are nearly right are worse than none. */
 #ifndef CPA_MODEL_CONFIG_KEYS_H
 #define CPA_MODEL_CONFIG_KEYS_H
 

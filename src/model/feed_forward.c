@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/min_max.h"
+#include "src/model/mixture_spread.h"
 #include "src/model/sliced_linear.h"
 
 int64_t cpa_feed_forward_inner(const cpa_model_config *c) {
@@ -101,8 +102,10 @@ cpa_status cpa_feed_forward_run(const cpa_feed_forward *f, const cpa_feed_forwar
     if (w->router) {
         const cpa_mixture_rows rows = {
             .step = step, .x = x, .out = out, .added = w->shared_down ? f->wide : NULL, .part = f->wide};
+        const int travels = f->mixture.spread_over > 1 && !step->slices;
         if (w->shared_down) CPA_TRY(run_shared(f, w, step->rows.count, x, stream));
-        return cpa_mixture_run(&f->mixture, w, &rows, stream);
+        return travels ? cpa_mixture_run_spread(&f->mixture, w, &rows, stream)
+                       : cpa_mixture_run(&f->mixture, w, &rows, stream);
     }
     const dense_rows rows = {step->rows.count, step->slices, x, out};
     return dense(f, w, &rows, stream);

@@ -5,7 +5,6 @@
 
 #include "base/check.h"
 #include "base/min_max.h"
-#include "src/model/mixture_spread.h"
 
 /* Of a piece in memory: as aligned as any operator asks for. */
 #define ALIGNMENT 256
@@ -175,7 +174,6 @@ cpa_status cpa_mixture_run(const cpa_mixture *m, const cpa_feed_forward_weights 
                            cpa_stream *stream) {
     const cpa_slices *slices = at->step->slices;
     const int64_t rows = at->step->rows.count;
-    if (!slices && m->spread_over > 1) return cpa_mixture_run_spread(m, w, at, stream);
     const cpa_slice experts = slices ? cpa_own_experts(m->config->moe.experts, slices->ranks, slices->rank) : m->held;
     for (int64_t first = 0; first < rows; first += m->piece)
         CPA_TRY(run_piece(m, w, experts, at, first, cpa_min64(m->piece, rows - first), stream));

@@ -3,8 +3,8 @@
  * so that what is sorted has a bounded size.
  *
  * All experts are on every rank; or they are spread, and each rank has some as a whole (mixture_spread.h): rows then go
- * to the ranks of their experts, and come back, with the same bits. In steps with slices each rank has all rows, computes
- * what its experts give for them, and the sums of all ranks are added up. */
+ * to the ranks of their experts, and come back, with the same bits. In steps with slices each rank has all rows and
+ * computes what its experts give for them; the sums of all ranks are added up. */
 #ifndef CPA_MODEL_MIXTURE_H
 #define CPA_MODEL_MIXTURE_H
 
@@ -53,15 +53,15 @@ typedef struct cpa_mixture_rows {
     const void *added;          /* [rows, hidden] added to what experts give; NULL with slices, or where nothing is */
     float *part;                /* with slices room for [rows, hidden]: the own part of a sum */
 } cpa_mixture_rows;
+/* Of experts that are not spread, or of a step with slices. */
 cpa_status cpa_mixture_run(const cpa_mixture *mixture, const cpa_feed_forward_weights *weights,
                            const cpa_mixture_rows *rows, cpa_stream *stream);
 
-/* The steps of a piece, for mixture_spread.c; `rows` and x are those of the piece.
- *
- * Which experts rows have, and how much these count. */
+/* What a piece is computed by, for mixture_spread.c too: fills ids and weights, which experts rows have and how much
+ * these count; */
 cpa_status cpa_mixture_route(const cpa_mixture *mixture, const cpa_feed_forward_weights *weights, const void *x,
                              int64_t rows, cpa_stream *stream);
-/* What `experts` give for rows of x at so many places, to `wide`. */
+/* and fills `wide`: what `experts` give for rows of x, at so many places. */
 cpa_status cpa_mixture_multiply(const cpa_mixture *mixture, const cpa_feed_forward_weights *weights, cpa_slice experts,
                                 const cpa_sorted_choices *choices, int64_t places, const void *x, int64_t x_rows,
                                 cpa_stream *stream);

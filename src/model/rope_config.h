@@ -7,8 +7,8 @@
 #include "base/json_file.h"
 
 /* Reads rope_theta, rope_scaling, rope_parameters and what belongs to them, for heads of head_dim elements,
- * max_position positions and a file without a base: default_theta. Where keys contradict each other that one counts which counts for transformers 5.
- * CPA_INVALID and CPA_UNSUPPORTED come with a line that names file and key. *out is set only on success. */
+ * max_position positions and, in a file without a base, default_theta. Where keys contradict each other that one counts
+ * which counts for transformers 5. CPA_INVALID and CPA_UNSUPPORTED come with a line that names file and key. *out is set only on success. */
 cpa_status cpa_rope_config_read(const cpa_json *json, int32_t head_dim, int64_t max_position, double default_theta,
                                 cpa_rope_config *out, cpa_error *err);
 

@@ -160,7 +160,7 @@ static float *make_noise(int64_t n, uint64_t seed, int ties) {
 
 /* Of some rows. */
 static int64_t wrong_choices(const routing *r, const float *logits, const float *bias, const routed *got) {
-    const int64_t step = r->rows / 20 + 1;
+    const int64_t step = r->rows / 8 + 1;
     int64_t wrong = 0;
     for (int64_t row = 0; row < r->rows; row += step) {
         const choice want = expect_choice(r, logits + row * r->experts, bias);

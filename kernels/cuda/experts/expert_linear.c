@@ -4,6 +4,9 @@
 #include "base/check.h"
 #include "kernels/cuda/nn/nn.h"
 
+/* Places that an expert has in the mean, from which on wgmma's tiles are full enough. */
+enum { MANY_PLACES = 64 };
+
 /* Whether rows of x and weights are vectors of 16 bytes at multiples of 16. */
 static int in_vectors(const cpa_expert_linear_args *a) {
     const int64_t vector = 16, bytes = cpa_dtype_bytes(a->dtype), weight_bytes = a->weight_scale ? 1 : bytes;
@@ -15,10 +18,13 @@ static int in_vectors(const cpa_expert_linear_args *a) {
 
 cpa_status cpa_cuda_expert_multiply(const cpa_cuda_expert_product *product, cpa_stream *stream) {
     const cpa_expert_linear_args *a = &product->args;
+    const cpa_cuda_path path = cpa_cuda_device_of(stream)->path;
     CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
-    if (a->dtype != CPA_F32 && in_vectors(a) && cpa_cuda_device_of(stream)->path != CPA_CUDA_SIMPLE)
-        return cpa_cuda_expert_multiply_tiles(product, stream);
-    return cpa_cuda_expert_multiply_simple(product, stream);
+    if (a->dtype == CPA_F32 || !in_vectors(a) || path == CPA_CUDA_SIMPLE)
+        return cpa_cuda_expert_multiply_simple(product, stream);
+    if (path == CPA_CUDA_HOPPER && !a->weight_scale && a->rows / a->experts > MANY_PLACES)
+        return cpa_cuda_expert_multiply_hopper(product, stream);
+    return cpa_cuda_expert_multiply_tiles(product, stream);
 }
 
 cpa_status cpa_cuda_expert_linear(const cpa_expert_linear_args *args, cpa_stream *stream) {

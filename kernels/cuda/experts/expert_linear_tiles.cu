@@ -35,7 +35,7 @@ struct config {
     static constexpr int WEIGHT_COPIES = OUTPUTS * WEIGHT_VECTORS / THREADS, X_COPIES = PLACES * X_VECTORS / THREADS;
     static_assert(WEIGHT_COPIES * THREADS == OUTPUTS * WEIGHT_VECTORS && X_COPIES * THREADS == PLACES * X_VECTORS,
                   "threads share the copies evenly");
-    static constexpr int SUM_LINE = OUTPUTS + 4; /* floats of a place: its lanes' banks differ */
+    static constexpr int SUM_LINE = OUTPUTS + SUM_PAD;
     static constexpr int SUM_BYTES = PLACES * SUM_LINE * 4;
     static constexpr int SHARED_BYTES = STAGES * STAGE_BYTES > SUM_BYTES ? STAGES * STAGE_BYTES : SUM_BYTES;
 };
@@ -192,7 +192,6 @@ template <typename C>
 __device__ void store(const cpa_cuda_expert_product &p, const expert_tile &tile, int32_t output, char *shared,
                       const warp_sums<C> &total) {
     using T = typename C::T;
-    const cpa_expert_linear_args &a = p.args;
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const int row = warp / C::COLUMN_WARPS * C::ROW_TILES * 16 + lane / 4;
     const int column = warp % C::COLUMN_WARPS * C::COLUMN_TILES * 8 + lane % 4 * 2;
@@ -207,14 +206,7 @@ __device__ void store(const cpa_cuda_expert_product &p, const expert_tile &tile,
         }
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < tile.places * C::OUTPUTS; i += C::THREADS) {
-        const int32_t place = i / C::OUTPUTS, o = output + i % C::OUTPUTS;
-        float sum = sums[place * C::SUM_LINE + i % C::OUTPUTS];
-        if (o >= a.outputs) continue;
-        if (p.bias) sum += to_float(((const T *)p.bias)[o]);
-        if (row_of_place(a, tile.first + place) < 0) sum = NAN;
-        write_element(a.out, a.out_dtype, (tile.first + place) * a.out_stride + o, sum);
-    }
+    store_sums<T, C::OUTPUTS, C::THREADS>(p, tile, output, sums, C::SUM_LINE);
     __syncthreads(); /* the sums have been read */
 }
 

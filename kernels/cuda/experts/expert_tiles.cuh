@@ -3,6 +3,7 @@
 #ifndef CPA_CUDA_EXPERT_TILES_CUH
 #define CPA_CUDA_EXPERT_TILES_CUH
 
+#include "kernels/cuda/device/element.cuh"
 #include "kernels/cuda/device/warp.cuh"
 #include "kernels/cuda/experts/expert_linear.h"
 
@@ -74,6 +75,25 @@ __device__ inline float scale_of(const cpa_expert_linear_args &a, int32_t expert
     const float *scales = a.weight_scale + (int64_t)expert * a.weight_scale_rows * a.weight_scale_columns;
     if (a.weight_scale_columns == 1 && a.weight_scale_rows == a.outputs) return scales[o];
     return scales[(int64_t)(o / CPA_CUDA_SCALE_BLOCK) * a.weight_scale_columns + i / CPA_CUDA_SCALE_BLOCK];
+}
+
+/* Floats behind the sums of a place in shared memory, so that lanes that have neighbouring places use other banks. */
+constexpr int SUM_PAD = 4;
+
+/* The results of a tile from sums in shared memory, those of a place `line` floats apart; neighbouring threads store
+ * neighbouring outputs. */
+template <typename T, int OUTPUTS, int THREADS>
+__device__ void store_sums(const cpa_cuda_expert_product &p, const expert_tile &tile, int32_t output,
+                           const float *sums, int line) {
+    const cpa_expert_linear_args &a = p.args;
+    for (int i = threadIdx.x; i < tile.places * OUTPUTS; i += THREADS) {
+        const int32_t place = i / OUTPUTS, o = output + i % OUTPUTS;
+        float sum = sums[place * line + i % OUTPUTS];
+        if (o >= a.outputs) continue;
+        if (p.bias) sum += to_float(((const T *)p.bias)[o]);
+        if (row_of_place(a, tile.first + place) < 0) sum = NAN;
+        write_element(a.out, a.out_dtype, (tile.first + place) * a.out_stride + o, sum);
+    }
 }
 
 #endif
