@@ -41,6 +41,8 @@ struct row_place {
 
 using elements = float[ROUNDS][WIDTH];
 
+/* ROUNDS: rows with scales of tiles are read as attend reads them. */
+template <bool ROUNDS>
 __device__ void read_row(const rows_of &from, const row_place &at, int32_t dim, int lane, elements &x) {
     const char *row = from.row(at.block, at.offset, at.head);
     uint32_t word = 0;
@@ -52,7 +54,7 @@ __device__ void read_row(const rows_of &from, const row_place &at, int32_t dim, 
         for (int e = 0; e < WIDTH; e++) {
             const int32_t d = r * TILE + lane * WIDTH + e;
             x[r][e] = d >= dim                         ? 0
-                      : from.dtype == CPA_FP8_T128     ? read_tiled(row, dim, d)
+                      : from.dtype == CPA_FP8_T128     ? read_tiled<ROUNDS>(row, dim, d)
                       : from.dtype >= CPA_DTYPE_COUNT  ? read_code(row, from.dtype, d, word)
                                                        : read_element(row, from.dtype, d);
         }
@@ -158,7 +160,7 @@ __global__ void __launch_bounds__(THREADS) latent_write(const __grid_constant__ 
     }
     elements x;
     bool nonfinite = false;
-    read_row(a.from, {0, token, head}, a.dim, lane, x);
+    read_row<true>(a.from, {0, token, head}, a.dim, lane, x);
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
 #pragma unroll
@@ -184,7 +186,7 @@ __global__ void __launch_bounds__(THREADS) latent_convert(const __grid_constant_
     const int lane = threadIdx.x % WARP_LANES, head = (int)(row - offset * a.heads);
     if (offset >> a.from.block_shift) return;
     elements x;
-    read_row(a.from, {a.pairs[blockIdx.y][0], offset, head}, a.dim, lane, x);
+    read_row<true>(a.from, {a.pairs[blockIdx.y][0], offset, head}, a.dim, lane, x);
     write_row(a.to, {a.pairs[blockIdx.y][1], offset, head}, a.dim, lane, x);
 }
 
@@ -212,7 +214,7 @@ __global__ void __launch_bounds__(THREADS) latent_gather(const __grid_constant__
         const row_place from = {run.block, run.offset + i, 0}, to = {0, run.dst_row + i, 0};
         if (a.row_bytes == 0) {
             elements x;
-            read_row(a.from, from, a.dim, lane, x);
+            read_row<false>(a.from, from, a.dim, lane, x);
             write_row(a.to, to, a.dim, lane, x);
             continue;
         }
