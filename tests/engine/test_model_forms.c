@@ -305,7 +305,11 @@ static void what_forms_may_not_be_is_told(void) {
     expect_refusal(&other, "model: n_forms is 4, expected 0 to 3");
     other = options;
     other.network = NULL;
-    expect_refusal(&other, "form 1: has layer_matrices without a network, expected one that gives them");
+    model.forms[DECODE].widths.out_dim = 16;
+    model.forms[DECODE].layer_matrices = (const void *const *)model.matrices;
+    expect_refusal(&other, "form 0: has layer_matrices without a network, expected one that gives them");
+    model.forms[DECODE].widths.out_dim = 0;
+    model.forms[DECODE].layer_matrices = NULL;
     other = options;
     other.model.layer_masks = windows;
     expect_refusal(&other, "form 0, layer 0: the mask shows keys that the mask of the layer hides");

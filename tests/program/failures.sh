@@ -269,15 +269,18 @@ fault() {
     esac
     [ "$1" != wrong-scale ] || export CPATTN_KV_CACHE_DTYPE=int8
     [ "$1" != wrong-tile ] || export CPATTN_KV_CACHE_DTYPE=fp8_t128
+    mixed_trace >trace.jsonl
+    local n args=(--model model.yaml --trace trace.jsonl)
     case $1 in
-        swapped-halves | wrong-tile | late-values) latent_model ;;
+        swapped-halves | wrong-tile | late-values)
+            latent_model
+            args=(--model model.yaml --requests 4 --input-len 90 --output-len 6)
+            ;;
         *) small_model ;;
     esac
-    mixed_trace >trace.jsonl
-    local n
     CP_ATTN=$CP_ATTN_FAULTS
     for n in $(printf '%s\n' "$(few 2)" "$(few 3)" | uniq); do
-        CPATTN_FAULT=$1 run $n --model model.yaml --trace trace.jsonl --verify 0.05 --result-json r.json
+        CPATTN_FAULT=$1 run $n "${args[@]}" --verify 0.05 --result-json r.json
         expect_code 1 "$1 on $n ranks"
         expect_line 'token'
         said 'layer' || fail "the message names no layer: $(our_lines)"
@@ -286,11 +289,11 @@ fault() {
         [ "$(value failed r.json)" -gt 0 ] || fail "no failed request in the result file"
         our_lines
     done
-    CPATTN_FAULT=$1@start run 2 --model model.yaml --trace trace.jsonl
+    CPATTN_FAULT=$1@start run 2 "${args[@]}"
     expect_code 1 "$1 from the start"
     expect_line 'self-test'
     our_lines
-    run 2 --model model.yaml --trace trace.jsonl --verify 0.05
+    run 2 "${args[@]}" --verify 0.05
     expect_code 0 "the twin without a fault"
 }
 
