@@ -12,7 +12,7 @@ static cpa_stream *stream;
 
 enum { ROWS = 9, POSITIONS = 300, BLOCK = 16, BLOCKS = 5 };
 static const double THETA = 1e4;
-static const float EPS = 1e-5f;
+static float eps = 1e-5f;
 
 /* Positions at both ends of the table and outside of it; two rows share one. */
 static const int64_t AT[ROWS] = {0, 1, POSITIONS - 1, POSITIONS, 17, 17, -1, 255, INT64_MAX};
@@ -48,6 +48,8 @@ static const form FORMS[] = {
     {0, 3, 64, 64, CPA_BF16, CPA_INT8, 0, 0, 1, 0, 64, 0, 0, 8, 0, {0}, 0},
     {4, 2, 64, 64, CPA_BF16, CPA_BF16, 0, 0, 1, 0, 64, 0, 0, 8, 1, {0}, 0},
     {16, 4, 128, 128, CPA_BF16, CPA_BF16, 0, 0, 1, 0, 128, 0, 0, 0, 0, {16, 24, 24}, 0},
+    {16, 2, 64, 64, CPA_BF16, CPA_BF16, 0, 0, 1, 0, 64, 0, 0, 0, 0, {8, 12, 12}, 0},
+    {8, 8, 256, 256, CPA_BF16, CPA_BF16, 0, 0, 1, 0, 256, 0, 0, 0, 0, {32, 48, 48}, 0},
     {8, 2, 128, 128, CPA_BF16, CPA_FP8_E4M3, 0, 0, 1, 0, 128, 0, 0, 0, 0, {24, 20, 20}, 1},
     {3, 1, 80, 80, CPA_F32, CPA_F32, 0, 0, 0, 0, 40, 8, 1, 3, 1, {8, 7, 5}, 1},
 };
@@ -107,7 +109,7 @@ static void make(call *c, const form *f) {
         .q_weight = f->norm ? c->q_weight.device : NULL,
         .k_weight = f->norm ? c->k_weight.device : NULL,
         .weight_offset = f->weight_offset,
-        .eps = EPS,
+        .eps = eps,
         .rope = {.table = c->device_table,
                  .max_position = POSITIONS,
                  .dim = f->dim,
@@ -170,7 +172,7 @@ static int wrong_in_head(const call *c, const float *in, const float *weight, in
     double want[CPA_MAX_HEAD_DIM], size[CPA_MAX_HEAD_DIM], squares = 0;
     int wrong = 0;
     for (int i = 0; i < f->k_dim; i++) squares += (double)in[i] * (double)in[i];
-    const double scale = f->norm ? 1 / sqrt(squares / f->k_dim + (double)EPS) : 1;
+    const double scale = f->norm ? 1 / sqrt(squares / f->k_dim + (double)eps) : 1;
     for (int i = 0; i < f->k_dim; i++) {
         want[i] = (double)in[i] * scale * (f->norm ? (double)weight[i] + (double)f->weight_offset : 1);
         size[i] = fabs(want[i]);
@@ -217,18 +219,33 @@ static void run_apart(call *c) {
     cpa_test_tensor_fetch(&c->v, stream);
 }
 
+static void check_heads(const form *f) {
+    call c;
+    make(&c, f);
+    run_apart(&c);
+    CU_ASSERT_EQUAL(wrong_elements(&c), 0);
+    CU_ASSERT_TRUE(cpa_test_tensor_pads_are_poison(&c.q));
+    CU_ASSERT_TRUE(cpa_test_tensor_pads_are_poison(&c.k));
+    CU_ASSERT_TRUE(cpa_test_tensor_pads_are_poison(&c.v));
+    destroy(&c);
+}
+
 static void heads_are_those_of_float64(void) {
     cpa_test_device_open(2, &device, &stream);
-    for (int i = 0; i < N_FORMS; i++) {
-        call c;
-        make(&c, &FORMS[i]);
-        run_apart(&c);
-        CU_ASSERT_EQUAL(wrong_elements(&c), 0);
-        CU_ASSERT_TRUE(cpa_test_tensor_pads_are_poison(&c.q));
-        CU_ASSERT_TRUE(cpa_test_tensor_pads_are_poison(&c.k));
-        CU_ASSERT_TRUE(cpa_test_tensor_pads_are_poison(&c.v));
-        destroy(&c);
+    for (int i = 0; i < N_FORMS; i++) check_heads(&FORMS[i]);
+    cpa_test_device_close(device, stream);
+}
+
+/* vLLM's grid of tests/kernels/core/test_fused_qk_norm_rope.py: what part is rotated, pairs, eps and dtype. */
+static void grid_of_heads(void) {
+    cpa_test_device_open(2, &device, &stream);
+    for (int i = 0; i < 24; i++) {
+        const cpa_dtype dtype = i % 2 ? CPA_F16 : CPA_BF16;
+        const form f = {16, 4, 128, 128, dtype, dtype, 0, 0, 1, 0, 128 >> i / 8, 0, i / 2 % 2, 0, 0, {0}, 0};
+        eps = i / 4 % 2 ? 1e-6f : 1e-5f;
+        check_heads(&f);
     }
+    eps = 1e-5f;
     cpa_test_device_close(device, stream);
 }
 
@@ -405,6 +422,7 @@ static void what_is_no_rotation_is_refused(void) {
 
 static const cpa_test tests[] = {
     {"heads are those of float64", heads_are_those_of_float64},
+    {"grid of heads", grid_of_heads},
     {"pages get the bits of kv_write", pages_get_the_bits_of_kv_write},
     {"tables have the frequencies of transformers", tables_have_the_frequencies_of_transformers},
     {"far positions keep their digits", far_positions_keep_their_digits},

@@ -4,7 +4,15 @@
 
 #include "kernels/cuda/nn/nn.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Of at most INT32_MAX rows; the device of the stream is selected. */
-extern "C" cpa_status cpa_cuda_rmsnorm_codes(const cpa_rmsnorm_args *args, cpa_stream *stream);
+cpa_status cpa_cuda_rmsnorm_codes(const cpa_rmsnorm_args *args, cpa_stream *stream);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
