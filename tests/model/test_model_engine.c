@@ -179,12 +179,13 @@ static void latent_attention_gives_the_tokens_of_transformers(void) {
                         {.budget = 24, .max_num_seqs = 3, .drafts = 5},
                         {.budget = 512, .max_num_seqs = REQUESTS, .no_prefix_caching = 1, .num_blocks = 12 / ranks},
                         {.budget = 60, .max_num_seqs = REQUESTS, .drafts = 6, .branches = 2}};
+    const int n[] = {2, 4, 1};
     cpa_test_expected *expected = malloc(sizeof *expected);
     run r[4];
     for (int i = 0; cpa_test_latent_models[i]; i++) {
-        run_model(cpa_test_latent_models[i], ways, i < 2 ? 4 : 1, expected, r);
-        for (int w = 0; w < (i < 2 ? 4 : 1); w++) check_greedy(&r[w]);
-        if (i == 2) continue;
+        run_model(cpa_test_latent_models[i], ways, n[i], expected, r);
+        for (int w = 0; w < n[i]; w++) check_greedy(&r[w]);
+        if (n[i] < 4) continue;
         CU_ASSERT(r[1].stats.prefix_hits > 0 && (ranks > 1 || r[2].stats.preemptions > 0));
         CPA_ASSERT_ORDER(r[1].stats.accepted_tokens, >, 0);
         CPA_ASSERT_ORDER(r[3].stats.accepted_tokens, >, 0);

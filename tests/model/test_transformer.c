@@ -183,18 +183,15 @@ static void experts_that_are_spread_give_the_same_bits(void) {
 
 /* Prompts expand keys, decoding absorbs queries; steps have rows of either, and of both. */
 static void latent_attention_gives_the_tokens_of_transformers(void) {
-    const way ways[] = {plain,
-                        {20, 1, CPA_PASS_KV, CPA_SHARDED},
-                        {64, 0, CPA_PASS_Q, CPA_SHARDED},
-                        {1, 1, CPA_PASS_Q, CPA_SHARDED},
-                        {45, 1, CPA_PASS_KV, CPA_ON_RANK}};
+    const way ways[] = {
+        {20, 1, CPA_PASS_KV, CPA_SHARDED}, plain, {1, 1, CPA_PASS_Q, CPA_SHARDED}, {64, 0, CPA_PASS_Q, CPA_ON_RANK}};
     cpa_test_expected *expected = malloc(sizeof *expected);
     cpa_test_model *m = malloc(sizeof *m);
     for (int i = 0; cpa_test_latent_models[i]; i++) {
         cpa_test_expected_read(cpa_test_latent_models[i], expected);
         cpa_test_model_open_sliced(m, cpa_test_latent_models[i], CPA_F32);
         CU_ASSERT_EQUAL(m->model.slices, CPA_SLICES_NONE);
-        for (int w = 0; w < (i == 1 ? 5 : 2); w++) {
+        for (int w = 0; w < (i == 1 ? 4 : 1); w++) {
             add_prompts(m, expected, ways[w], 0);
             run(m, ways[w]);
             check(m, expected, cpa_test_latent_models[i], 1e-4f);
