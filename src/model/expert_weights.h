@@ -1,4 +1,4 @@
-/* The tensors of a layer's mixture of experts, in the forms that checkpoints have: matrices for each expert, as they are
+/* The tensors of a layer's mixture of experts, in the forms that checkpoints have: matrices of each expert, as they are
  * published, or the experts of a layer in one tensor, as transformers 5 has them in memory. */
 #ifndef CPA_MODEL_EXPERT_WEIGHTS_H
 #define CPA_MODEL_EXPERT_WEIGHTS_H

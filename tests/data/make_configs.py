@@ -24,7 +24,8 @@ import transformers
 HERE = Path(__file__).parent
 STEPS = 8
 TOO_NEAR = 2e-4
-FAMILIES = {"llama": "tiny-llama2", "mistral": "tiny-mistral", "qwen2": "tiny-yarn", "qwen3": "tiny-qwen3"}
+FAMILIES = {"llama": "tiny-llama2", "mistral": "tiny-mistral", "qwen2": "tiny-yarn", "qwen3": "tiny-qwen3",
+            "mixtral": "tiny-mixtral", "qwen3_moe": "tiny-qwen3-moe"}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
@@ -148,6 +149,53 @@ def of_qwen(model):
     case(model, {"mlp_bias": True})
 
 
+def of_mixtral():
+    for window in (None, 7, 100):
+        case("tiny-mixtral", {"sliding_window": window})
+    case("tiny-mixtral", remove=["sliding_window"])
+    case("tiny-mixtral", remove=["rope_theta"])
+    case("tiny-mixtral", {"layer_types": FULL})
+    case("tiny-mixtral", {"use_sliding_window": True}, refused="use_sliding_window")
+    case("tiny-mixtral", {"max_window_layers": 1}, refused="max_window_layers")
+    case("tiny-mixtral", {"norm_topk_prob": True}, refused="norm_topk_prob")
+    case("tiny-mixtral", {"num_local_experts": 4}, refused="block_sparse_moe.gate.weight")
+    case("tiny-mixtral", {"num_local_experts": None}, refused="num_local_experts")
+    case("tiny-mixtral", {"intermediate_size": 16}, refused="experts.0.w1.weight")
+    case("tiny-mixtral", {"router_jitter_noise": 0.5, "output_router_logits": False, "router_aux_loss_coef": 1.0})
+    case("tiny-mixtral", {"attention_bias": True, "mlp_bias": True})
+
+
+def of_qwen3_moe(model):
+    used = {"use_sliding_window": True, "sliding_window": 16}
+    for layers in (0, 1, 2):
+        case(model, {**used, "max_window_layers": layers})
+    case(model, {"use_sliding_window": False, "sliding_window": 16})
+    case(model, {**used, "layer_types": ["sliding_attention"] * 2})
+    case(model, {"layer_types": FULL})
+    case(model, {"norm_topk_prob": False})
+    case(model, remove=["norm_topk_prob"])
+    case(model, {"mlp_only_layers": None})
+    case(model, {"mlp_only_layers": [1]}, refused="layers.1.mlp.gate_proj.weight")
+    case(model, {"decoder_sparse_step": 2}, refused="layers.0.mlp.gate_proj.weight")
+    case(model, {"num_experts": 4}, refused="mlp.gate.weight")
+    case(model, {"moe_intermediate_size": 8}, refused="experts.0.gate_proj.weight")
+    case(model, {"intermediate_size": 8, "mlp_bias": True})
+    case(model, {"attention_bias": True}, refused="q_proj.bias")
+    case("tiny-joined-moe", {"norm_topk_prob": True})
+    case("tiny-joined-moe", {"mlp_only_layers": []}, refused="layers.1.mlp.gate.weight")
+    case("tiny-joined-moe", {"decoder_sparse_step": 2, "mlp_only_layers": []}, refused="layers.0.mlp.gate_proj.weight")
+    for key, value in {"n_shared_experts": 1, "n_group": 2, "topk_group": 1, "routed_scaling_factor": 2.5,
+                       "scoring_func": "sigmoid", "shared_expert_intermediate_size": 16,
+                       "moe_layer_freq": 2}.items():
+        case(model, {key: value}, refused=key)
+
+
+def of_experts(model):
+    for top_k in (1, 3, 8):
+        case(model, {"num_experts_per_tok": top_k})
+    case(model, {"num_experts_per_tok": 9}, refused="num_experts_per_tok")
+
+
 def of_deepseek():
     def scaled(model, **rope):
         case(model, {"rope_scaling": {**YARN, "original_max_position_embeddings": 32, **rope}})
@@ -231,6 +279,10 @@ def main():
     of_mistral()
     of_qwen(FAMILIES["qwen2"])
     of_qwen(FAMILIES["qwen3"])
+    of_mixtral()
+    of_qwen3_moe(FAMILIES["qwen3_moe"])
+    of_experts(FAMILIES["mixtral"])
+    of_experts(FAMILIES["qwen3_moe"])
     of_deepseek()
     unchanged, wrong = {}, 0
     for entry in cases:

@@ -22,9 +22,13 @@ static json_t *read_json(const char *path) {
 
 /* A folder with the weights of the case's model, and its changed config. */
 static cpa_test_folder make_folder(const json_t *entry) {
-    static const char *const weights[] = {"model.safetensors", "model.safetensors.index.json",
-                                          "model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors",
-                                          "model-00003-of-00003.safetensors"};
+    static const char *const weights[] = {"model.safetensors",
+                                          "model.safetensors.index.json",
+                                          "model-00001-of-00003.safetensors",
+                                          "model-00002-of-00003.safetensors",
+                                          "model-00003-of-00003.safetensors",
+                                          "model-00001-of-00002.safetensors",
+                                          "model-00002-of-00002.safetensors"};
     const char *model = cpa_test_model_folder(json_string_value(json_object_get(entry, "model")));
     cpa_test_folder folder = cpa_test_folder_make();
     char from[600], to[600];
