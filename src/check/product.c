@@ -11,27 +11,47 @@
 #define VECTOR_LOOPS
 #endif
 
-enum { LANES = 4, SUMS = 4 };
+enum { LANES = 4, SUMS = 2, AT_ONCE = 4 };
 typedef float narrow_lanes __attribute__((vector_size(LANES * sizeof(float))));
 typedef double wide_lanes __attribute__((vector_size(LANES * sizeof(double))));
 
-/* A sum of SUMS * LANES partial sums. */
-VECTOR_LOOPS void cpa_reference_multiply(const float *w, int32_t rows, int32_t dim, const float *x, cpa_dtype dtype,
-                                         float *out) {
+/* AT_ONCE vectors, as doubles, share each row of w, which is widened once for them. A sum has SUMS * LANES partial
+ * sums. */
+VECTOR_LOOPS static void multiply(const float *w, int32_t rows, int32_t dim, const double *x, double *out) {
     const int32_t whole = dim / (SUMS * LANES) * (SUMS * LANES);
     for (int32_t i = 0; i < rows; i++, w += dim) {
-        wide_lanes sums[SUMS] = {{0}};
+        wide_lanes sums[AT_ONCE][SUMS] = {{{0}}};
         for (int32_t d = 0; d < whole; d += SUMS * LANES) {
             for (int j = 0; j < SUMS; j++) {
-                narrow_lanes a, b;
-                memcpy(&a, w + d + j * LANES, sizeof a);
-                memcpy(&b, x + d + j * LANES, sizeof b);
-                sums[j] += __builtin_convertvector(a, wide_lanes) * __builtin_convertvector(b, wide_lanes);
+                narrow_lanes narrow;
+                memcpy(&narrow, w + d + j * LANES, sizeof narrow);
+                const wide_lanes a = __builtin_convertvector(narrow, wide_lanes);
+                for (int t = 0; t < AT_ONCE; t++) {
+                    wide_lanes b;
+                    memcpy(&b, x + t * dim + d + j * LANES, sizeof b);
+                    sums[t][j] += a * b;
+                }
             }
         }
-        const wide_lanes all = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-        double sum = (all[0] + all[1]) + (all[2] + all[3]);
-        for (int32_t d = whole; d < dim; d++) sum += (double)w[d] * (double)x[d];
-        out[i] = cpa_reference_round((float)sum, dtype);
+        for (int t = 0; t < AT_ONCE; t++) {
+            const wide_lanes all = sums[t][0] + sums[t][1];
+            double sum = (all[0] + all[1]) + (all[2] + all[3]);
+            for (int32_t d = whole; d < dim; d++) sum += (double)w[d] * x[t * dim + d];
+            out[i * AT_ONCE + t] = sum;
+        }
+    }
+}
+
+void cpa_reference_multiply(const float *w, int32_t rows, int32_t dim, int64_t n, const float *x, int64_t x_stride,
+                            cpa_dtype dtype, float *out, int64_t out_stride) {
+    double wide[AT_ONCE * CPA_MAX_HEAD_DIM] = {0}, sums[AT_ONCE * CPA_MAX_HEAD_DIM];
+    for (int64_t first = 0; first < n; first += AT_ONCE) {
+        const int64_t count = n - first < AT_ONCE ? n - first : AT_ONCE;
+        for (int64_t t = 0; t < count; t++)
+            for (int32_t d = 0; d < dim; d++) wide[t * dim + d] = (double)x[(first + t) * x_stride + d];
+        multiply(w, rows, dim, wide, sums);
+        for (int64_t t = 0; t < count; t++)
+            for (int32_t i = 0; i < rows; i++)
+                out[(first + t) * out_stride + i] = cpa_reference_round((float)sums[i * AT_ONCE + t], dtype);
     }
 }

@@ -4,7 +4,9 @@
 
 #include <cpattn/shape.h>
 
-/* out[i] = w[i] . x for the rows of w [rows, dim]. */
-void cpa_reference_multiply(const float *w, int32_t rows, int32_t dim, const float *x, cpa_dtype dtype, float *out);
+/* out[t][i] = w[i] . x[t] for the rows of w [rows, dim] and n vectors x, which begin x_stride elements from each other as
+ * those of `out` do out_stride. Each has the same bits whatever is beside it. */
+void cpa_reference_multiply(const float *w, int32_t rows, int32_t dim, int64_t n, const float *x, int64_t x_stride,
+                            cpa_dtype dtype, float *out, int64_t out_stride);
 
 #endif

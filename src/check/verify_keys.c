@@ -39,21 +39,18 @@ static void copy_columns(const float *rows, int64_t n, int32_t all, int32_t dim,
     for (int64_t t = 0; t < n; t++) memcpy(out + t * dim, rows + t * all, (size_t)dim * sizeof *out);
 }
 
-/* Keys [W c | r] and values V c of n latents [c | r]. */
+/* Keys [W c | r] and values V c of n latents [c | r], which become what the dtype holds of them. */
 static void expand(const cpa_attention_shape *cache, const cpa_form *form, const float *expansion, int64_t n,
                    cpa_verify_keys *keys) {
     const int32_t latent = cache->v_dim, rope = cache->k_dim - latent, nope = form->shape.k_dim - rope;
-    const cpa_dtype dtype = form->shape.dtype;
-    for (int64_t t = 0; t < n; t++) {
-        float row[CPA_MAX_HEAD_DIM];
-        float *k = keys->k + t * form->shape.k_dim;
-        for (int32_t d = 0; d < cache->k_dim; d++)
-            row[d] = cpa_reference_round(keys->k_raw[t * cache->k_dim + d], dtype);
-        cpa_reference_multiply(expansion, nope, latent, row, dtype, k);
-        memcpy(k + nope, row + latent, (size_t)rope * sizeof *k);
-        cpa_reference_multiply(expansion + (int64_t)nope * latent, form->shape.v_dim, latent, row, dtype,
-                               keys->v + t * form->shape.v_dim);
-    }
+    const int32_t k_dim = form->shape.k_dim, v_dim = form->shape.v_dim;
+    float *rows = keys->v_raw; /* latents have no values */
+    for (int64_t i = 0; i < n * cache->k_dim; i++) rows[i] = cpa_reference_round(keys->k_raw[i], form->shape.dtype);
+    cpa_reference_multiply(expansion, nope, latent, n, rows, cache->k_dim, form->shape.dtype, keys->k, k_dim);
+    cpa_reference_multiply(expansion + (int64_t)nope * latent, v_dim, latent, n, rows, cache->k_dim, form->shape.dtype,
+                           keys->v, v_dim);
+    for (int64_t t = 0; t < n; t++)
+        memcpy(keys->k + t * k_dim + nope, rows + t * cache->k_dim + latent, (size_t)rope * sizeof *rows);
 }
 
 void cpa_verify_shape_keys(const cpa_verify *verify, const cpa_form *form, const float *expansion, int64_t n,

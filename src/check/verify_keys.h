@@ -10,7 +10,7 @@ enum { CPA_VERIFY_KEYS_AT_ONCE = 64 };
 
 /* Some tokens of a piece. */
 typedef struct cpa_verify_keys {
-    /* Rows as they lie, [n, k_dim] and [n, v_dim] of the cache; of latents there are no values. */
+    /* Rows as they lie, [n, k_dim] and [n, v_dim] of the cache; of latents there are no values, but scratch. */
     float k_raw[CPA_VERIFY_KEYS_AT_ONCE * CPA_MAX_HEAD_DIM], v_raw[CPA_VERIFY_KEYS_AT_ONCE * CPA_MAX_HEAD_DIM];
     /* [n, k_dim] and [n, v_dim] of the form. */
     float k[CPA_VERIFY_KEYS_AT_ONCE * CPA_MAX_HEAD_DIM], v[CPA_VERIFY_KEYS_AT_ONCE * CPA_MAX_HEAD_DIM];

@@ -174,6 +174,26 @@ static void short_sequences_are_local_where_their_exchanges_would_take_longer(vo
     CU_ASSERT_EQUAL(cpa_planner_local_tokens(&planner), 0);
 }
 
+/* Latents have 1,152 bytes a token for 1,088 columns of keys and values: three quarters of a thousand of them travel in
+ * that many bytes, where a device takes no time; and as codes in 656. */
+static void latents_travel_as_they_are_kept(void) {
+    cpa_planner planner = example;
+    planner.shape = (cpa_attention_shape){.q_heads = 128,
+                                          .kv_heads = 1,
+                                          .k_dim = 576,
+                                          .v_dim = 512,
+                                          .v_in_k = 1,
+                                          .dtype = CPA_BF16,
+                                          .kv_dtype = CPA_BF16};
+    planner.flops = 1e30;
+    CU_ASSERT_DOUBLE_EQUAL(cpa_planner_predict(&planner, CPA_PASS_KV, 400, 600), 0.75 * 1000 * 1152 / 4e11, 1e-15);
+    const double row = 128 * (576 * 2 + 512 * 4 + 4);
+    CU_ASSERT_DOUBLE_EQUAL(cpa_planner_predict(&planner, CPA_PASS_Q, 400, 600), 0.75 * 400 * row / 4e11, 1e-12);
+    planner.shape.kv_dtype = CPA_FP8_T128;
+    CU_ASSERT_DOUBLE_EQUAL(cpa_planner_predict(&planner, CPA_PASS_KV, 400, 600), 0.75 * 1000 * 656 / 4e11, 1e-15);
+    CU_ASSERT_DOUBLE_EQUAL(cpa_planner_predict(&planner, CPA_PASS_Q, 400, 600), 0.75 * 400 * row / 4e11, 1e-12);
+}
+
 static const cpa_test tests[] = {
     {"long chunks pass KV because the exchange hides", long_chunks_pass_kv_because_the_exchange_hides},
     {"short chunks pass KV while they are most of the bytes", short_chunks_pass_kv_while_they_are_most_of_the_bytes},
@@ -184,6 +204,7 @@ static const cpa_test tests[] = {
     {"what was timed decides", what_was_timed_decides},
     {"where nothing was timed the formulas decide", where_nothing_was_timed_the_formulas_decide},
     {"predicted times follow the formulas", predicted_times_follow_the_formulas},
+    {"latents travel as they are kept", latents_travel_as_they_are_kept},
     {"few rows take as long as reading the cache", few_rows_take_as_long_as_reading_the_cache},
     {"beyond the first threshold the exchange is predicted to hide",
      beyond_the_first_threshold_the_exchange_is_predicted_to_hide},
