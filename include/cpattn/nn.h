@@ -46,21 +46,20 @@ typedef struct cpa_rmsnorm_args {
     size_t size;
     int64_t rows;
     int32_t width;
-    cpa_dtype dtype; /* dtype of x, residual, weight and out */
+    cpa_dtype dtype; /* dtype of x and residual, and of weight and out where they say no other */
     const void *x;   /* [rows, width] */
     int64_t x_stride;
     void *residual;      /* [rows, width], or NULL */
-    const void *weight;  /* [width] */
+    const void *weight;  /* [width] of dtype, or see weight_is_f32 */
     float weight_offset; /* 1 where weights are stored around zero, else 0 */
     float eps;
     void *out; /* [rows, width]; may be x, with the strides of x, where rows are plain; must not be the residual */
     int64_t residual_stride, out_stride;
-    int32_t weight_is_f32; /* 1: weights are fp32, whatever dtype is */
-    cpa_norm_codes codes;  /* other than CPA_NORM_PLAIN: out is bytes, as out_stride counts them */
-    int32_t group;         /* FP8_GROUP: 64 or 128 elements that share a scale; the last of a row may be fewer */
-    int32_t scales_pow2;   /* FP8_GROUP: 1: scales are rounded up to powers of two */
-    int32_t
-        scales_by_column; /* FP8_GROUP: 1: scales are [groups, rows up to a multiple of 4], 0 where there is no row */
+    int32_t weight_is_f32;     /* 1: weights are fp32, whatever dtype is */
+    cpa_norm_codes codes;      /* other than CPA_NORM_PLAIN: out is bytes, as out_stride counts them */
+    int32_t group;             /* FP8_GROUP: 64 or 128 elements that share a scale; the last of a row may be fewer */
+    int32_t scales_pow2;       /* FP8_GROUP: 1: scales are rounded up to powers of two */
+    int32_t scales_by_column;  /* FP8_GROUP: 1: scales are [groups, rows up to a multiple of 4], filled up with 0 */
     const float *static_scale; /* FP8_STATIC: device, [1], above 0 */
     const float *scale_bound;  /* FP8_TOKEN: device, [1], or NULL */
     float *scales;             /* FP8_GROUP: [rows, groups], groups = width / group, rounded up; of tokens: [rows] */
@@ -68,8 +67,9 @@ typedef struct cpa_rmsnorm_args {
 } cpa_rmsnorm_args;
 CPA_API cpa_status cpa_rmsnorm(const cpa_rmsnorm_args *args, cpa_stream *stream);
 
-/* rmsnorm2: two rows of their own widths and weights for each i of `rows`, as two rmsnorm would norm them, with the same
- * bits, in one launch: the latents of queries and of keys, say, that are slices of one product. */
+/* rmsnorm2: two rows of their own widths and weights for each i of `rows`, as two rmsnorm would norm them, in one launch:
+ * the latents of queries and of keys, say, that are slices of one product. The bits are those of rmsnorm, on CUDA where
+ * both are aligned alike. */
 typedef struct cpa_norm_rows {
     const void *x; /* [rows, width] */
     int64_t x_stride;
@@ -82,7 +82,7 @@ typedef struct cpa_norm_rows {
 typedef struct cpa_rmsnorm2_args {
     size_t size;
     int64_t rows;
-    cpa_dtype dtype;     /* dtype of x, weight and out of both */
+    cpa_dtype dtype;     /* dtype of x and out of both, and of weights unless weight_is_f32 */
     float weight_offset; /* as in rmsnorm */
     float eps;
     int32_t weight_is_f32;

@@ -111,7 +111,7 @@ __device__ void store_latent(const latent_args &a, int64_t row, const T *latent)
 
 /* blockIdx.y: 0 the latent of the row, 1 its queries. */
 template <typename T, int UNIT>
-__global__ void __launch_bounds__(MOST_THREADS) latent_norm_rope(const __grid_constant__ latent_args a) {
+__global__ void __launch_bounds__(MOST_THREADS, 1) latent_norm_rope(const __grid_constant__ latent_args a) {
     __shared__ __align__(16) T latent[CPA_MAX_HEAD_DIM];
     const int64_t row = blockIdx.x;
     if (blockIdx.y == 1) {

@@ -25,9 +25,10 @@ struct rotation_of_pairs {
             sine[e] = rope.inverse ? -value : value;
         }
     }
+    /* Fused as written, so that every kernel has the same bits. */
     __device__ void apply(float &x, float &y, int e) const {
-        const float turned = x * cosine[e] - y * sine[e];
-        y = y * cosine[e] + x * sine[e];
+        const float turned = fmaf(x, cosine[e], -(y * sine[e]));
+        y = fmaf(y, cosine[e], x * sine[e]);
         x = turned;
     }
 };
