@@ -251,6 +251,7 @@ typedef struct cpa_engine_stats {
     /* The groups of layers, the one that keeps most first, whose blocks are also kv_blocks, kv_peak and kv_used. */
     int32_t kv_groups;
     cpa_engine_kv_group kv_group[CPA_ENGINE_KV_GROUPS];
+    int64_t row_bytes_sent; /* of bytes_sent, rows that networks had other ranks compute (cpa_row_exchange) */
 } cpa_engine_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */

@@ -62,6 +62,7 @@ const cpa_figure cpa_figures[] = {
     {COUNT(chunks_pass_q, CP, "pass_q")},
     {COUNT(bytes_sent, CP, "bytes_sent"),
      METRIC("exchange_bytes_total", counter, "Bytes that the ranks sent each other for attention, sum over ranks.")},
+    {COUNT(row_bytes_sent, CP, "row_bytes_sent")},
     {REAL(exposed_comm_s, CP, "exposed_comm_ms", 1e3),
      METRIC(
          "exposed_comm_seconds_total", counter,

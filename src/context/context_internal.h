@@ -1,5 +1,8 @@
 /* A context, as the files of this folder see it. Others call src/context/context.h.
  *
+ *   row_plan.h      what attends of rows of a form are planned by
+ *   expanded_keys.h  keys that are expanded from latents before they are attended
+ *   narrow_states.h  states that travel in 16 bits
  *   forms.h         forms of rows, and the layer at hand as rows of each see it
  *   form_lane.h     what is kept of the rows of one form
  *   context.c       create, destroy, statistics, exchanges between layers
@@ -11,6 +14,7 @@
  *   scatter_heads.h  in the place of both, where every rank has all rows
  *   score_rows.h    which rows of a selection or a bias are those of an attend
  *   tensor_slices.c  what products that are sliced over the ranks exchange
+ *   row_exchange.c  rows that a network has other ranks compute
  *   planned_step.h  what they read of a step
  *   table_plans.h   what they attend by the block tables of the layer at hand
  *   context_ops.h   what they act through */

@@ -1,19 +1,25 @@
-/* A dense decoder-only model as its Hugging Face folder describes it: config.json, as transformers 4 and 5 write it,
- * and generation_config.json. Llama 2 and 3, Mistral, Qwen 2, 2.5 and 3 are one network with or without biases, norms
- * of queries and keys, windows, and tied embeddings. */
+/* A decoder-only model as its Hugging Face folder describes it: config.json, as transformers 4 and 5 write it, and
+ * generation_config.json. Llama 2 and 3, Mistral, Mixtral, Qwen 2, 2.5 and 3 are one network with or without biases,
+ * norms of queries and keys, windows, tied embeddings, and experts; DeepSeek V2 and V3 have latent attention. */
 #ifndef CPA_MODEL_CONFIG_H
 #define CPA_MODEL_CONFIG_H
 
 #include <cpattn/engine.h>
 #include <cpattn/nn.h>
 
-enum { CPA_CONFIG_MAX_LAYERS = 1024, CPA_CONFIG_MAX_END_IDS = 32 };
+#include "src/model/latent_config.h"
+#include "src/model/moe_config.h"
+
+enum { CPA_CONFIG_MAX_END_IDS = 32 };
 
 /* Plain memory: rank 0 may send it to the others. */
 typedef struct cpa_model_config {
-    char family[16]; /* "llama", "mistral", "qwen2" or "qwen3" */
-    int32_t layers, hidden, intermediate;
-    int32_t q_heads, kv_heads, head_dim;
+    char family[16]; /* model_type of the file, such as "llama" */
+    int32_t layers, hidden;
+    int32_t intermediate; /* width of a dense layer's feed-forward */
+    int32_t q_heads;
+    int32_t kv_heads, head_dim; /* of ordinary attention; 0 with latent attention */
+    cpa_latent_config latent;   /* what the cache has in their place; zeros without latent attention */
     int32_t vocabulary;
     int64_t max_position; /* positions that the model is made for */
     float norm_eps;
@@ -22,6 +28,7 @@ typedef struct cpa_model_config {
     int qkv_bias, o_bias, mlp_bias;
     int qk_norm;                            /* each head of queries and keys is normed */
     int tied;                               /* the embedding is also the last product's weight */
+    cpa_moe_config moe;                     /* layers whose feed-forward is a mixture of experts */
     cpa_rope_config rope;                   /* rotary positions; max_position is the model's */
     int64_t windows[CPA_CONFIG_MAX_LAYERS]; /* window of each layer; 0: all keys */
     int32_t n_end_ids;

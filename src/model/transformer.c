@@ -8,25 +8,32 @@
 #include "base/min_max.h"
 #include "kernels/device.h"
 #include "kernels/nn.h"
+#include "src/model/feed_forward.h"
+#include "src/model/latent_attention.h"
+#include "src/model/mixture_spread.h"
 #include "src/model/sampler.h"
 #include "src/model/sliced_linear.h"
 #include "src/model/weights.h"
 
-enum { DEFAULT_LOGIT_ROWS = 256 };
+enum { DEFAULT_LOGIT_ROWS = 256, DEFAULT_EXPERT_ROWS = 4096 };
 
 struct cpa_transformer {
     cpa_model_config config;
     cpa_transformer_options options;
     cpa_device *device;
     cpa_weights weights;
+    cpa_feed_forward feed_forward;
+    cpa_latent_attention latent; /* with latent attention alone, as is the next */
+    cpa_latent_forms forms;
     cpa_sampler sampler;
     float *rope_table;
     int64_t logit_rows;
     /* [max_rows, ...], in the dtype */
     void *residual; /* [hidden] what the layers have added up */
     void *x;        /* [hidden] normed, or what is to be added next */
-    void *wide;     /* outputs of the widest product, or a part of a sum over ranks */
+    void *wide;     /* outputs of the widest product but those of experts, or a part of a sum over ranks */
     void *inner;    /* [intermediate], or a slice of queries, keys and values */
+    void *mixture;  /* room for those of experts */
     /* [logit_rows, ...] */
     void *last_residual, *last_x; /* [hidden] */
     float *logits;                /* [vocabulary] */
@@ -35,8 +42,9 @@ struct cpa_transformer {
     void *observe_ctx;
 };
 
-static int32_t q_width(const cpa_model_config *c) {
-    return c->q_heads * c->head_dim;
+/* Of the results of attention. */
+static int32_t out_width(const cpa_model_config *c) {
+    return c->q_heads * (c->latent.latent ? c->latent.value : c->head_dim);
 }
 
 static int32_t qkv_width(const cpa_model_config *c) {
@@ -47,19 +55,30 @@ static int64_t rope_bytes(const cpa_model_config *c) {
     return c->rope.max_position * c->rope.dim * (int64_t)sizeof(float);
 }
 
-/* Whether steps with slices are taken: no slice is empty. */
+/* Whether steps with slices are taken: no slice is empty, and heads have keys. */
 static int takes_slices(const cpa_transformer *t) {
     const cpa_model_config *c = &t->config;
-    const int32_t ranks = t->options.ranks;
-    return t->options.slices != CPA_SLICES_NONE && ranks > 1 && c->q_heads >= ranks &&
+    const int32_t ranks = t->options.ranks, experts = c->moe.experts;
+    return t->options.slices != CPA_SLICES_NONE && ranks > 1 && c->q_heads >= ranks && !c->latent.latent &&
            cpa_slice_unit(qkv_width(c), ranks) > 0 && cpa_slice_unit(c->intermediate, ranks) > 0 &&
-           cpa_slice_unit(c->vocabulary, ranks) > 0;
+           cpa_slice_unit(c->vocabulary, ranks) > 0 && (experts == 0 || experts >= ranks);
+}
+
+/* Whether each expert lies on one rank alone, and the rows that choose it travel. */
+static int spreads_experts(const cpa_transformer *t) {
+    return t->options.spread_experts && t->options.ranks > 1 && t->config.moe.experts > 0;
 }
 
 /* What this rank has of the weights. */
 static cpa_weights_part weights_part(const cpa_transformer *t) {
     const int sliced = t->options.slices == CPA_SLICES_ALL && takes_slices(t);
-    return sliced ? (cpa_weights_part){t->options.rank, t->options.ranks} : (cpa_weights_part){0, 1};
+    cpa_weights_part part = {0, 1, 0, 1};
+    if (sliced) part = (cpa_weights_part){t->options.rank, t->options.ranks, 0, 1};
+    if (sliced || spreads_experts(t)) {
+        part.expert_rank = t->options.rank;
+        part.expert_ranks = t->options.ranks;
+    }
+    return part;
 }
 
 /* ---- life ---- */
@@ -69,13 +88,15 @@ typedef struct buffer {
     void **memory;
     int64_t bytes;
 } buffer;
-enum { BUFFERS = 9 };
+enum { BUFFERS = 10 };
 
 static void list_buffers(cpa_transformer *t, buffer list[BUFFERS]) {
     const cpa_model_config *c = &t->config;
     const int64_t bytes = cpa_dtype_bytes(t->options.dtype), row = t->options.max_rows * bytes;
     const int64_t last = t->logit_rows * c->hidden * bytes;
-    int64_t wide = cpa_max64(qkv_width(c), 2 * (int64_t)c->intermediate) * bytes, inner = c->intermediate * bytes;
+    const int64_t first = c->latent.latent ? cpa_latent_wide(c) : qkv_width(c);
+    int64_t wide = cpa_max64(first, cpa_feed_forward_wide(c)) * bytes;
+    int64_t inner = cpa_max64(cpa_feed_forward_inner(c), cpa_latent_inner(c)) * bytes;
     int64_t own_logits = 0;
     if (takes_slices(t)) {
         wide = cpa_max64(wide, c->hidden * (int64_t)sizeof(float));
@@ -92,6 +113,7 @@ static void list_buffers(cpa_transformer *t, buffer list[BUFFERS]) {
         {(void **)&t->logits, t->logit_rows * c->vocabulary * (int64_t)sizeof(float)},
         {(void **)&t->own_logits, t->logit_rows * own_logits * (int64_t)sizeof(float)},
         {(void **)&t->rope_table, rope_bytes(c)},
+        {&t->mixture, cpa_mixture_place(&t->feed_forward.mixture, NULL)},
     };
     _Static_assert(sizeof all == BUFFERS * sizeof *all, "as many as are listed");
     for (int i = 0; i < BUFFERS; i++) list[i] = all[i];
@@ -102,6 +124,14 @@ static void set_sizes(cpa_transformer *t, const cpa_model_config *config, const 
     t->options = *options;
     t->logit_rows = options->logit_rows ? options->logit_rows : DEFAULT_LOGIT_ROWS;
     t->logit_rows = cpa_min64(t->logit_rows, cpa_min64(options->max_rows, options->max_sequences));
+    const int32_t over = spreads_experts(t) ? options->ranks : 1;
+    const int64_t at_once = (options->expert_rows ? options->expert_rows : DEFAULT_EXPERT_ROWS) / over;
+    const int64_t piece = cpa_min64(options->max_rows, cpa_max64(at_once, 1));
+    t->feed_forward = (cpa_feed_forward){
+        .config = &t->config,
+        .dtype = options->dtype,
+        .mixture = cpa_mixture_of(&t->config, options->dtype, weights_part(t), over, piece),
+    };
 }
 
 int64_t cpa_transformer_bytes(const cpa_model_config *config, const cpa_transformer_options *options) {
@@ -149,26 +179,65 @@ static cpa_linear_args product(const cpa_transformer *t, int64_t rows, const voi
  * to wait for. Multiplies some weights by themselves. */
 static cpa_status warm_up(const cpa_transformer *t, cpa_stream *stream, cpa_error *err) {
     enum { WARM_ROWS = 64 };
-    const int64_t own_outputs = qkv_width(&t->config) / cpa_max64(t->options.ranks, 1);
-    const int64_t rows = cpa_min64(cpa_min64(WARM_ROWS, t->options.max_rows), own_outputs);
-    const void *weights = t->weights.layers[0].qkv;
-    const cpa_linear_args args = product(t, rows, weights, t->config.hidden, weights, NULL, (int32_t)rows, t->wide);
+    const cpa_model_config *c = &t->config;
+    const cpa_layer_weights *w = &t->weights.layers[0];
+    const int64_t outputs = c->latent.latent ? cpa_latent_wide(c) : qkv_width(c) / cpa_max64(t->options.ranks, 1);
+    const int64_t rows = cpa_min64(cpa_min64(WARM_ROWS, t->options.max_rows), outputs);
+    const void *weights = c->latent.latent ? w->latent.front : w->qkv;
+    const cpa_linear_args args = product(t, rows, weights, c->hidden, weights, NULL, (int32_t)rows, t->wide);
     cpa_status status = cpa_linear(&args, stream);
     if (status == CPA_OK) status = t->device->table->stream_sync(stream);
     return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "the first product: %s", stream->error.message);
 }
 
+/* Whether what is to be shared out is enough for all ranks, and may be. */
+static cpa_status check_ranks(const cpa_transformer *t, cpa_error *err) {
+    const int32_t ranks = t->options.ranks, experts = t->config.moe.experts;
+    if (t->options.slices == CPA_SLICES_ALL && ranks > 1 && t->config.latent.latent)
+        return cpa_fail(err, CPA_UNSUPPORTED, "weights: slices are not supported with latent attention");
+    if (t->options.slices == CPA_SLICES_ALL && ranks > 1 && !takes_slices(t)) {
+        const int32_t most = experts > 0 && experts < t->config.q_heads ? experts : t->config.q_heads;
+        return cpa_fail(err, CPA_UNSUPPORTED, "weights: found %d ranks, expected at most as many as %s, %d, for slices",
+                        ranks, most == t->config.q_heads ? "heads" : "experts", most);
+    }
+    if (!spreads_experts(t)) return CPA_OK;
+    if (experts < ranks)
+        return cpa_fail(err, CPA_UNSUPPORTED, "experts: found %d ranks, expected at most as many as experts, %d", ranks,
+                        experts);
+    return cpa_mixture_check_spread(t->device, err);
+}
+
+/* What steps with latent attention read; nothing of it moves. */
+static cpa_status open_latent(cpa_transformer *t, cpa_error *err) {
+    const size_t layers = (size_t)t->config.layers;
+    t->latent = (cpa_latent_attention){.config = &t->config,
+                                       .dtype = t->options.dtype,
+                                       .rope = {.table = t->rope_table,
+                                                .max_position = t->config.rope.max_position,
+                                                .dim = t->config.rope.dim,
+                                                .interleaved = t->config.latent.interleaved},
+                                       .wide = t->wide,
+                                       .inner = t->inner};
+    t->forms.scales = calloc(layers, sizeof *t->forms.scales);
+    t->forms.matrices = calloc(2 * layers, sizeof *t->forms.matrices);
+    if (!t->forms.scales || !t->forms.matrices) return cpa_fail(err, CPA_NO_MEMORY, "transformer: no memory");
+    t->forms.expansions = t->forms.matrices + layers;
+    cpa_latent_forms_of(&t->config, &t->weights, &t->forms);
+    return CPA_OK;
+}
+
 static cpa_status load(cpa_transformer *t, const cpa_safetensors *files, cpa_stream *stream, cpa_error *err) {
     buffer list[BUFFERS];
     const cpa_weights_part part = weights_part(t);
-    if (t->options.slices == CPA_SLICES_ALL && t->options.ranks > 1 && !takes_slices(t))
-        return cpa_fail(err, CPA_UNSUPPORTED,
-                        "weights: found %d ranks, expected at most as many as heads, %d, for slices", t->options.ranks,
-                        t->config.q_heads);
+    CPA_TRY(check_ranks(t, err));
     CPA_TRY(cpa_weights_load(&t->config, part, files, t->options.dtype, stream, &t->weights, err));
     CPA_TRY(cpa_sampler_open(t->device, t->config.vocabulary, t->options.max_sequences, &t->sampler, err));
     list_buffers(t, list);
     for (int i = 0; i < BUFFERS; i++) CPA_TRY(cpa_device_alloc(t->device, list[i].bytes, list[i].memory, err));
+    t->feed_forward.wide = t->wide;
+    t->feed_forward.inner = t->inner;
+    cpa_mixture_place(&t->feed_forward.mixture, t->mixture);
+    if (t->config.latent.latent) CPA_TRY(open_latent(t, err));
     CPA_TRY(upload_rope(t, stream, err));
     return warm_up(t, stream, err);
 }
@@ -198,6 +267,8 @@ void cpa_transformer_destroy(cpa_transformer *transformer) {
     for (int i = 0; i < BUFFERS; i++) cpa_device_free(transformer->device, *list[i].memory);
     cpa_sampler_close(&transformer->sampler);
     cpa_weights_release(&transformer->weights);
+    free(transformer->forms.scales);
+    free(transformer->forms.matrices);
     free(transformer);
 }
 
@@ -245,7 +316,8 @@ static cpa_status gather(const cpa_transformer *t, int64_t rows, const void *sou
  * each. */
 static int is_fused(const cpa_transformer *t, const cpa_model_step *step) {
     const int64_t rows = step->rows.count;
-    return !step->slices && rows > 0 && rows <= t->device->nn->fused_rows && t->options.dtype != CPA_F32;
+    return !t->config.latent.latent && !step->slices && rows > 0 && rows <= t->device->nn->fused_rows &&
+           t->options.dtype != CPA_F32;
 }
 
 static cpa_status fused(cpa_linear_args args, cpa_linear_fusion fusion, cpa_stream *stream) {
@@ -289,18 +361,28 @@ static cpa_status begin_step(void *ctx, const cpa_model_step *step, cpa_stream *
     return cpa_embed(&args, stream);
 }
 
+/* x = the norm of the residual, to which what the layer before gave is added first. */
+static cpa_status norm_in(const cpa_transformer *t, int32_t layer, int64_t rows, cpa_stream *stream) {
+    const void *weight = t->weights.layers[layer].attention_norm;
+    return layer == 0 ? norm(t, rows, t->residual, NULL, weight, t->x, stream)
+                      : norm(t, rows, t->x, t->residual, weight, t->x, stream);
+}
+
 static cpa_status layer_in(void *ctx, int32_t layer, const cpa_model_step *step, const cpa_layer_args *layer_args,
                            cpa_stream *stream) {
     const cpa_transformer *t = ctx;
     const cpa_model_config *c = &t->config;
     const cpa_layer_weights *w = &t->weights.layers[layer];
     const int64_t rows = step->rows.count;
+    if (c->latent.latent) {
+        CPA_TRY(norm_in(t, layer, rows, stream));
+        return cpa_latent_in(&t->latent, &w->latent, t->x, step, layer_args, stream);
+    }
     const cpa_linear_args qkv = product(t, rows, t->x, c->hidden, w->qkv, w->qkv_bias, qkv_width(c), t->wide);
     if (is_fused(t, step)) {
         CPA_TRY(fused_norm(t, w->attention_norm, qkv, 0, stream));
     } else {
-        const void *x = layer == 0 ? t->residual : t->x;
-        CPA_TRY(norm(t, rows, x, layer == 0 ? NULL : t->residual, w->attention_norm, t->x, stream));
+        CPA_TRY(norm_in(t, layer, rows, stream));
         CPA_TRY(step->slices ? cpa_sliced_outputs(step->slices, &qkv, w->is_slice, t->inner, stream)
                              : cpa_linear(&qkv, stream));
     }
@@ -326,33 +408,21 @@ static cpa_status layer_in(void *ctx, int32_t layer, const cpa_model_step *step,
     return cpa_qk_norm_rope(&args, stream);
 }
 
-static cpa_status activate(const cpa_transformer *t, int64_t rows, int64_t width, cpa_stream *stream) {
-    const cpa_swiglu_args args = {
-        .size = sizeof args,
-        .rows = rows,
-        .width = (int32_t)width,
-        .dtype = t->options.dtype,
-        .gate_up = t->wide,
-        .out = t->inner,
-    };
-    return cpa_swiglu(&args, stream);
-}
-
-/* The gates of this rank's slice, and beside them what they scale. */
-static cpa_status sliced_gate_up(const cpa_transformer *t, const cpa_layer_weights *w, int64_t rows, cpa_slice own,
-                                 cpa_stream *stream) {
+/* The feed-forward of a fused step: its products norm, activate and add by themselves, or its experts add. */
+static cpa_status fused_feed_forward(const cpa_transformer *t, const cpa_layer_weights *w, const cpa_model_step *step,
+                                     cpa_stream *stream) {
     const cpa_model_config *c = &t->config;
-    const int64_t bytes = cpa_dtype_bytes(t->options.dtype);
-    for (int up = 0; up < 2; up++) {
-        const int64_t first = w->is_slice ? up * own.count : up * (int64_t)c->intermediate + own.begin;
-        const char *weight = (const char *)w->gate_up + first * c->hidden * bytes;
-        const char *bias = w->gate_up_bias ? (const char *)w->gate_up_bias + first * bytes : NULL;
-        cpa_linear_args args = product(t, rows, t->x, c->hidden, weight, bias, (int32_t)own.count,
-                                       (char *)t->wide + up * own.count * bytes);
-        args.out_stride = 2 * own.count;
-        CPA_TRY(cpa_linear(&args, stream));
+    const cpa_feed_forward_weights *f = &w->feed_forward;
+    const int64_t rows = step->rows.count;
+    if (f->router) {
+        const cpa_mixture_rows at = {.step = step, .x = t->x, .out = t->residual, .added = t->residual};
+        CPA_TRY(norm(t, rows, t->residual, NULL, w->mlp_norm, t->x, stream));
+        return cpa_mixture_run(&t->feed_forward.mixture, f, &at, stream);
     }
-    return CPA_OK;
+    const cpa_linear_args gates =
+        product(t, rows, t->x, c->hidden, f->gate_up, f->gate_up_bias, 2 * c->intermediate, t->inner);
+    CPA_TRY(fused_norm(t, w->mlp_norm, gates, 1, stream));
+    return fused_add(t, product(t, rows, t->inner, c->intermediate, f->down, f->down_bias, c->hidden, t->x), stream);
 }
 
 static cpa_status layer_out(void *ctx, int32_t layer, const cpa_model_step *step, const void *out, cpa_stream *stream) {
@@ -361,31 +431,19 @@ static cpa_status layer_out(void *ctx, int32_t layer, const cpa_model_step *step
     const cpa_layer_weights *w = &t->weights.layers[layer];
     const cpa_slices *slices = step->slices;
     const int64_t rows = step->rows.count;
-    const cpa_linear_args o = product(t, rows, out, q_width(c), w->o, w->o_bias, c->hidden, t->x);
-    const cpa_linear_args gate_up =
-        product(t, rows, t->x, c->hidden, w->gate_up, w->gate_up_bias, 2 * c->intermediate, t->wide);
-    const cpa_linear_args down = product(t, rows, t->inner, c->intermediate, w->down, w->down_bias, c->hidden, t->x);
+    const cpa_linear_args o = product(t, rows, out, out_width(c), w->o, w->o_bias, c->hidden, t->x);
     if (is_fused(t, step)) {
-        cpa_linear_args gates = gate_up;
-        gates.out = t->inner;
         CPA_TRY(fused_add(t, o, stream));
-        CPA_TRY(fused_norm(t, w->mlp_norm, gates, 1, stream));
-        return fused_add(t, down, stream);
+        return fused_feed_forward(t, w, step, stream);
     }
-    if (!slices) {
+    if (slices) {
+        const cpa_slice own_heads = cpa_slice_of_units(c->q_heads, c->head_dim, slices->ranks, slices->rank);
+        CPA_TRY(cpa_sliced_inputs(slices, &o, own_heads, w->is_slice, t->wide, stream));
+    } else {
         CPA_TRY(cpa_linear(&o, stream));
-        CPA_TRY(norm(t, rows, t->x, t->residual, w->mlp_norm, t->x, stream));
-        CPA_TRY(cpa_linear(&gate_up, stream));
-        CPA_TRY(activate(t, rows, c->intermediate, stream));
-        return cpa_linear(&down, stream);
     }
-    const cpa_slice own = cpa_slice_of(c->intermediate, slices->ranks, slices->rank);
-    const cpa_slice own_heads = cpa_slice_of_units(c->q_heads, c->head_dim, slices->ranks, slices->rank);
-    CPA_TRY(cpa_sliced_inputs(slices, &o, own_heads, w->is_slice, t->wide, stream));
     CPA_TRY(norm(t, rows, t->x, t->residual, w->mlp_norm, t->x, stream));
-    CPA_TRY(sliced_gate_up(t, w, rows, own, stream));
-    CPA_TRY(activate(t, rows, own.count, stream));
-    return cpa_sliced_inputs(slices, &down, own, w->is_slice, t->wide, stream);
+    return cpa_feed_forward_run(&t->feed_forward, &w->feed_forward, step, t->x, t->x, stream);
 }
 
 /* The logits of the emissions [first, first + count). */
@@ -443,4 +501,12 @@ cpa_model cpa_transformer_model(cpa_transformer *transformer) {
         .vocabulary = (int32_t)transformer->config.vocabulary,
         .gives_ranks = 1,
     };
+}
+
+void cpa_transformer_give_forms(const cpa_transformer *transformer, cpa_model_shape *shape) {
+    if (!transformer->config.latent.latent) return;
+    shape->forms = transformer->forms.list;
+    shape->n_forms = CPA_LATENT_FORMS;
+    shape->decode_form = CPA_LATENT_ABSORBED;
+    shape->prefill_form = CPA_LATENT_EXPANDED;
 }

@@ -4,16 +4,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <cpattn/experts.h>
+
 #include "base/check.h"
-#include "base/convert.h"
-#include "base/min_max.h"
 #include "kernels/device.h"
-#include "src/model/sliced_linear.h"
+#include "src/model/expert_weights.h"
+#include "src/model/weight_loader.h"
 
 /* Of a tensor in memory: as aligned as any operator asks for. */
 #define ALIGNMENT 256
-/* Elements that are converted at once. */
-enum { STAGED = 1 << 20 };
 
 /* Gives out pieces of a memory; without one it only counts them. */
 typedef struct arena {
@@ -39,34 +38,82 @@ static int64_t q_width(const cpa_model_config *c) {
     return (int64_t)c->q_heads * c->head_dim;
 }
 
-/* What a rank has of the matrices that are sliced: rows of qkv, of gates, and of the head, columns of o and of down. */
-typedef struct own_slices {
-    cpa_slice qkv, o, inner, head;
-} own_slices;
-
-static own_slices slices_of(const cpa_model_config *c, cpa_weights_part part) {
-    return (own_slices){.qkv = cpa_slice_of(qkv_width(c), part.ranks, part.rank),
-                        .o = cpa_slice_of_units(c->q_heads, c->head_dim, part.ranks, part.rank),
-                        .inner = cpa_slice_of(c->intermediate, part.ranks, part.rank),
-                        .head = cpa_slice_of(c->vocabulary, part.ranks, part.rank)};
+/* Of the results of attention. */
+static int64_t out_width(const cpa_model_config *c) {
+    return c->latent.latent ? (int64_t)c->q_heads * c->latent.value : q_width(c);
 }
 
-static cpa_layer_weights lay_out_layer(const cpa_model_config *c, const own_slices *own, arena *a) {
+/* What a rank has of the matrices that are sliced: rows of qkv, of gates, and of the head, columns of o and of down; and
+ * its experts. */
+typedef struct own_slices {
+    cpa_slice qkv, o, inner, head, experts;
+} own_slices;
+
+cpa_slice cpa_own_experts(int32_t experts, int32_t ranks, int32_t rank) {
+    const int64_t first = cpa_first_expert(experts, ranks, rank);
+    return (cpa_slice){first, cpa_first_expert(experts, ranks, rank + 1) - first};
+}
+
+static own_slices slices_of(const cpa_model_config *c, cpa_weights_part part) {
+    const cpa_slice none = {0, 0};
+    return (own_slices){.qkv = c->latent.latent ? none : cpa_slice_of(qkv_width(c), part.ranks, part.rank),
+                        .o = cpa_slice_of_units(c->q_heads, out_width(c) / c->q_heads, part.ranks, part.rank),
+                        .inner = cpa_slice_of(c->intermediate, part.ranks, part.rank),
+                        .head = cpa_slice_of(c->vocabulary, part.ranks, part.rank),
+                        .experts = cpa_own_experts(c->moe.experts, part.expert_ranks, part.expert_rank)};
+}
+
+static cpa_feed_forward_weights lay_out_dense(const cpa_model_config *c, const own_slices *own, arena *a) {
     const int64_t hidden = c->hidden, inner = own->inner.count;
+    cpa_feed_forward_weights w = {.is_slice = inner < c->intermediate};
+    w.gate_up = take(a, 2 * inner * hidden);
+    w.gate_up_bias = take_if(c->mlp_bias, a, 2 * inner);
+    w.down = take(a, hidden * inner);
+    w.down_bias = take_if(c->mlp_bias, a, hidden);
+    return w;
+}
+
+static cpa_feed_forward_weights lay_out_experts(const cpa_model_config *c, const own_slices *own, arena *a) {
+    const int64_t hidden = c->hidden, inner = c->moe.intermediate;
+    cpa_feed_forward_weights w = {.is_slice = 0};
+    w.router = take(a, c->moe.experts * hidden);
+    w.expert_gate_up = take(a, own->experts.count * 2 * inner * hidden);
+    w.expert_down = take(a, own->experts.count * hidden * inner);
+    if (c->moe.has_bias) w.router_bias = take(a, c->moe.experts * (int64_t)sizeof(float) / a->element_bytes);
+    w.shared_gate_up = take_if(c->moe.shared > 0, a, 2 * c->moe.shared * hidden);
+    w.shared_down = take_if(c->moe.shared > 0, a, hidden * c->moe.shared);
+    return w;
+}
+
+static cpa_latent_weights lay_out_latent(const cpa_model_config *c, arena *a) {
+    const cpa_latent_config *l = &c->latent;
+    const int64_t heads = c->q_heads, queries = heads * (l->nope + l->rope);
+    cpa_latent_weights w = {.front = NULL};
+    if (!l->latent) return w;
+    w.front = take(a, ((l->q_latent ? l->q_latent : queries) + l->latent + l->rope) * c->hidden);
+    w.q_norm = take_if(l->q_latent > 0, a, l->q_latent);
+    w.q_b = take_if(l->q_latent > 0, a, queries * l->q_latent);
+    w.kv_norm = take(a, l->latent);
+    w.kv_b = take(a, heads * (l->nope + l->value) * l->latent);
+    w.k_up = take(a, heads * l->nope * l->latent);
+    w.v_up = take(a, heads * l->value * l->latent);
+    return w;
+}
+
+static cpa_layer_weights lay_out_layer(const cpa_model_config *c, const own_slices *own, int32_t layer, arena *a) {
+    const int64_t hidden = c->hidden;
     cpa_layer_weights w;
     w.is_slice = own->qkv.count < qkv_width(c);
     w.attention_norm = take(a, hidden);
-    w.qkv = take(a, own->qkv.count * hidden);
+    w.latent = lay_out_latent(c, a);
+    w.qkv = take_if(!c->latent.latent, a, own->qkv.count * hidden);
     w.qkv_bias = take_if(c->qkv_bias, a, own->qkv.count);
     w.q_norm = take_if(c->qk_norm, a, c->head_dim);
     w.k_norm = take_if(c->qk_norm, a, c->head_dim);
     w.o = take(a, hidden * own->o.count);
     w.o_bias = take_if(c->o_bias, a, hidden);
     w.mlp_norm = take(a, hidden);
-    w.gate_up = take(a, 2 * inner * hidden);
-    w.gate_up_bias = take_if(c->mlp_bias, a, 2 * inner);
-    w.down = take(a, hidden * inner);
-    w.down_bias = take_if(c->mlp_bias, a, hidden);
+    w.feed_forward = c->moe.sparse[layer] ? lay_out_experts(c, own, a) : lay_out_dense(c, own, a);
     return w;
 }
 
@@ -78,7 +125,7 @@ static void lay_out(const cpa_model_config *c, const own_slices *own, arena *a, 
     w->head_is_slice = !c->tied && own->head.count < c->vocabulary;
     w->lm_head = c->tied ? w->embedding : take(a, own->head.count * c->hidden);
     for (int32_t i = 0; i < c->layers; i++) {
-        cpa_layer_weights layer = lay_out_layer(c, own, a);
+        cpa_layer_weights layer = lay_out_layer(c, own, i, a);
         if (layers) layers[i] = layer;
     }
 }
@@ -91,211 +138,121 @@ int64_t cpa_weights_bytes(const cpa_model_config *config, cpa_weights_part held,
     return counted.used;
 }
 
-/* What the loading of all tensors shares. */
-typedef struct loader {
+/* What the loading of a model reads. */
+typedef struct loading {
     const cpa_model_config *config;
     own_slices own;
-    const cpa_safetensors *files;
-    cpa_dtype dtype;
-    cpa_stream *stream;
-    float *wide;    /* [STAGED] elements of a tensor of another dtype, in fp32 */
-    void *staged;   /* [STAGED], page-locked: elements of such a tensor before and after conversion */
-    char layer[32]; /* what the names of a layer's tensors begin with */
-    cpa_error *err;
-} loader;
+    cpa_weight_loader from;
+} loading;
 
-static cpa_status failed(const loader *l, const char *name, cpa_status status) {
-    return cpa_fail(l->err, status, "%s: %s", name, l->stream->error.message);
+static cpa_status load_dense(const loading *l, const cpa_feed_forward_weights *w) {
+    const cpa_model_config *c = l->config;
+    const cpa_weight_part gate_up[] = {{"mlp.gate_proj", c->intermediate}, {"mlp.up_proj", c->intermediate}};
+    const cpa_weight_part down = {"mlp.down_proj", c->hidden};
+    CPA_TRY(cpa_load_rows(&l->from, "weight", gate_up, 2, c->hidden, l->own.inner, w->gate_up));
+    CPA_TRY(cpa_load_rows(&l->from, "bias", gate_up, 2, 0, l->own.inner, w->gate_up_bias));
+    CPA_TRY(cpa_load_block(&l->from, "weight", &down, 1, c->intermediate, (cpa_slice){0, c->hidden}, l->own.inner,
+                           w->down));
+    return cpa_load_whole(&l->from, "bias", &down, 0, w->down_bias);
 }
 
-/* So many elements of a tensor from `first` on. */
-static cpa_status convert(const loader *l, const cpa_tensor *tensor, int64_t first, int64_t elements, void *out) {
-    const cpa_device_table *table = l->stream->device->table;
-    const int64_t from_bytes = cpa_dtype_bytes(tensor->dtype), to_bytes = cpa_dtype_bytes(l->dtype);
-    for (int64_t at = 0; at < elements; at += STAGED) {
-        const int64_t n = elements - at < STAGED ? elements - at : STAGED;
-        const char *from = (const char *)tensor->data + (first + at) * from_bytes;
-        memcpy(l->staged, from, (size_t)(n * from_bytes)); /* for alignment */
-        cpa_widen(l->wide, l->staged, tensor->dtype, n);
-        cpa_narrow(l->staged, l->wide, l->dtype, n);
-        cpa_status status = table->copy((char *)out + at * to_bytes, l->staged, n * to_bytes, l->stream);
-        if (status == CPA_OK) status = table->stream_sync(l->stream);
-        if (status != CPA_OK) return failed(l, tensor->name, status);
-    }
-    return CPA_OK;
-}
-
-enum { SHAPE_TEXT = 24 * CPA_TENSOR_MAX_DIMS };
-static const char *format_shape(const int64_t *shape, int32_t dims, char text[SHAPE_TEXT]) {
-    int n = snprintf(text, SHAPE_TEXT, "[");
-    for (int32_t i = 0; i < dims; i++)
-        n += snprintf(text + n, (size_t)(SHAPE_TEXT - n), "%s%lld", i ? ", " : "", (long long)shape[i]);
-    snprintf(text + n, (size_t)(SHAPE_TEXT - n), "]");
-    return text;
-}
-
-/* A block of a tensor with rows of `width`. */
-static cpa_status copy_block(const loader *l, const cpa_tensor *tensor, int64_t width, cpa_slice rows,
-                             cpa_slice columns, char *out) {
-    const int64_t bytes = cpa_dtype_bytes(l->dtype), first = rows.begin * width + columns.begin;
-    const char *from = (const char *)tensor->data + first * cpa_dtype_bytes(tensor->dtype);
-    cpa_status status;
-    if (tensor->dtype == l->dtype) {
-        status = l->stream->device->table->copy_rows(out, columns.count * bytes, from, width * bytes,
-                                                     columns.count * bytes, rows.count, l->stream);
-        return status == CPA_OK ? CPA_OK : failed(l, tensor->name, status);
-    }
-    if (columns.count == width) return convert(l, tensor, first, rows.count * width, out);
-    for (int64_t row = 0; row < rows.count; row++)
-        CPA_TRY(convert(l, tensor, first + row * width, columns.count, out + row * columns.count * bytes));
-    return CPA_OK;
-}
-
-/* The block that is wanted of a tensor [rows, columns], or with columns = 0 [rows], to the place *at, which moves
- * behind it. */
-static cpa_status load(const loader *l, const char *name, int64_t rows, int64_t columns, cpa_slice own_rows,
-                       cpa_slice own_columns, char **at) {
-    const cpa_tensor *tensor = cpa_safetensors_find(l->files, name);
-    if (!tensor) return cpa_fail(l->err, CPA_INVALID, "the weights have no tensor %s", name);
-    const int64_t shape[2] = {rows, columns};
-    const int32_t dims = columns ? 2 : 1;
-    if (tensor->dims != dims || memcmp(tensor->shape, shape, (size_t)dims * sizeof *shape) != 0) {
-        char found[SHAPE_TEXT], expected[SHAPE_TEXT];
-        return cpa_fail(l->err, CPA_INVALID, "%s: found shape %s, expected %s", name,
-                        format_shape(tensor->shape, tensor->dims, found), format_shape(shape, dims, expected));
-    }
-    if (!tensor->plain) {
-        return cpa_fail(l->err, CPA_UNSUPPORTED, "%s: found dtype %s, supported are F32, BF16 and F16", name,
-                        tensor->type);
-    }
-    char *out = *at;
-    *at += own_rows.count * own_columns.count * cpa_dtype_bytes(l->dtype);
-    if (own_rows.count == 0) return CPA_OK;
-    return copy_block(l, tensor, columns ? columns : 1, own_rows, own_columns, out);
-}
-
-/* Tensors of a layer that follow each other in one matrix, or one bias, in that order. */
-typedef struct part {
-    const char *name;
-    int64_t rows;
-} part;
-
-/* What `wanted` of several tensors on top of each other has of the one that begins at row `first`. */
-static cpa_slice rows_within(cpa_slice wanted, int64_t first, int64_t rows) {
-    const int64_t begin = cpa_max64(wanted.begin, first), end = cpa_min64(wanted.begin + wanted.count, first + rows);
-    return begin < end ? (cpa_slice){begin - first, end - begin} : (cpa_slice){0, 0};
-}
-
-/* The rows and columns that are wanted of what the parts are together; a bias has columns = 0. */
-static cpa_status load_block(const loader *l, const char *kind, const part *parts, int n, int64_t columns,
-                             cpa_slice own_rows, cpa_slice own_columns, void *out) {
-    char *at = out, name[128];
-    int64_t first = 0;
-    for (int i = 0; out && i < n; i++) {
-        snprintf(name, sizeof name, "%s%s.%s", l->layer, parts[i].name, kind);
-        CPA_TRY(load(l, name, parts[i].rows, columns, rows_within(own_rows, first, parts[i].rows), own_columns, &at));
-        first += parts[i].rows;
-    }
-    return CPA_OK;
-}
-
-/* The rows that are wanted of each part. */
-static cpa_status load_rows(const loader *l, const char *kind, const part *parts, int n, int64_t columns,
-                            cpa_slice own_rows, void *out) {
-    const int64_t width = columns ? columns : 1;
-    char *at = out;
-    for (int i = 0; out && i < n; i++) {
-        CPA_TRY(load_block(l, kind, &parts[i], 1, columns, own_rows, (cpa_slice){0, width}, at));
-        at += own_rows.count * width * cpa_dtype_bytes(l->dtype);
-    }
-    return CPA_OK;
-}
-
-static cpa_status load_whole(const loader *l, const char *kind, const part *p, int64_t columns, void *out) {
-    return load_rows(l, kind, p, 1, columns, (cpa_slice){0, p->rows}, out);
-}
-
-static cpa_status load_layer(const loader *l, const cpa_layer_weights *w) {
+static cpa_status load_attention(const loading *l, const cpa_layer_weights *w) {
     const cpa_model_config *c = l->config;
     const int64_t kv_width = (int64_t)c->kv_heads * c->head_dim;
-    const part qkv[] = {
+    const cpa_weight_part qkv[] = {
         {"self_attn.q_proj", q_width(c)}, {"self_attn.k_proj", kv_width}, {"self_attn.v_proj", kv_width}};
-    const part gate_up[] = {{"mlp.gate_proj", c->intermediate}, {"mlp.up_proj", c->intermediate}};
-    const part o = {"self_attn.o_proj", c->hidden}, down = {"mlp.down_proj", c->hidden};
-    const part attention_norm = {"input_layernorm", c->hidden}, mlp_norm = {"post_attention_layernorm", c->hidden};
-    const part q_norm = {"self_attn.q_norm", c->head_dim}, k_norm = {"self_attn.k_norm", c->head_dim};
+    const cpa_weight_part o = {"self_attn.o_proj", c->hidden};
+    const cpa_weight_part q_norm = {"self_attn.q_norm", c->head_dim}, k_norm = {"self_attn.k_norm", c->head_dim};
     const cpa_slice hidden = {0, c->hidden}, one = {0, 1};
-    CPA_TRY(load_whole(l, "weight", &attention_norm, 0, w->attention_norm));
-    CPA_TRY(load_block(l, "weight", qkv, 3, c->hidden, l->own.qkv, hidden, w->qkv));
-    CPA_TRY(load_block(l, "bias", qkv, 3, 0, l->own.qkv, one, w->qkv_bias));
-    CPA_TRY(load_whole(l, "weight", &q_norm, 0, w->q_norm));
-    CPA_TRY(load_whole(l, "weight", &k_norm, 0, w->k_norm));
-    CPA_TRY(load_block(l, "weight", &o, 1, q_width(c), hidden, l->own.o, w->o));
-    CPA_TRY(load_whole(l, "bias", &o, 0, w->o_bias));
-    CPA_TRY(load_whole(l, "weight", &mlp_norm, 0, w->mlp_norm));
-    CPA_TRY(load_rows(l, "weight", gate_up, 2, c->hidden, l->own.inner, w->gate_up));
-    CPA_TRY(load_rows(l, "bias", gate_up, 2, 0, l->own.inner, w->gate_up_bias));
-    CPA_TRY(load_block(l, "weight", &down, 1, c->intermediate, hidden, l->own.inner, w->down));
-    return load_whole(l, "bias", &down, 0, w->down_bias);
+    CPA_TRY(cpa_load_block(&l->from, "weight", qkv, 3, c->hidden, l->own.qkv, hidden, w->qkv));
+    CPA_TRY(cpa_load_block(&l->from, "bias", qkv, 3, 0, l->own.qkv, one, w->qkv_bias));
+    CPA_TRY(cpa_load_whole(&l->from, "weight", &q_norm, 0, w->q_norm));
+    CPA_TRY(cpa_load_whole(&l->from, "weight", &k_norm, 0, w->k_norm));
+    CPA_TRY(cpa_load_block(&l->from, "weight", &o, 1, q_width(c), hidden, l->own.o, w->o));
+    return cpa_load_whole(&l->from, "bias", &o, 0, w->o_bias);
+}
+
+static cpa_status load_latent(const loading *l, const cpa_layer_weights *layer) {
+    const cpa_model_config *c = l->config;
+    const cpa_latent_config *k = &c->latent;
+    const cpa_latent_weights *w = &layer->latent;
+    const int64_t heads = c->q_heads, both = k->nope + k->value, queries = heads * (k->nope + k->rope);
+    const cpa_weight_part front[] = {
+        {k->q_latent ? "self_attn.q_a_proj" : "self_attn.q_proj", k->q_latent ? k->q_latent : queries},
+        {"self_attn.kv_a_proj_with_mqa", k->latent + k->rope}};
+    const cpa_weight_part q_norm = {"self_attn.q_a_layernorm", k->q_latent}, q_b = {"self_attn.q_b_proj", queries};
+    const cpa_weight_part kv_norm = {"self_attn.kv_a_layernorm", k->latent};
+    const cpa_weight_part kv_b = {"self_attn.kv_b_proj", heads * both}, o = {"self_attn.o_proj", c->hidden};
+    const cpa_head_rows keys = {heads, both, 0, k->nope}, values = {heads, both, k->nope, k->value};
+    const cpa_slice all = {0, front[0].rows + front[1].rows}, hidden = {0, c->hidden};
+    CPA_TRY(cpa_load_block(&l->from, "weight", front, 2, c->hidden, all, hidden, w->front));
+    CPA_TRY(cpa_load_whole(&l->from, "weight", &q_norm, 0, w->q_norm));
+    CPA_TRY(cpa_load_whole(&l->from, "weight", &q_b, k->q_latent, w->q_b));
+    CPA_TRY(cpa_load_whole(&l->from, "weight", &kv_norm, 0, w->kv_norm));
+    CPA_TRY(cpa_load_whole(&l->from, "weight", &kv_b, k->latent, w->kv_b));
+    CPA_TRY(cpa_load_transposed(&l->from, "self_attn.kv_b_proj.weight", keys, k->latent, w->k_up));
+    CPA_TRY(cpa_load_transposed(&l->from, "self_attn.kv_b_proj.weight", values, k->latent, w->v_up));
+    return cpa_load_whole(&l->from, "weight", &o, out_width(c), layer->o);
+}
+
+static cpa_status load_layer(const loading *l, int32_t layer, const cpa_layer_weights *w) {
+    const cpa_model_config *c = l->config;
+    const cpa_weight_part attention_norm = {"input_layernorm", c->hidden};
+    const cpa_weight_part mlp_norm = {"post_attention_layernorm", c->hidden};
+    CPA_TRY(cpa_load_whole(&l->from, "weight", &attention_norm, 0, w->attention_norm));
+    CPA_TRY(c->latent.latent ? load_latent(l, w) : load_attention(l, w));
+    CPA_TRY(cpa_load_whole(&l->from, "weight", &mlp_norm, 0, w->mlp_norm));
+    if (!c->moe.sparse[layer]) return load_dense(l, &w->feed_forward);
+    return cpa_expert_weights_load(&l->from, c, l->own.experts, &w->feed_forward);
 }
 
 /* Some files of a tied model have a copy of the embedding as their head. Another head would be what transformers takes,
  * whatever config.json says. */
-static cpa_status check_tied(const loader *l) {
-    const cpa_tensor *head = cpa_safetensors_find(l->files, "lm_head.weight");
-    const cpa_tensor *embedding = cpa_safetensors_find(l->files, "model.embed_tokens.weight");
+static cpa_status check_tied(const cpa_weight_loader *from) {
+    const cpa_tensor *head = cpa_safetensors_find(from->files, "lm_head.weight");
+    const cpa_tensor *embedding = cpa_safetensors_find(from->files, "model.embed_tokens.weight");
     if (!head || !embedding) return CPA_OK;
     if (head->dtype == embedding->dtype && head->bytes == embedding->bytes &&
         memcmp(head->data, embedding->data, (size_t)head->bytes) == 0)
         return CPA_OK;
-    return cpa_fail(l->err, CPA_INVALID,
+    return cpa_fail(from->err, CPA_INVALID,
                     "lm_head.weight: found another matrix than model.embed_tokens.weight, expected the same with "
                     "tie_word_embeddings: true");
 }
 
-static cpa_status load_all(loader *l, const cpa_weights *w) {
+static cpa_status load_all(loading *l, const cpa_weights *w) {
     const cpa_model_config *c = l->config;
-    const part embedding = {"model.embed_tokens", c->vocabulary}, norm = {"model.norm", c->hidden};
-    const part head = {"lm_head", c->vocabulary};
-    CPA_TRY(load_whole(l, "weight", &embedding, c->hidden, w->embedding));
-    CPA_TRY(load_whole(l, "weight", &norm, 0, w->final_norm));
-    if (c->tied) CPA_TRY(check_tied(l));
-    if (!c->tied) CPA_TRY(load_rows(l, "weight", &head, 1, c->hidden, l->own.head, w->lm_head));
+    const cpa_weight_part embedding = {"model.embed_tokens", c->vocabulary}, norm = {"model.norm", c->hidden};
+    const cpa_weight_part head = {"lm_head", c->vocabulary};
+    CPA_TRY(cpa_load_whole(&l->from, "weight", &embedding, c->hidden, w->embedding));
+    CPA_TRY(cpa_load_whole(&l->from, "weight", &norm, 0, w->final_norm));
+    if (c->tied) CPA_TRY(check_tied(&l->from));
+    if (!c->tied) CPA_TRY(cpa_load_rows(&l->from, "weight", &head, 1, c->hidden, l->own.head, w->lm_head));
     for (int32_t i = 0; i < c->layers; i++) {
-        snprintf(l->layer, sizeof l->layer, "model.layers.%d.", i);
-        CPA_TRY(load_layer(l, &w->layers[i]));
+        snprintf(l->from.layer, sizeof l->from.layer, "model.layers.%d.", i);
+        CPA_TRY(load_layer(l, i, &w->layers[i]));
     }
-    cpa_status status = l->stream->device->table->stream_sync(l->stream);
-    return status == CPA_OK ? CPA_OK : failed(l, "weights", status);
+    return cpa_weight_loader_wait(&l->from);
 }
 
-static cpa_status allocate(loader *l, cpa_weights_part held, cpa_weights *w) {
-    const cpa_device_table *table = w->device->table;
+static cpa_status allocate(const loading *l, int64_t bytes, cpa_weights *w, cpa_error *err) {
     w->layers = calloc((size_t)l->config->layers, sizeof *w->layers);
-    l->wide = malloc(STAGED * sizeof *l->wide);
-    if (!w->layers || !l->wide) return cpa_fail(l->err, CPA_NO_MEMORY, "weights: no memory");
-    CPA_TRY(table->alloc_host(w->device, STAGED * (int64_t)sizeof(float), &l->staged, l->err));
-    w->bytes = cpa_weights_bytes(l->config, held, l->dtype);
-    CPA_TRY(table->alloc(w->device, w->bytes, &w->memory, l->err));
-    arena memory = {w->memory, 0, cpa_dtype_bytes(l->dtype)};
+    if (!w->layers) return cpa_fail(err, CPA_NO_MEMORY, "weights: no memory");
+    w->bytes = bytes;
+    CPA_TRY(w->device->table->alloc(w->device, w->bytes, &w->memory, err));
+    arena memory = {w->memory, 0, cpa_dtype_bytes(l->from.dtype)};
     lay_out(l->config, &l->own, &memory, w, w->layers);
     return CPA_OK;
 }
 
 cpa_status cpa_weights_load(const cpa_model_config *config, cpa_weights_part held, const cpa_safetensors *files,
                             cpa_dtype dtype, cpa_stream *stream, cpa_weights *out, cpa_error *err) {
-    loader l = {.config = config,
-                .own = slices_of(config, held),
-                .files = files,
-                .dtype = dtype,
-                .stream = stream,
-                .layer = "",
-                .err = err};
+    loading l = {.config = config, .own = slices_of(config, held)};
     cpa_weights weights = {.device = stream->device};
-    cpa_status status = allocate(&l, held, &weights);
+    cpa_status status = cpa_weight_loader_open(files, dtype, stream, &l.from, err);
+    if (status == CPA_OK) status = allocate(&l, cpa_weights_bytes(config, held, dtype), &weights, err);
     if (status == CPA_OK) status = load_all(&l, &weights);
-    stream->device->table->free_host(stream->device, l.staged);
-    free(l.wide);
+    cpa_weight_loader_close(&l.from);
     if (status != CPA_OK) {
         cpa_weights_release(&weights);
         return status;

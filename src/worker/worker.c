@@ -9,6 +9,7 @@
 #include "kernels/operators.h"
 #include "src/context/context.h"
 #include "src/context/context_plan.h"
+#include "src/context/row_exchange.h"
 #include "src/context/tensor_slices.h"
 #include "src/worker/layer_caches.h"
 #include "src/worker/token_masks.h"
@@ -72,7 +73,7 @@ static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
     const buffer own[] = {
         {&worker->q, cpa_worker_most_q_bytes(worker, rows), ON_DEVICE},
         {&worker->k, rows * cpa_shape_k_bytes(shape), ON_DEVICE},
-        {&worker->v, rows * cpa_shape_v_bytes(shape), ON_DEVICE},
+        {&worker->v, shape->v_in_k ? 0 : rows * cpa_shape_v_bytes(shape), ON_DEVICE},
         {&worker->out, worker->out_bytes, ON_DEVICE},
         {&worker->block, worker->block_bytes, ON_DEVICE},
         {(void **)&worker->drawn, drawn, ON_DEVICE},
@@ -185,6 +186,7 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
     CPA_TRY_GOTO(cpa_context_create_over(control->comm, device, options->transport, &context, &worker->context, err),
                  fail);
     worker->slices = cpa_context_slices(worker->context);
+    worker->row_exchange = cpa_context_row_exchange(worker->context);
     status = make_graphs(worker, control, err);
     CPA_TRY_GOTO(cpa_control_agree(control, status, err), fail);
     *out = worker;

@@ -46,6 +46,7 @@ typedef struct cpa_test_model {
     cpa_stream *stream;
     cpa_context *context;
     cpa_slices slices; /* of the context */
+    cpa_row_exchange row_exchange;
     cpa_transformer *transformer;
     cpa_model model;
     cpa_kv_view *views; /* [layers] */
@@ -61,6 +62,8 @@ void cpa_test_model_open(cpa_test_model *model, const char *name, cpa_dtype dtyp
 void cpa_test_model_open_folder(cpa_test_model *model, const char *folder, cpa_dtype dtype);
 /* The same for steps with slices, where all parts are of one token and there are several ranks. */
 void cpa_test_model_open_sliced(cpa_test_model *model, const char *name, cpa_dtype dtype);
+/* The same with experts spread over the ranks. */
+void cpa_test_model_open_spread(cpa_test_model *model, const char *name, cpa_dtype dtype);
 void cpa_test_model_close(cpa_test_model *model);
 
 /* A sequence of the prompt; its index. */

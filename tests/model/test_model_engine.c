@@ -22,6 +22,7 @@ typedef struct way {
     cpa_model_slices slices; /* of the weights, on several ranks */
     int32_t drafts;          /* of a sequence in a step; they come from the run before, */
     int32_t branches;        /* above 1: in trees whose nodes have so many below each */
+    int spread;              /* experts are, over the ranks */
 } way;
 static const way plain = {.budget = 512, .max_num_seqs = REQUESTS};
 
@@ -80,6 +81,7 @@ static void run_engine(const cpa_model_config *config, cpa_transformer *transfor
                                    .logprobs = 1};
     cpa_engine_options options = cpa_test_engine_options();
     options.model = cpa_model_config_shape(config, CPA_F32, masks);
+    cpa_transformer_give_forms(transformer, &options.model);
     options.network = &model;
     options.token_at = prompt_token;
     options.token_ctx = r;
@@ -118,7 +120,8 @@ static void run_model(const char *name, const way *ways, int n, cpa_test_expecte
                                                  .max_sequences = REQUESTS,
                                                  .slices = ways[i].slices,
                                                  .rank = cpa_test_rank(),
-                                                 .ranks = cpa_comm_size(cpa_test_comm())};
+                                                 .ranks = cpa_comm_size(cpa_test_comm()),
+                                                 .spread_experts = ways[i].spread};
         cpa_transformer *transformer = NULL;
         CU_ASSERT_EQUAL(cpa_transformer_create(device, &config, files, &options, &transformer, NULL), CPA_OK);
         memset(&r[i], 0, sizeof r[i]);
@@ -165,6 +168,50 @@ static void ways_to_run_do_not_matter(void) {
     for (int i = 0; i < 3; i++) check_greedy(&r[i]);
     CU_ASSERT(r[0].stats.prefix_hits > 0 && r[1].stats.prefix_hits == 0);
     CU_ASSERT(r[0].stats.preemptions == 0 && r[2].stats.preemptions > 0);
+    free(expected);
+}
+
+/* Absorbed and expanded rows in one step, chunks of a few tokens, shared prefixes, preemption, and drafts, which are
+ * absorbed together. */
+static void latent_attention_gives_the_tokens_of_transformers(void) {
+    const int32_t ranks = cpa_comm_size(cpa_test_comm());
+    const way ways[] = {{.budget = 512, .max_num_seqs = REQUESTS},
+                        {.budget = 24, .max_num_seqs = 3, .drafts = 5},
+                        {.budget = 512, .max_num_seqs = REQUESTS, .no_prefix_caching = 1, .num_blocks = 14 / ranks},
+                        {.budget = 60, .max_num_seqs = REQUESTS, .drafts = 6, .branches = 2}};
+    cpa_test_expected *expected = malloc(sizeof *expected);
+    run r[4];
+    for (int i = 0; cpa_test_latent_models[i]; i++) {
+        run_model(cpa_test_latent_models[i], ways, i == 1 ? 4 : 1, expected, r);
+        for (int w = 0; w < (i == 1 ? 4 : 1); w++) check_greedy(&r[w]);
+        if (i != 1) continue;
+        CU_ASSERT(r[1].stats.prefix_hits > 0 && r[2].stats.preemptions > 0);
+        CPA_ASSERT_ORDER(r[1].stats.accepted_tokens, >, 0);
+        CPA_ASSERT_ORDER(r[3].stats.accepted_tokens, >, 0);
+    }
+    free(expected);
+}
+
+/* Replicated and, on the host, spread: in chunks with shared prefixes, with preemption, and with drafts. */
+static void experts_may_lie_anywhere(void) {
+    const int32_t ranks = cpa_comm_size(cpa_test_comm());
+    const int spread = cpa_test_promises_bits();
+    const way chunks = {.budget = 24, .max_num_seqs = 3};
+    const way preempted = {.budget = 512, .max_num_seqs = REQUESTS, .no_prefix_caching = 1, .num_blocks = 14 / ranks};
+    way ways[] = {chunks, chunks, preempted, preempted};
+    ways[1].spread = ways[2].spread = ways[3].spread = spread;
+    ways[3].drafts = 6;
+    cpa_test_expected *expected = malloc(sizeof *expected);
+    run r[4];
+    run_model("tiny-qwen3-moe", ways, 4, expected, r);
+    for (int i = 0; i < 4; i++) {
+        const int travels = ways[i].spread && ranks > 1;
+        check_greedy(&r[i]);
+        CU_ASSERT(travels ? r[i].stats.row_bytes_sent > 0 : r[i].stats.row_bytes_sent == 0);
+        if (spread) CU_ASSERT_EQUAL(r[i].stats.output_digest, r[0].stats.output_digest);
+    }
+    CU_ASSERT(r[0].stats.prefix_hits > 0 && r[2].stats.preemptions > 0);
+    CPA_ASSERT_ORDER(r[3].stats.accepted_tokens, >, 0);
     free(expected);
 }
 
@@ -326,6 +373,8 @@ static void drafts_do_not_change_tokens(void) {
 static const cpa_test TESTS[] = {
     {"every family gives the tokens of transformers", every_family_gives_the_tokens_of_transformers},
     {"chunks, shared prefixes and preemption do not matter", ways_to_run_do_not_matter},
+    {"latent attention gives the tokens of transformers", latent_attention_gives_the_tokens_of_transformers},
+    {"experts may lie anywhere", experts_may_lie_anywhere},
     {"slices of the weights give the same tokens", slices_of_the_weights_give_the_same_tokens},
     {"draws depend on the seed alone", draws_depend_on_the_seed_alone},
     {"penalties know the tokens of a sequence", penalties_know_the_tokens_of_a_sequence},

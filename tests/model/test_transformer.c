@@ -108,13 +108,13 @@ static void check_same(const cpa_test_model *m, const cpa_test_answer *reference
 }
 
 static void batches_chunks_and_algorithms_do_not_matter(void) {
-    static const char *const names[] = {"tiny-qwen2", "tiny-llama"};
+    static const char *const names[] = {"tiny-qwen2", "tiny-llama", "tiny-qwen3-moe"};
     const way ways[] = {
         {7, 1, CPA_PASS_KV, CPA_SHARDED}, {64, 0, CPA_PASS_Q, CPA_SHARDED}, {1, 1, CPA_PASS_Q, CPA_SHARDED}};
     cpa_test_expected *expected = malloc(sizeof *expected);
     cpa_test_model *m = malloc(sizeof *m);
     cpa_test_answer *reference = malloc(CPA_TEST_PROMPTS * sizeof *reference);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         cpa_test_expected_read(names[i], expected);
         cpa_test_model_open(m, names[i], CPA_F32);
         add_prompts(m, expected, plain, 0);
@@ -152,6 +152,59 @@ static void slices_of_the_weights_give_the_same_tokens(void) {
     free(expected);
 }
 
+/* Ranks have different numbers of rows, in different numbers of pieces, or none at all. */
+static void experts_that_are_spread_give_the_same_bits(void) {
+    static const struct {
+        const char *name;
+        way how;
+    } runs[] = {{"tiny-mixtral", {CPA_TEST_MAX_TOKENS, 1, CPA_PASS_KV, CPA_SHARDED}},
+                {"tiny-qwen3-moe", {50, 0, CPA_PASS_KV, CPA_ON_RANK}},
+                {"tiny-joined-moe", {40, 1, CPA_PASS_Q, CPA_SHARDED}}};
+    if (!cpa_test_promises_bits()) return; /* on the host alone */
+    cpa_test_expected *expected = malloc(sizeof *expected);
+    cpa_test_model *m = malloc(sizeof *m);
+    cpa_test_answer *reference = malloc(CPA_TEST_PROMPTS * sizeof *reference);
+    for (int i = 0; i < 3; i++) {
+        cpa_test_expected_read(runs[i].name, expected);
+        for (int spread = 0; spread < 2; spread++) {
+            spread ? cpa_test_model_open_spread(m, runs[i].name, CPA_F32)
+                   : cpa_test_model_open(m, runs[i].name, CPA_F32);
+            add_prompts(m, expected, runs[i].how, 0);
+            run(m, runs[i].how);
+            if (!spread) memcpy(reference, m->answers, CPA_TEST_PROMPTS * sizeof *reference);
+            if (spread) check_same(m, reference, expected, runs[i].name);
+            cpa_test_model_close(m);
+        }
+    }
+    free(reference);
+    free(m);
+    free(expected);
+}
+
+/* Prompts expand keys, decoding absorbs queries; steps have rows of either, and of both. */
+static void latent_attention_gives_the_tokens_of_transformers(void) {
+    const way ways[] = {plain,
+                        {20, 1, CPA_PASS_KV, CPA_SHARDED},
+                        {64, 0, CPA_PASS_Q, CPA_SHARDED},
+                        {1, 1, CPA_PASS_Q, CPA_SHARDED},
+                        {45, 1, CPA_PASS_KV, CPA_ON_RANK}};
+    cpa_test_expected *expected = malloc(sizeof *expected);
+    cpa_test_model *m = malloc(sizeof *m);
+    for (int i = 0; cpa_test_latent_models[i]; i++) {
+        cpa_test_expected_read(cpa_test_latent_models[i], expected);
+        cpa_test_model_open_sliced(m, cpa_test_latent_models[i], CPA_F32);
+        CU_ASSERT_EQUAL(m->model.slices, CPA_SLICES_NONE);
+        for (int w = 0; w < (i == 1 ? 5 : 2); w++) {
+            add_prompts(m, expected, ways[w], 0);
+            run(m, ways[w]);
+            check(m, expected, cpa_test_latent_models[i], 1e-4f);
+        }
+        cpa_test_model_close(m);
+    }
+    free(m);
+    free(expected);
+}
+
 static void sequences_may_lie_on_one_rank(void) {
     const way local = {.chunk = 50, .together = 1, .algorithm = CPA_PASS_KV, .kind = CPA_ON_RANK};
     cpa_test_expected *expected = malloc(sizeof *expected);
@@ -172,7 +225,11 @@ static void narrow_dtypes_are_as_near_as_they_can_be(void) {
         const char *name;
         cpa_dtype dtype;
         float tolerance;
-    } runs[] = {{"tiny-llama", CPA_BF16, 0.25f}, {"tiny-qwen3", CPA_BF16, 0.25f}, {"tiny-llama2", CPA_F16, 0.03f}};
+    } runs[] = {{"tiny-llama", CPA_BF16, 0.25f},
+                {"tiny-qwen3", CPA_BF16, 0.25f},
+                {"tiny-llama2", CPA_F16, 0.03f},
+                {"tiny-qwen3-moe", CPA_BF16, 0.25f},
+                {"tiny-joined-moe", CPA_F16, 0.03f}};
     cpa_test_expected *expected = malloc(sizeof *expected);
     cpa_test_model *m = malloc(sizeof *m);
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
@@ -217,6 +274,8 @@ static const cpa_test TESTS[] = {
     {"greedy tokens and logits of all families are those of transformers", greedy_tokens_are_those_of_transformers},
     {"batches, chunks and algorithms do not matter", batches_chunks_and_algorithms_do_not_matter},
     {"slices of the weights give the same tokens", slices_of_the_weights_give_the_same_tokens},
+    {"experts that are spread over ranks give the same bits", experts_that_are_spread_give_the_same_bits},
+    {"latent attention gives the tokens of transformers", latent_attention_gives_the_tokens_of_transformers},
     {"sequences may lie on one rank", sequences_may_lie_on_one_rank},
     {"bf16 and fp16 are as near as they can be", narrow_dtypes_are_as_near_as_they_can_be},
     {"draws do not depend on the batch", draws_do_not_depend_on_the_batch},

@@ -13,6 +13,14 @@ bad_model_dir() {
     expect_bad 'half: the weights have no tensor lm_head.weight' --model-dir half --requests 1 --input-len 9
     cp "$MODELS/tiny-llama2/model.safetensors" half
     expect_bad 'half: model.layers.0.self_attn.q_proj.weight: found shape [32, 32], expected [64, 32]' --model-dir half --requests 1 --input-len 9
+    cp "$MODELS/tiny-qwen3-moe/config.json" half && cp "$MODELS/tiny-qwen3/model.safetensors" half
+    expect_bad 'half: the weights have no tensor model.layers.0.mlp.gate.weight' --model-dir half --requests 1 --input-len 9
+    sed -i 's/"moe_intermediate_size": 16/"moe_intermediate_size": 24/' half/config.json
+    cp "$MODELS/tiny-qwen3-moe/model.safetensors" half
+    expect_bad 'half: model.layers.0.mlp.experts.0.gate_proj.weight: found shape [16, 32], expected [24, 32]' \
+        --model-dir half --requests 1 --input-len 9
+    expect_bad '--experts: found spread, expected with the --model-dir of a model that has some' \
+        --model-dir "$MODELS/tiny-llama" --experts spread
     sed 's/"llama"/"gpt2"/' "$MODELS/tiny-llama/config.json" >half/config.json
     expect_bad 'half/config.json: model_type: found gpt2' --model-dir half
 }
@@ -132,6 +140,41 @@ generate() {
         grep -qF "\"ids\": [$(expected_ids "$model" 2 | sed 's/ /, /g')]" out || fail "other tokens of $model: $(cat out)"
         grep -qF '"reason": "length"' out || fail "another reason"
     done
+}
+
+# The same with experts, in files of a tensor for each and of one for all, replicated or spread; results have the same bits,
+# and the ranks that have no tokens work for those that have.
+experts() {
+    local model n options=(--trace trace.jsonl --verify 0.2)
+    for n in 1 2 3 4; do
+        [ "$(few "$n")" = "$n" ] || continue
+        model=$(echo tiny-mixtral tiny-qwen3-moe tiny-joined-moe tiny-mixtral | cut -d ' ' -f "$n")
+        prompt_ids "$model" 2 >prompt
+        run "$n" generate --model-dir "$MODELS/$model" --prompt-ids @prompt --max-num-batched-tokens 48 --dtype fp32 \
+            --speculative ngram:4:1..3
+        expect_code 0 "generate of $model on $n ranks"
+        [ "$(head -1 out)" = "$(expected_ids "$model" 2)" ] || fail "other tokens of $model on $n ranks: $(head -1 out)"
+    done
+    if [ "$device" != host ]; then
+        run "$(few 2)" generate --model-dir "$MODELS/tiny-mixtral" --prompt-ids 1 --experts spread
+        [ "$(few 2)" = 1 ] || expect_line 'supported is the host'
+        return
+    fi
+    for n in 60 70 50 64; do trace_line 0 "$n" 20 1; done >trace.jsonl
+    for model in "3 tiny-mixtral" "2 tiny-qwen3-moe --local-context 4096"; do
+        # shellcheck disable=SC2086
+        set -- ${model/tiny/--model-dir $MODELS/tiny}
+        run "$@" "${options[@]}" --check-logits 8 --result-json plain.json
+        expect_code 0 "experts on every rank: $model"
+        run "$@" "${options[@]}" --experts spread --max-num-batched-tokens 32 --result-json spread.json
+        expect_code 0 "experts on one rank each: $model"
+        expect_digest_of plain.json spread.json
+        expect_value row_bytes_sent 0 plain.json
+        [ "$(value row_bytes_sent spread.json)" -gt 0 ] || fail "no row has travelled"
+    done
+    run 2 --model-dir "$MODELS/tiny-joined-moe" --experts spread --slice-weights decode --dtype fp32 --requests 3 \
+        --input-len 40 --output-len 8 --check-logits 8
+    expect_code 0 "experts on one rank each, with slices of the weights in decode"
 }
 
 # A prompt of text is that of its ids, and the answer comes as text: on several ranks, from a file, as JSON.

@@ -1,0 +1,69 @@
+/* The mixture of experts of a sparse layer: a router chooses experts for each row; rows are multiplied in the order of
+ * their experts, and what these give is added up by how much it counts (cpattn/experts.h). Rows are taken in pieces,
+ * so that what is sorted has a bounded size.
+ *
+ * All experts are on every rank; or they are spread, and each rank has some as a whole (mixture_spread.h): rows then go
+ * to the ranks of their experts, and come back, with the same bits. In steps with slices each rank has all rows, computes
+ * what its experts give for them, and the sums of all ranks are added up. */
+#ifndef CPA_MODEL_MIXTURE_H
+#define CPA_MODEL_MIXTURE_H
+
+#include <cpattn/model.h>
+
+#include "src/model/weights.h"
+
+/* Choices (a row and one of its experts) sorted by expert, as cpa_expert_permute gives them. */
+typedef struct cpa_sorted_choices {
+    int32_t *offsets; /* [experts + 1] */
+    uint32_t *tokens; /* [rows * top_k] */
+    int32_t *places;  /* [rows, top_k] */
+} cpa_sorted_choices;
+
+/* How it is computed, and the room for one piece. On the device of the weights. */
+typedef struct cpa_mixture {
+    const cpa_model_config *config;
+    cpa_dtype dtype;
+    cpa_slice held;      /* experts whose weights this rank has */
+    int32_t spread_over; /* ranks; 1: every rank has all experts */
+    int64_t piece;       /* rows that are computed at once */
+    float *logits;       /* [piece, experts] of the router */
+    int32_t *ids;        /* [piece, top_k] experts of a row */
+    float *weights;      /* [piece, top_k] how much they count */
+    cpa_sorted_choices choices;
+    void *wide;  /* [places, 2 * intermediate], then [places, hidden] */
+    void *inner; /* [places, intermediate] */
+    /* With spread_over > 1. */
+    void *sorted;                /* [piece * top_k, hidden] rows to other ranks, then what these gave */
+    void *arrived;               /* [arrivals, hidden] rows of all ranks for this one's experts, then what these give */
+    int32_t *arrived_ids;        /* [arrivals] their experts */
+    cpa_sorted_choices arrivals; /* the same, sorted */
+} cpa_mixture;
+
+/* Without room yet. */
+cpa_mixture cpa_mixture_of(const cpa_model_config *config, cpa_dtype dtype, cpa_weights_part held, int32_t spread_over,
+                           int64_t piece);
+/* Gives it room in `memory`, and returns how many bytes that has to have; NULL: it only counts them. */
+int64_t cpa_mixture_place(cpa_mixture *mixture, void *memory);
+
+/* Rows of a step. */
+typedef struct cpa_mixture_rows {
+    const cpa_model_step *step; /* whose slices and row_exchange are used */
+    const void *x;              /* [rows, hidden] */
+    void *out;                  /* [rows, hidden]; may be x or added */
+    const void *added;          /* [rows, hidden] added to what experts give; NULL with slices, or where nothing is */
+    float *part;                /* with slices room for [rows, hidden]: the own part of a sum */
+} cpa_mixture_rows;
+cpa_status cpa_mixture_run(const cpa_mixture *mixture, const cpa_feed_forward_weights *weights,
+                           const cpa_mixture_rows *rows, cpa_stream *stream);
+
+/* The steps of a piece, for mixture_spread.c; `rows` and x are those of the piece.
+ *
+ * Which experts rows have, and how much these count. */
+cpa_status cpa_mixture_route(const cpa_mixture *mixture, const cpa_feed_forward_weights *weights, const void *x,
+                             int64_t rows, cpa_stream *stream);
+/* What `experts` give for rows of x at so many places, to `wide`. */
+cpa_status cpa_mixture_multiply(const cpa_mixture *mixture, const cpa_feed_forward_weights *weights, cpa_slice experts,
+                                const cpa_sorted_choices *choices, int64_t places, const void *x, int64_t x_rows,
+                                cpa_stream *stream);
+
+#endif
