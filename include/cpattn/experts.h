@@ -108,8 +108,8 @@ CPA_API cpa_status cpa_expert_permute(const cpa_expert_permute_args *args, cpa_s
  * Weights in FP8: with weight_scale, weights are codes of CPA_FP8_E4M3 (a byte each, as strides count) and w = code *
  * scale, in fp32. Scales are [outputs, 1], one for each output, or [ceil(outputs / 128), ceil(inputs / 128)], one for
  * each block of 128 x 128, as checkpoints have them (weight_scale, weight_scale_inv). x is never quantised. On the host w
- * is what is multiplied; a CUDA device multiplies by the codes, which are exact in bf16 and fp16, and the fp32 sum of
- * each block of 128 inputs by its scale. */
+ * is what is multiplied; a CUDA device multiplies by the codes, or these times powers of two, which are exact in bf16 and
+ * fp16, and the fp32 sums of blocks of 128 inputs by the rest of their scales. */
 typedef struct cpa_expert_linear_args {
     size_t size;
     int32_t experts;

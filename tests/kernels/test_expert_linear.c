@@ -192,6 +192,8 @@ static void products_are_those_of_float64(void) {
         {3, 4, 2, 7, 9, CPA_BF16, CPA_BF16, BLOCKS, 1, 0, 0},
         {20, 4, 2, 400, 264, CPA_BF16, CPA_BF16, BLOCKS, 1, 1, 0},
         {150, 2, 1, 272, 144, CPA_BF16, CPA_F32, BLOCKS, 0, 0, 1},
+        {160, 2, 1, 528, 300, CPA_BF16, CPA_BF16, BLOCKS, 1, 1, 0},
+        {190, 2, 1, 336, 272, CPA_BF16, CPA_F32, OUTPUTS, 1, 0, 1},
         {33, 3, 1, 640, 257, CPA_F16, CPA_F16, OUTPUTS, 1, 0, 0},
         {4, 5, 3, 129, 127, CPA_F32, CPA_F32, BLOCKS, 1, 1, 0},
         {18, 2, 2, 291, 141, CPA_F32, CPA_F32, OUTPUTS, 0, 0, 0},

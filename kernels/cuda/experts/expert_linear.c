@@ -22,9 +22,10 @@ cpa_status cpa_cuda_expert_multiply(const cpa_cuda_expert_product *product, cpa_
     CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
     if (a->dtype == CPA_F32 || !in_vectors(a) || path == CPA_CUDA_SIMPLE)
         return cpa_cuda_expert_multiply_simple(product, stream);
-    if (path == CPA_CUDA_HOPPER && !a->weight_scale && a->rows / a->experts > MANY_PLACES)
-        return cpa_cuda_expert_multiply_hopper(product, stream);
-    return cpa_cuda_expert_multiply_tiles(product, stream);
+    if (path != CPA_CUDA_HOPPER || a->rows / a->experts <= MANY_PLACES || (a->weight_scale && a->dtype != CPA_BF16))
+        return cpa_cuda_expert_multiply_tiles(product, stream);
+    return a->weight_scale ? cpa_cuda_expert_multiply_hopper_codes(product, stream)
+                           : cpa_cuda_expert_multiply_hopper(product, stream);
 }
 
 cpa_status cpa_cuda_expert_linear(const cpa_expert_linear_args *args, cpa_stream *stream) {

@@ -22,8 +22,9 @@ typedef struct cpa_cuda_expert_product {
 cpa_status cpa_cuda_expert_multiply(const cpa_cuda_expert_product *product, cpa_stream *stream);
 /* 16-bit elements of x, and vectors of 16 bytes: by tensor cores of compute capability 8.0. */
 cpa_status cpa_cuda_expert_multiply_tiles(const cpa_cuda_expert_product *product, cpa_stream *stream);
-/* The same without codes, on devices of CPA_CUDA_HOPPER: for experts with many places. */
+/* The same on devices of CPA_CUDA_HOPPER, for experts with many places: weights of x's dtype; codes, and x in bf16. */
 cpa_status cpa_cuda_expert_multiply_hopper(const cpa_cuda_expert_product *product, cpa_stream *stream);
+cpa_status cpa_cuda_expert_multiply_hopper_codes(const cpa_cuda_expert_product *product, cpa_stream *stream);
 /* Any widths, dtypes and strides, without tensor cores. */
 cpa_status cpa_cuda_expert_multiply_simple(const cpa_cuda_expert_product *product, cpa_stream *stream);
 
