@@ -78,8 +78,9 @@ typedef struct cpa_context_options {
     int32_t block_size;
     int32_t interleave; /* 0 = block_size; a multiple or a divisor of block_size */
     /* Bound on the memory of this rank for keys and values on their way: the buffers of pass-KV, and on a CUDA device
-     * whose caches are quantised or CPA_VLLM_X up to 1 GiB and half of it where prefill widens them (cpattn/ops.h). 0 =
-     * 64 MiB, on a device with memory of its own 2 GiB, or the least if that is more; at most 1 TiB. */
+     * whose caches are quantised or CPA_VLLM_X up to 1 GiB and half of it where prefill widens them (cpattn/ops.h), as on
+     * any device where a form expands latents. 0 = 64 MiB, on a device with memory of its own 2 GiB, or the least if that
+     * is more; at most 1 TiB. */
     int64_t staging_bytes;
     int64_t max_rows; /* most new tokens in one step, over all ranks */
     cpa_row_placement rows;
@@ -173,8 +174,8 @@ typedef struct cpa_context_stats {
 /* Collective over `comm`, which must outlive the context, as must `device`. Options that are not the same on every rank
  * are CPA_INVALID on all. A context is used by one thread at a time, the one that uses its communicator. staging_bytes
  * must hold, on the host, four segments of cpa_attend_split_tokens tokens, with N ranks on devices 2 N of 1024 tokens,
- * rounded up to the interleave, or four where the interleave is less than a block, and what keys are widened in:
- * cpa_context_least_staging. *out is set only on success. */
+ * rounded up to the interleave, or four where the interleave is less than a block, and what keys are widened in, or
+ * expanded, as many tokens of a segment: cpa_context_least_staging. *out is set only on success. */
 CPA_API cpa_status cpa_context_create(cpa_comm *comm, cpa_device *device, const cpa_context_options *options,
                                       cpa_context **out, cpa_error *err);
 /* Collective. NULL does nothing. */

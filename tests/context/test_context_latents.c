@@ -421,6 +421,92 @@ static void what_travels_is_counted_to_the_byte(void) {
     }
 }
 
+/* ---- the reserved step ---- */
+
+enum { RESERVED = 3, MOST_TOKENS = 420, STRIDE = MOST_TOKENS / BLOCK + 2, HUGE_ENTRY = 0x7fffffff };
+static const int64_t SHARDED[RESERVED] = {0, 1, 3};
+
+static cpa_attend_update_args upload_update(const site *s) {
+    int32_t lengths[RESERVED], ranks[RESERVED], tables[RESERVED * STRIDE];
+    for (int i = 0; i < RESERVED * STRIDE; i++) tables[i] = HUGE_ENTRY;
+    for (int i = 0; i < RESERVED; i++) {
+        const cpa_placement placement = s->latents.placements[SHARDED[i]];
+        const cpa_token_set here = cpa_tokens_on(s->latents.map, placement, s->latents.rank);
+        const int64_t tokens = cpa_tokens_before(s->latents.map, here, LENGTHS[SHARDED[i]]);
+        lengths[i] = (int32_t)LENGTHS[SHARDED[i]];
+        ranks[i] = placement.rank;
+        memcpy(tables + (ptrdiff_t)i * STRIDE, s->latents.tables[SHARDED[i]],
+               (size_t)((tokens + BLOCK - 1) / BLOCK) * sizeof *tables);
+    }
+    return (cpa_attend_update_args){.size = sizeof(cpa_attend_update_args),
+                                    .sequences = RESERVED,
+                                    .lengths = cpa_test_upload(s->stream, lengths, sizeof lengths),
+                                    .block_tables = cpa_test_upload(s->stream, tables, sizeof tables),
+                                    .table_stride = STRIDE,
+                                    .first_ranks = cpa_test_upload(s->stream, ranks, sizeof ranks)};
+}
+
+/* Decode of a row of each sequence, whose lengths and tables lie on the device: right on the owner, empty elsewhere. */
+static void run_reserved(site *s, int form, double slack) {
+    const cpa_test_latents *t = &s->latents;
+    const cpa_context_limits limits = {sizeof limits, RESERVED, MOST_TOKENS, t->kv.num_blocks, form};
+    const int64_t element = cpa_dtype_bytes(t->shape.dtype), q_row = t->shape.heads * cpa_test_latent_q_dim(t, form);
+    const int64_t out_head = cpa_test_latent_out_dim(t, form) * element, heads = t->shape.heads;
+    cpa_form_rows rows[CPA_TEST_LATENT_FORMS] = {{.q = NULL}};
+    const cpa_context_args args = {.size = sizeof args, .kv = t->kv, .rows = rows};
+    CU_ASSERT_EQUAL(cpa_context_reserve(s->context, &limits), CPA_OK);
+    const cpa_attend_update_args update = upload_update(s);
+    char *q = cpa_test_poisoned(RESERVED * q_row, element), *out = cpa_test_poisoned(RESERVED * heads * out_head, 1);
+    float *lse = cpa_test_poisoned(RESERVED * heads, sizeof *lse);
+    int is_own[RESERVED];
+    for (int i = 0; i < RESERVED; i++) {
+        const int64_t sequence = SHARDED[i], position = LENGTHS[sequence] - 1;
+        is_own[i] = cpa_owner_rank(t->map, t->placements[sequence], position) == t->rank;
+        if (is_own[i])
+            cpa_narrow(q + i * q_row * element, cpa_test_latent_query(t, form, sequence, position, 0), t->shape.dtype,
+                       q_row);
+    }
+    rows[form] = (cpa_form_rows){.q = cpa_test_upload(s->stream, q, RESERVED * q_row * element),
+                                 .out = cpa_test_upload(s->stream, out, RESERVED * heads * out_head),
+                                 .lse = cpa_test_upload(s->stream, lse, RESERVED * heads * (int64_t)sizeof *lse),
+                                 .mask = s->mask,
+                                 .scale = t->scale,
+                                 .matrix = form == MATRIX ? t->matrix : NULL};
+    CU_ASSERT_EQUAL(cpa_context_update(s->context, &update, s->stream), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_context_attend(s->context, &args, s->stream), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_stream_sync(s->stream), CPA_OK);
+    cpa_test_download(s->stream, out, rows[form].out, RESERVED * heads * out_head);
+    cpa_test_download(s->stream, lse, rows[form].lse, RESERVED * heads * (int64_t)sizeof *lse);
+    for (int64_t at = 0; at < RESERVED * heads; at++) {
+        const int64_t i = at / heads, sequence = SHARDED[i];
+        const cpa_case_expected expected = cpa_test_latent_expect(t, form, s->mask, sequence, LENGTHS[sequence] - 1,
+                                                                  LENGTHS[sequence], (int32_t)(at % heads));
+        const cpa_case_result got = {.out = out + at * out_head,
+                                     .out_dtype = t->shape.dtype,
+                                     .lse = slack > 0 ? NULL : &lse[at],
+                                     .out_slack = slack};
+        if (is_own[i]) CU_ASSERT(cpa_case_is_right(&expected, &got, NULL));
+        if (!is_own[i]) CU_ASSERT_EQUAL(lse[at], -INFINITY);
+    }
+    const void *used[] = {update.lengths, update.block_tables, update.first_ranks,
+                          rows[form].q,   rows[form].out,      rows[form].lse};
+    for (size_t i = 0; i < sizeof used / sizeof *used; i++) cpa_test_free(s->stream, (void *)(uintptr_t)used[i]);
+    free(lse);
+    free(out);
+    free(q);
+}
+
+static void latents_are_attended_in_a_reserved_step(void) {
+    for (int i = 0; i < 6; i++) {
+        cpa_context_options options = {.state_dtype = i < 3 ? CPA_F32 : CPA_BF16};
+        site s;
+        open_site(&s, SHAPES[i % 3], &options);
+        run_reserved(&s, i % 2 ? MATRIX : LIES, i < 3 ? 0 : 0.05);
+        run(&s, STEP(MIXED), i < 3 ? 0 : 0.05, NULL); /* planned steps go on beside it */
+        close_site(&s);
+    }
+}
+
 /* ---- refusals ---- */
 
 static void refuse_form(const site *s, cpa_row_form form, const char *says) {
@@ -488,6 +574,7 @@ static const cpa_test TESTS[] = {
     {"states travel in 16 bits", states_travel_in_16_bits},
     {"heads are scattered as peers scatter them", heads_are_scattered_as_peers_scatter_them},
     {"what travels is counted to the byte", what_travels_is_counted_to_the_byte},
+    {"latents are attended in a reserved step", latents_are_attended_in_a_reserved_step},
     {"what cannot be expanded is refused", what_cannot_be_expanded_is_refused},
     {"scores over latents need a scale", scores_over_latents_need_a_scale},
 };

@@ -79,6 +79,18 @@ shapes() {
     expect_value completed 2 r.json
 }
 
+# A cache of latents, and the first layers of a model.
+latents() {
+    latent_model
+    run 2 --model model.yaml --layers 1 --requests 3 --input-len 60 --output-len 4 --verify 0.2 \
+        --kv-cache-dtype fp8_t128 --result-json r.json
+    expect_code 0 "a cache of latents"
+    expect_value violations 0 r.json
+    grep -q '1 layers, 4 query and 1 KV heads of 576 (latents of 512; prompts 96)' out || fail "it does not say the shape"
+    expect_bad '--layers: found 3, expected at most the 2 of' --model model.yaml --layers 3
+    expect_bad 'expected 1: it is one of latents' --kv-cache-dtype fp8_t128
+}
+
 mixed() {
     small_model
     run 2 --model model.yaml --num-blocks 64 --result-json r.json
