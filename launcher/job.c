@@ -43,10 +43,19 @@ static cpa_status read_network(cpa_job *job, cpa_error *err) {
     return CPA_OK;
 }
 
+/* The first layers alone, where the settings say so. */
+static cpa_status cut_layers(cpa_job *job, cpa_error *err) {
+    if (job->settings.layers == 0) return CPA_OK;
+    CPA_TRY(cpa_model_cut_layers(&job->model, job->settings.layers, err));
+    job->network.layers = job->model.shape.layers;
+    return CPA_OK;
+}
+
 cpa_status cpa_job_set_rules(cpa_job *job, cpa_error *err) {
     const cpa_settings *settings = &job->settings;
     const cpa_model_rule_choice choice = {settings->softcap, settings->temperature_len, settings->alibi != 0,
                                           settings->sink_logits != 0};
+    cpa_model_set_forms(&job->model);
     return cpa_model_set_rules(&job->model, choice, err);
 }
 
@@ -64,12 +73,13 @@ static cpa_status read_model(cpa_job *job, cpa_error *err) {
     if (settings->spread_experts && job->network.moe.experts == 0)
         return cpa_fail(err, CPA_INVALID,
                         "--experts: found spread, expected with the --model-dir of a model that has some");
+    CPA_TRY(cut_layers(job, err));
     if (settings->dtype) shape->dtype = (cpa_dtype)(settings->dtype - 1);
     if (settings->window >= 0) cpa_model_set_window(&job->model, settings->window);
     if (settings->sinks >= 0) cpa_model_set_sinks(&job->model, (int32_t)settings->sinks);
     shape->kv_dtype = settings->kv_cache_dtype ? (cpa_dtype)(settings->kv_cache_dtype - 1) : shape->dtype;
     shape->k_scale = (float)settings->k_scale;
-    shape->v_scale = (float)settings->v_scale;
+    shape->v_scale = shape->v_in_k ? shape->k_scale : (float)settings->v_scale;
     shape->layout = (cpa_kv_layout)settings->kv_layout;
     CPA_TRY(cpa_job_set_rules(job, err));
     job->interleave = (int32_t)(settings->interleave ? settings->interleave : settings->block_size);

@@ -60,7 +60,7 @@ void cpa_job_name_option(cpa_error *err);
 /* The engine's options; those of the device are the caller's. */
 cpa_engine_options cpa_job_engine_options(const cpa_job *job, cpa_cache_size cache, const cpa_workload *workload);
 
-/* Makes the rules of the model those of the settings; again where a job has been copied to, as they point into it. */
+/* Makes the rules and forms of the model those of the settings; again where a job has been copied to, as they point into it. */
 cpa_status cpa_job_set_rules(cpa_job *job, cpa_error *err);
 
 #endif

@@ -42,7 +42,10 @@ cpa_exit_code cpa_service_load_network(cpa_service *s, cpa_workload *workload) {
 cpa_exit_code cpa_service_create_engine(cpa_service *s, cpa_engine_options options) {
     cpa_error err;
     options.device = cpa_placement_device(&s->placement);
-    if (s->job.has_network) options.network = &s->network.model;
+    if (s->job.has_network) {
+        options.network = &s->network.model;
+        cpa_transformer_give_forms(s->network.transformer, &options.model);
+    }
     cpa_status status = cpa_engine_create(s->ranks.comm, &options, &s->engine, &err);
     if (status != CPA_OK && !cpa_control_all_failed(&s->ranks.control))
         cpa_job_ranks_abort(&s->ranks, status, err.message);

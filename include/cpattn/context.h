@@ -9,7 +9,7 @@
  * from all peers at once (Liu et al., Ring Attention, arXiv:2310.01889; Yang et al., Context Parallelism for Scalable
  * Million-Token Inference, arXiv:2411.01783).
  * pass-Q (keys stay): queries travel, and partial states come back. Both give the same result; on the host the same
- * bits, but for rows of a form with a matrix (cpa_row_form). */
+ * bits, but for rows of a form with a matrix (cpa_row_form), and states that are rounded (state_dtype). */
 #ifndef CPATTN_CONTEXT_H
 #define CPATTN_CONTEXT_H
 
@@ -58,7 +58,13 @@ typedef struct cpa_row_form {
      * each layer has a matrix for each head, which partial states are multiplied by before they travel:
      * cpa_form_rows.matrix. */
     int32_t out_dim;
-    int32_t reserved[5]; /* zero */
+    /* 1: the cache holds latents (v_in_k of the shape, one KV head), and each query head has a key and a value of its
+     * own, which are expanded from them (DeepSeek-AI, arXiv:2405.04434): of a latent [c | r], c of v_dim and r of
+     * k_dim - v_dim columns of the shape, head h has the key [W_h c | r] and the value V_h c, rounded to dtype. k_dim
+     * and v_dim here are the widths of those, neither 0, and W_h and V_h the matrix of a layer,
+     * cpa_form_rows.expansion. What travels by pass-KV are latents. Not for rows of a reserved step. */
+    int32_t expanded;
+    int32_t reserved[4]; /* zero */
 } cpa_row_form;
 enum { CPA_MOST_ROW_FORMS = 3 };
 
@@ -82,6 +88,10 @@ typedef struct cpa_context_options {
      * take a cache whose rows lie in one piece, without scales of their own. */
     const cpa_row_form *forms;
     int32_t n_forms; /* at most CPA_MOST_ROW_FORMS */
+    /* Dtype of O of the partial states that travel between ranks; their LSE is fp32. CPA_F32, which is zero: nothing is
+     * rounded before the last merge. CPA_BF16 or CPA_F16: half the bytes, each state of another rank rounded once (of
+     * replicated rows the own one too), so that results depend on the number of ranks, and on the algorithm, by as much. */
+    cpa_dtype state_dtype;
 } cpa_context_options;
 
 /* One chunk: the new tokens [start, start + count) of one sequence, over the keys up to their end. The same on every
@@ -113,7 +123,10 @@ typedef struct cpa_form_rows {
     const void
         *matrix; /* [q_heads, v_dim, out_dim], dtype: a result is O of its head times this, summed in fp32 over v_dim
                            in ascending order; NULL for a form without out_dim */
-    int64_t reserved[4]; /* zero */
+    /* [q_heads, k_dim - r columns + v_dim, c columns], dtype, 16-byte aligned: for each head the rows of W_h, then those
+     * of V_h (cpa_row_form.expanded); NULL for a form that is not expanded. */
+    const void *expansion;
+    int64_t reserved[3]; /* zero */
 } cpa_form_rows;
 
 /* The tensors of one layer. */

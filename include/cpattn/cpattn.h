@@ -9,6 +9,7 @@
 #include <cpattn/device.h>
 #include <cpattn/engine.h>
 #include <cpattn/experts.h>
+#include <cpattn/latent.h>
 #include <cpattn/model.h>
 #include <cpattn/ngram.h>
 #include <cpattn/nn.h>

@@ -31,7 +31,8 @@ typedef struct cpa_model_form {
     /* [layers], on the device: what cpa_form_rows.matrix is in each; NULL for a form without out_dim. The array is read
      * behind layer_in, which may have set it in the first step; from then on nothing of it changes. */
     const void *const *layer_matrices;
-    int64_t reserved[4]; /* zero */
+    const void *const *layer_expansions; /* the same of cpa_form_rows.expansion; NULL for a form that is not expanded */
+    int64_t reserved[3];                 /* zero */
 } cpa_model_form;
 
 /* The attention of a model. */
@@ -45,8 +46,9 @@ typedef struct cpa_model_shape {
     const cpa_score_rules *layer_rules;
     /* [n_forms], at most CPA_MOST_ROW_FORMS, and which of them rows take: those of a chunk that decodes (the token that
      * was drawn last, and drafts behind it) and those of a chunk of a prompt. A request that is preempted computes as a
-     * prompt what it had decoded. NULL and 0: all rows have the form of `attention`. Must outlive the engine; for
-     * engines with a network. */
+     * prompt what it had decoded. NULL and 0: all rows have the form of `attention`. Must outlive the engine. Without a
+     * network forms have no layer_matrices, and the synthetic model has layer_expansions of its own where the ones here
+     * are NULL. Over latents (v_in_k) each form that is not expanded has layer_scales, none of them 0. */
     const cpa_model_form *forms;
     int32_t n_forms, prefill_form, decode_form;
     int32_t reserved[5]; /* zero */
@@ -57,7 +59,8 @@ CPA_INLINE cpa_mask cpa_model_mask(const cpa_model_shape *model, int32_t layer) 
     return model->layer_masks ? model->layer_masks[layer] : model->mask;
 }
 
-/* The mask, the scale (0 = 1 / sqrt(k_dim)) and the matrix of rows of a form in a layer; form 0 without forms. */
+/* The mask, the scale (0 = 1 / sqrt(k_dim)), the matrix and the expansion of rows of a form in a layer; form 0 without
+ * forms. */
 CPA_INLINE cpa_mask cpa_model_form_mask(const cpa_model_shape *model, int32_t form, int32_t layer) {
     const cpa_mask *own = model->n_forms > 0 ? model->forms[form].layer_masks : NULL;
     return own ? own[layer] : cpa_model_mask(model, layer);
@@ -68,6 +71,10 @@ CPA_INLINE float cpa_model_form_scale(const cpa_model_shape *model, int32_t form
 }
 CPA_INLINE const void *cpa_model_form_matrix(const cpa_model_shape *model, int32_t form, int32_t layer) {
     const void *const *own = model->n_forms > 0 ? model->forms[form].layer_matrices : NULL;
+    return own ? own[layer] : NULL;
+}
+CPA_INLINE const void *cpa_model_form_expansion(const cpa_model_shape *model, int32_t form, int32_t layer) {
+    const void *const *own = model->n_forms > 0 ? model->forms[form].layer_expansions : NULL;
     return own ? own[layer] : NULL;
 }
 
@@ -289,7 +296,7 @@ typedef struct cpa_layer_args {
     size_t size;
     void *q;            /* [rows, q_heads, k_dim], or the queries of each form (cpa_model_step.forms) */
     void *k;            /* [rows, kv_heads, k_dim]: the engine writes keys to the cache, unless the model does */
-    void *v;            /* [rows, kv_heads, v_dim]: the engine writes values to the cache, unless the model does */
+    void *v;            /* [rows, kv_heads, v_dim], none with v_in_k: as keys */
     cpa_kv_view kv;     /* the cache of the layer */
     uint8_t *nonfinite; /* [rows]: 1 where a model that writes the cache finds a NaN or an infinity in a key or value */
 } cpa_layer_args;
@@ -342,7 +349,7 @@ typedef struct cpa_model {
     /* Fills drawn [emissions], on the device. NULL: nothing is drawn, all output tokens are given. */
     cpa_status (*end_step)(void *ctx, const cpa_model_step *step, cpa_drawn *drawn, cpa_stream *stream);
     /* Writes again, to host memory, what layer_in gave for one KV head of n tokens: keys [n, k_dim] and values
-     * [n, v_dim]; lets the sampled check tell a stale cache from a wrong attention. Called from several threads at
+     * [n, v_dim] (none with v_in_k); lets the sampled check tell a stale cache from a wrong attention. Called from several threads at
      * once. May be NULL, where keys and values depend on more than token and position. */
     void (*recall)(void *ctx, int32_t layer, int32_t kv_head, int64_t n, const uint32_t *tokens,
                    const int64_t *positions, void *k, void *v);

@@ -20,6 +20,26 @@
 extern "C" {
 #endif
 
+/* What rmsnorm writes: rows in dtype, or codes of 8 bits and their scales, for products that take such rows.
+ *
+ *     FP8_STATIC  e4m3 of x / static_scale[0]
+ *     FP8_TOKEN   e4m3 of x / s, s of the row: max(min(m, scale_bound[0]) / 448, 1 / (448 * 512)), without a bound
+ *                 max(m / 448, 1 / (448 * 512))
+ *     FP8_GROUP   e4m3 of x / s, s of each `group` elements of a row: max(m, 1e-10) / 448
+ *     INT8_TOKEN  x / s, s of the row: m / 127
+ *
+ * where x is the norm in fp32, before any rounding to dtype, and m the largest |x| of what the scale serves; infinities
+ * and NaN take no part in it. Quotients are those of fp32, rounded to nearest even; what lies beyond the range, -448 to
+ * 448 or -127 to 127, saturates, infinities as well, and NaN becomes 0, as all of a row of zeros does. */
+typedef enum cpa_norm_codes {
+    CPA_NORM_PLAIN = 0,
+    CPA_NORM_FP8_STATIC,
+    CPA_NORM_FP8_TOKEN,
+    CPA_NORM_FP8_GROUP,
+    CPA_NORM_INT8_TOKEN,
+    CPA_NORM_CODES_COUNT
+} cpa_norm_codes;
+
 /* rmsnorm (Zhang and Sennrich, arXiv:1910.07467): out = x / sqrt(mean(x^2) + eps) * (weight + weight_offset) in each
  * row. With a residual: residual += x, rounded to dtype, and out is the norm of that rounded sum. */
 typedef struct cpa_rmsnorm_args {
@@ -29,23 +49,59 @@ typedef struct cpa_rmsnorm_args {
     cpa_dtype dtype; /* dtype of x, residual, weight and out */
     const void *x;   /* [rows, width] */
     int64_t x_stride;
-    void *residual;      /* [rows, width], contiguous; or NULL */
+    void *residual;      /* [rows, width], or NULL */
     const void *weight;  /* [width] */
     float weight_offset; /* 1 where weights are stored around zero, else 0 */
     float eps;
-    void *out; /* [rows, width], contiguous; may be x where that is, and must not be the residual */
+    void *out; /* [rows, width]; may be x, with the strides of x, where rows are plain; must not be the residual */
+    int64_t residual_stride, out_stride;
+    int32_t weight_is_f32; /* 1: weights are fp32, whatever dtype is */
+    cpa_norm_codes codes;  /* other than CPA_NORM_PLAIN: out is bytes, as out_stride counts them */
+    int32_t group;         /* FP8_GROUP: 64 or 128 elements that share a scale; the last of a row may be fewer */
+    int32_t scales_pow2;   /* FP8_GROUP: 1: scales are rounded up to powers of two */
+    int32_t
+        scales_by_column; /* FP8_GROUP: 1: scales are [groups, rows up to a multiple of 4], 0 where there is no row */
+    const float *static_scale; /* FP8_STATIC: device, [1], above 0 */
+    const float *scale_bound;  /* FP8_TOKEN: device, [1], or NULL */
+    float *scales;             /* FP8_GROUP: [rows, groups], groups = width / group, rounded up; of tokens: [rows] */
+    uint8_t *nonfinite;        /* [rows] or NULL: becomes 1 for a row with an infinity or NaN that codes do not show */
 } cpa_rmsnorm_args;
 CPA_API cpa_status cpa_rmsnorm(const cpa_rmsnorm_args *args, cpa_stream *stream);
 
+/* rmsnorm2: two rows of their own widths and weights for each i of `rows`, as two rmsnorm would norm them, with the same
+ * bits, in one launch: the latents of queries and of keys, say, that are slices of one product. */
+typedef struct cpa_norm_rows {
+    const void *x; /* [rows, width] */
+    int64_t x_stride;
+    const void *weight; /* [width] */
+    void *out;          /* [rows, width]; may be x, with its strides */
+    int64_t out_stride;
+    int32_t width;
+    int32_t reserved[5]; /* zero */
+} cpa_norm_rows;
+typedef struct cpa_rmsnorm2_args {
+    size_t size;
+    int64_t rows;
+    cpa_dtype dtype;     /* dtype of x, weight and out of both */
+    float weight_offset; /* as in rmsnorm */
+    float eps;
+    int32_t weight_is_f32;
+    cpa_norm_rows parts[2]; /* `out` of either overlaps nothing of the other */
+} cpa_rmsnorm2_args;
+CPA_API cpa_status cpa_rmsnorm2(const cpa_rmsnorm2_args *args, cpa_stream *stream);
+
 /* The frequencies of rotary positions (Su et al., arXiv:2104.09864), f_i = theta^(-2 i / dim) for i < dim / 2:
  *
- *     linear  f_i / factor     llama3  f_i where the wave length 2 pi / f_i is below original / high_freq_factor, f_i /
- * factor where it is above             original / low_freq_factor, and between them (1 - s) f_i / factor + s f_i with
- * s = (original / wave length - low_freq_factor) / (high_freq_factor - low_freq_factor)     YaRN    (Peng et al.,
- * arXiv:2309.00071) f_i (1 - r_i) + f_i / factor r_i with the ramp             r_i = clamp((i - low) / (high - low), 0,
- * 1), low = max(floor(c(beta_fast)), 0),             high = min(ceil(c(beta_slow)), dim - 1), 0.001 more where both are
- * equal, and             c(r) = dim ln(original / (2 pi r)) / (2 ln theta); cosines and sines are multiplied by
- * attention_factor */
+ *     linear  f_i / factor
+ *     llama3  f_i where the wave length 2 pi / f_i is below original / high_freq_factor, f_i / factor where it is above
+ *             original / low_freq_factor, and between them (1 - s) f_i / factor + s f_i with
+ *             s = (original / wave length - low_freq_factor) / (high_freq_factor - low_freq_factor)
+ *     YaRN    (Peng et al., arXiv:2309.00071) f_i (1 - r_i) + f_i / factor r_i with the ramp
+ *             r_i = clamp((i - low) / (high - low), 0, 1), low = max(floor(c(beta_fast)), 0),
+ *             high = min(ceil(c(beta_slow)), dim - 1), 0.001 more where both are equal, and
+ *             c(r) = dim ln(original / (2 pi r)) / (2 ln theta); cosines and sines are multiplied by attention_factor,
+ *             or, where that is 0, by m(mscale) / m(mscale_all_dim) with m(x) = 0.1 x ln(factor) + 1, as DeepSeek's
+ *             models have it, whose scores m(mscale_all_dim)^2 scales in return */
 typedef enum cpa_rope_scaling {
     CPA_ROPE_PLAIN = 0,
     CPA_ROPE_LINEAR,
@@ -62,8 +118,9 @@ typedef struct cpa_rope_config {
     double factor;                            /* scaling factor of all kinds but plain, at least 1 */
     double low_freq_factor, high_freq_factor; /* llama3: above 0, the second larger */
     double beta_fast, beta_slow;              /* YaRN; 0: 32 and 1 */
-    double attention_factor;                  /* YaRN; 0: 0.1 ln(factor) + 1 */
+    double attention_factor;                  /* YaRN; 0: that of mscale and mscale_all_dim */
     int64_t original_max_position;            /* llama3 and YaRN */
+    double mscale, mscale_all_dim;            /* YaRN; mscale 0: 1. Both 0: 0.1 ln(factor) + 1 */
 } cpa_rope_config;
 /* Fills `table` [max_position, dim] on the host: dim / 2 cosines, then dim / 2 sines of each position, computed in
  * float64. Any threads at once. */
@@ -71,14 +128,39 @@ CPA_API cpa_status cpa_rope_table(const cpa_rope_config *config, float *table, c
 
 /* How queries and keys are rotated: (x, y) becomes (x cos - y sin, y cos + x sin) for the pairs (i, i + dim / 2), or
  * (2 i, 2 i + 1) with `interleaved`, of the elements [first, first + dim) of a head; the others pass unchanged. A
- * position outside of the table gives a row of NaN. */
+ * position outside of the table gives a row of NaN.
+ *
+ * With sections (M-RoPE; Wang et al., Qwen2-VL, arXiv:2409.12191) a row has three positions, of time, height and width,
+ * and positions are [3, rows]. The first sections[0] pairs turn by time, the next sections[1] by height, the last
+ * sections[2] by width; with sections_interleaved, pair i turns by height where i % 3 = 1 and i < 3 sections[1], by
+ * width where i % 3 = 2 and i < 3 sections[2], and by time elsewhere. Each position has to lie in the table. */
 typedef struct cpa_rope {
     const float *table;   /* [max_position, dim], as cpa_rope_table fills it; NULL: nothing is rotated */
     int64_t max_position; /* rows of the table */
     int32_t dim, first;
-    int32_t interleaved; /* 0: neox, 1: gptj */
-    int32_t reserved[9]; /* zero */
+    int32_t interleaved;          /* pairs; 0: neox, 1: gptj */
+    int32_t inverse;              /* 1: rotated back, by the negated sines */
+    int32_t sections[3];          /* they sum to dim / 2; all 0: a row has one position */
+    int32_t sections_interleaved; /* 0 or 1, see above */
+    int32_t reserved[4];          /* zero */
 } cpa_rope;
+
+/* rotate: the heads of rows, rotated, and rounded to dtype once. What of x is no head lies between the strides: the last
+ * 64 elements of heads of 192 are x + 128 with dim 64 and head strides of 192. */
+typedef struct cpa_rotate_args {
+    size_t size;
+    int64_t rows;
+    int32_t heads, dim; /* dim: elements of a head */
+    cpa_dtype dtype;
+    const void *x;                   /* [rows, heads, dim] */
+    int64_t x_stride, x_head_stride; /* from head to head; 0: dim. x_stride 0: heads * x_head_stride */
+    cpa_rope rope;                   /* its table is not NULL */
+    const int64_t *positions;        /* [rows], or [3, rows] with sections */
+    void *out;                       /* [rows, heads, dim]; may be x, with the strides of x */
+    int64_t out_stride, out_head_stride;
+    uint8_t *outside; /* [rows] or NULL: becomes 1 for a row with a position outside of the table */
+} cpa_rotate_args;
+CPA_API cpa_status cpa_rotate(const cpa_rotate_args *args, cpa_stream *stream);
 
 /* qk_norm_rope: from the rows of one product, [q_heads queries | kv_heads keys | kv_heads values], makes queries, keys
  * and values: each head of queries and keys is normed over its k_dim as by rmsnorm, then rotated, and rounded to dtype
@@ -94,7 +176,7 @@ typedef struct cpa_qk_norm_rope_args {
     float weight_offset;
     float eps;
     cpa_rope rope;
-    const int64_t *positions; /* [rows]; may be NULL where nothing is rotated */
+    const int64_t *positions; /* [rows], or [3, rows] with sections; may be NULL where nothing is rotated */
     void *q;                  /* [rows, q_heads, k_dim] */
     int64_t q_stride;
     void *k, *v; /* [rows, kv_heads, k_dim] and [rows, kv_heads, v_dim], or NULL */
@@ -105,6 +187,36 @@ typedef struct cpa_qk_norm_rope_args {
     uint8_t *nonfinite; /* [rows] or NULL, as for cpa_kv_write: of rows that go to the cache */
 } cpa_qk_norm_rope_args;
 CPA_API cpa_status cpa_qk_norm_rope(const cpa_qk_norm_rope_args *args, cpa_stream *stream);
+
+/* latent_norm_rope: rows of latents and their pages from the rows of a product, [v_dim elements of a latent | k_dim -
+ * v_dim of a key that is rotated], as multi-head latent attention has them (DeepSeek-AI, arXiv:2405.04434): the latent
+ * is normed as by rmsnorm, the key rotated as by rotate. Rows go to their pages as by cpa_kv_write, or to `out`, or
+ * both. In the same launch rotate is done to the rotated parts of queries. On the host all bits are those of these
+ * calls; on CUDA they are those of calls whose rows are as well aligned. */
+typedef struct cpa_latent_norm_rope_args {
+    size_t size;
+    int64_t rows;
+    cpa_attention_shape
+        shape;     /* v_in_k and kv_heads 1; q_heads, k_dim, v_dim and dtype bind, the rest may be left out */
+    const void *x; /* [rows, k_dim] */
+    int64_t x_stride;
+    const void *weight;  /* [v_dim] */
+    float weight_offset; /* as in rmsnorm */
+    float eps;
+    cpa_rope rope;            /* of heads of k_dim - v_dim elements; its table is not NULL */
+    const int64_t *positions; /* [rows], or [3, rows] with sections */
+    const void *q;            /* [rows, q_heads, k_dim - v_dim], strides as in rotate; NULL: no queries */
+    int64_t q_stride, q_head_stride;
+    void *q_out; /* [rows, q_heads, k_dim - v_dim]; may be q, with its strides */
+    int64_t q_out_stride, q_out_head_stride;
+    void *out; /* [rows, k_dim] or NULL; may be x, with its stride */
+    int64_t out_stride;
+    const int64_t
+        *slot_mapping; /* [rows] as for cpa_kv_write, -1 writes nothing; NULL: no cache, `kv` is not looked at */
+    cpa_kv_view kv;
+    uint8_t *nonfinite; /* [rows] or NULL, as for cpa_kv_write: of rows that go to the cache */
+} cpa_latent_norm_rope_args;
+CPA_API cpa_status cpa_latent_norm_rope(const cpa_latent_norm_rope_args *args, cpa_stream *stream);
 
 /* swiglu (Shazeer, arXiv:2002.05202): out = gate / (1 + exp(-gate)) * up. */
 typedef struct cpa_swiglu_args {
@@ -151,6 +263,10 @@ typedef struct cpa_linear_args {
     /* [weight_scale_rows, weight_scale_columns], contiguous: the weights are CPA_FP8_E4M3; NULL: they are of dtype. */
     const float *weight_scale;
     int32_t weight_scale_rows, weight_scale_columns;
+    /* Above 1: so many products of these sizes, without bias and scales, such as one for each head of a row. x, weight and out of
+     * each begin a stride, in elements, behind those of the one before; on the host each has the bits of one alone. */
+    int32_t batch;
+    int64_t x_batch_stride, weight_batch_stride, out_batch_stride;
 } cpa_linear_args;
 CPA_API cpa_status cpa_linear(const cpa_linear_args *args, cpa_stream *stream);
 

@@ -14,7 +14,8 @@ static const char *const dtypes[] = {"fp32", "bf16", "fp16", NULL};
 /* The keys of a file as the table parses them. */
 typedef struct model_keys {
     char name[CPA_TEXT_BYTES];
-    int64_t layers, q_heads, kv_heads, head_dim, v_head_dim, dtype, causal, window, sinks;
+    int64_t layers, q_heads, kv_heads, head_dim, v_head_dim, latent_dim, rope_dim, dtype, causal, window, sinks;
+    double scale;
     char layer_windows[CPA_TEXT_BYTES];
 } model_keys;
 
@@ -29,6 +30,9 @@ static const cpa_field table[] = {
     {NULL, "kv_heads", NULL, INT(kv_heads, NULL, 1, HEADS_MAX), .help = NULL},
     {NULL, "head_dim", NULL, INT(head_dim, NULL, 1, CPA_MAX_HEAD_DIM), .help = NULL},
     {NULL, "v_head_dim", NULL, INT(v_head_dim, "0", 0, CPA_MAX_HEAD_DIM), .help = NULL},
+    {NULL, "latent_dim", NULL, INT(latent_dim, "0", 0, CPA_MAX_HEAD_DIM), .help = NULL},
+    {NULL, "rope_dim", NULL, INT(rope_dim, "0", 0, CPA_MAX_HEAD_DIM), .help = NULL},
+    {NULL, "scale", NULL, CPA_FIELD_REAL, offsetof(model_keys, scale), "0", 0, 1e6, .help = NULL},
     {NULL, "dtype", NULL, CPA_FIELD_CHOICE, offsetof(model_keys, dtype), NULL, .choices = dtypes},
     {NULL, "causal", NULL, CPA_FIELD_FLAG, offsetof(model_keys, causal), "true", .help = NULL},
     {NULL, "window", NULL, INT(window, "0", 0, 0x1p40), .help = NULL},
@@ -103,6 +107,32 @@ static cpa_status read_layer_windows(const char *path, const cpa_yaml_file *file
     return CPA_OK;
 }
 
+/* Heads over latents: what they say of these, and what they then are. */
+static cpa_status read_latents(const char *path, const cpa_yaml_file *file, const model_keys *keys,
+                               cpa_model_file *model, cpa_error *err) {
+    const int64_t value = keys->v_head_dim ? keys->v_head_dim : keys->head_dim,
+                  width = keys->latent_dim + keys->rope_dim;
+    const char *key = keys->latent_dim == 0 ? (keys->rope_dim > 0 ? "rope_dim" : "scale") : "latent_dim";
+    if (keys->latent_dim == 0 && keys->rope_dim == 0 && keys->scale == 0) return CPA_OK;
+    if (keys->latent_dim == 0)
+        return cpa_fail(err, CPA_INVALID, "%s:%d: %s: found without latent_dim, expected both or none", path,
+                        line_of(file, key), key);
+    if (width > CPA_MAX_HEAD_DIM || keys->kv_heads != 1 || keys->head_dim <= keys->rope_dim)
+        return cpa_fail(err, CPA_INVALID,
+                        "%s:%d: latent_dim: found %" PRId64 " with rope_dim %" PRId64 ", head_dim %" PRId64
+                        " and %" PRId64 " kv_heads, expected at most %d of both, wider heads than rope_dim, and 1",
+                        path, line_of(file, key), keys->latent_dim, keys->rope_dim, keys->head_dim, keys->kv_heads,
+                        CPA_MAX_HEAD_DIM);
+    model->shape.attention.k_dim = (int32_t)width;
+    model->shape.attention.v_dim = (int32_t)keys->latent_dim;
+    model->shape.attention.v_in_k = 1;
+    model->head_dim = (int32_t)keys->head_dim;
+    model->v_head_dim = (int32_t)value;
+    for (int64_t layer = 0; layer < keys->layers; layer++)
+        model->scales[layer] = keys->scale > 0 ? (float)keys->scale : 1 / sqrtf((float)keys->head_dim);
+    return CPA_OK;
+}
+
 /* Checks the keys and turns them into a model, but for its name. */
 static cpa_status build(const char *path, const cpa_yaml_file *file, model_keys *keys, cpa_model_file *model,
                         cpa_error *err) {
@@ -117,6 +147,7 @@ static cpa_status build(const char *path, const cpa_yaml_file *file, model_keys 
                       .kv_dtype = (cpa_dtype)keys->dtype},
         .mask = {.causal = (int32_t)keys->causal, .sinks = (int32_t)keys->sinks, .window = keys->window},
     };
+    CPA_TRY(read_latents(path, file, keys, model, err));
     return read_layer_windows(path, file, keys, model, err);
 }
 
@@ -179,10 +210,30 @@ cpa_status cpa_model_set_rules(cpa_model_file *model, cpa_model_rule_choice choi
     return CPA_OK;
 }
 
+void cpa_model_set_forms(cpa_model_file *model) {
+    enum { PREFILL, DECODE };
+    if (model->head_dim == 0) return;
+    model->forms[PREFILL] = (cpa_model_form){
+        .widths = {.k_dim = model->head_dim, .v_dim = model->v_head_dim, .expanded = 1}, .layer_scales = model->scales};
+    model->forms[DECODE] = (cpa_model_form){.layer_scales = model->scales};
+    model->shape.prefill_form = PREFILL;
+    model->shape.decode_form = DECODE;
+}
+
+cpa_status cpa_model_cut_layers(cpa_model_file *model, int64_t n, cpa_error *err) {
+    if (n > model->shape.layers)
+        return cpa_fail(err, CPA_INVALID, "--layers: found %" PRId64 ", expected at most the %d of %.200s", n,
+                        model->shape.layers, model->name);
+    model->shape.layers = (int32_t)n;
+    return CPA_OK;
+}
+
 cpa_model_shape cpa_model_shape_of(const cpa_model_file *model) {
     cpa_model_shape shape = model->shape;
     shape.layer_rules = model->has_rules ? model->rules : NULL;
     shape.layer_masks = model->per_layer ? model->layer_masks : NULL;
+    shape.forms = model->head_dim > 0 ? model->forms : NULL;
+    shape.n_forms = model->head_dim > 0 ? sizeof model->forms / sizeof model->forms[0] : 0;
     return shape;
 }
 
@@ -190,7 +241,9 @@ void cpa_model_describe(const cpa_model_file *model, char *out, size_t bytes) {
     const cpa_model_shape *shape = &model->shape;
     char name[64], width[64] = "";
     cpa_text_quote(model->name, strlen(model->name), name, sizeof name);
-    if (shape->attention.v_dim != shape->attention.k_dim)
+    if (shape->attention.v_in_k)
+        snprintf(width, sizeof width, " (latents of %d; prompts %d)", shape->attention.v_dim, model->head_dim);
+    else if (shape->attention.v_dim != shape->attention.k_dim)
         snprintf(width, sizeof width, " (values %d)", shape->attention.v_dim);
     int used = snprintf(out, bytes, "%s: %d layers, %d query and %d KV heads of %d%s, %s, %s", name, shape->layers,
                         shape->attention.q_heads, shape->attention.kv_heads, shape->attention.k_dim, width,

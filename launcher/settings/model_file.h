@@ -13,20 +13,29 @@
 /* Plain memory: rank 0 broadcasts it. */
 typedef struct cpa_model_file {
     char name[CPA_TEXT_BYTES];
-    cpa_model_shape shape; /* without layer_masks: see cpa_model_shape_of */
+    cpa_model_shape shape; /* without layer_masks and forms: see cpa_model_shape_of */
     int per_layer;         /* whether layers have masks of their own */
     cpa_mask layer_masks[CPA_MODEL_MAX_LAYERS];
-    int has_rules; /* layers have score rules: all do, or none */
+    int32_t head_dim, v_head_dim; /* over latents: of the heads that prompts are attended by; 0: the cache has none */
+    float scales[CPA_MODEL_MAX_LAYERS]; /* over latents: scale of scores of each layer */
+    cpa_model_form forms[2];            /* over latents: of prompts, and of what decodes */
+    int has_rules;                      /* layers have score rules: all do, or none */
     cpa_score_rules rules[CPA_MODEL_MAX_LAYERS];
     float alibi_slopes[CPA_MODEL_MAX_RULED_HEADS], sink_logits[CPA_MODEL_MAX_RULED_HEADS];
 } cpa_model_file;
 
-/* The shape with the masks of the layers, which point into the model. */
+/* The shape with the masks of the layers, and the forms of rows over latents, which point into the model. */
 cpa_model_shape cpa_model_shape_of(const cpa_model_file *model);
+
+/* Leaves the first n layers; CPA_INVALID where there are fewer. */
+cpa_status cpa_model_cut_layers(cpa_model_file *model, int64_t n, cpa_error *err);
 
 /* The same window for every layer, or the same number of sinks. */
 void cpa_model_set_window(cpa_model_file *model, int64_t window);
 void cpa_model_set_sinks(cpa_model_file *model, int32_t sinks);
+
+/* Over latents: the forms, once the model lies for good, as they point into it. Does nothing otherwise. */
+void cpa_model_set_forms(cpa_model_file *model);
 
 /* What every layer does to scores: softcap and temperature_len as in cpattn/score.h; ALiBi with the slopes of its
  * paper; sink logits between -1 and 3, head after head. Fails where more heads have such than there is room for. To be

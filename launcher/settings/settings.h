@@ -69,6 +69,7 @@ typedef struct cpa_settings {
     int64_t slice_weights;  /* cpa_slice_weights */
     int64_t spread_experts; /* 0 or 1 */
     int64_t dtype;          /* 0 = the model's, else cpa_dtype + 1 */
+    int64_t layers;         /* 0 = all of the model */
     int64_t window;         /* -1 = the model's */
     int64_t sinks;          /* -1 = the model's */
     double softcap;         /* 0 = none */

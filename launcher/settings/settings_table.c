@@ -10,10 +10,11 @@
 #include <cpattn/engine.h>
 
 #include "comm/transports.h"
+#include "launcher/settings/model_file.h"
 #include "program/trace.h"
 
 static const char *const dtypes[] = {"auto", "fp32", "bf16", "fp16", NULL};
-static const char *const kv_dtypes[] = {"auto", "fp32", "bf16", "fp16", "fp8_e4m3", "int8", NULL};
+static const char *const kv_dtypes[] = {"auto", "fp32", "bf16", "fp16", "fp8_e4m3", "int8", "fp8_t128", NULL};
 static const char *const layouts[] = {"token-major", "head-major", "vllm-x", NULL};
 static const char *const algorithms[] = {"auto", "pass-kv", "pass-q", NULL};
 static const char *const devices[] = {"auto", "host", "cuda", NULL};
@@ -119,9 +120,11 @@ const cpa_field cpa_settings_rows[] = {
     {"Model", "model", "FILE", TEXT(model),
      .help = "shape of the model, YAML as in configs/; without it, that of configs/small.yaml"},
     {"Model", "model-dir", "DIR", TEXT(model_dir),
-     .help =
-         "a model with its weights, a Hugging Face folder: Llama, Mistral, Mixtral, Qwen 2, 2.5, 3 or 3-MoE; in place "
-         "of --model"},
+     .help = "a model with its weights, a Hugging Face folder: Llama, Mistral, Mixtral, Qwen 2, 2.5, 3 or 3-MoE, "
+             "DeepSeek V2 or V3; in place "
+             "of --model"},
+    {"Model", "layers", "N", INT(layers, "model", 1, CPA_MODEL_MAX_LAYERS), .word = "model",
+     .help = "the first N layers of a deeper model alone; model: all of them"},
     {"Model", "chat-template", "NAME|FILE", TEXT(chat_template),
      .help = "of chats: one known by name, or a file with one, in place of that of the folder"},
     {"Model", "slice-weights", NULL, CHOICE(slice_weights, "auto", slice_modes),
@@ -148,7 +151,8 @@ const cpa_field cpa_settings_rows[] = {
     {"Model", "sink-logits", NULL, FLAG(sink_logits, "false"),
      .help = "each head has a sink: one more term of every sum"},
     {"Cache", "kv-cache-dtype", NULL, CHOICE(kv_cache_dtype, "auto", kv_dtypes),
-     .help = "of the KV cache; auto: that of the model; fp8_e4m3 and int8 have a scale for each token and head"},
+     .help = "of the KV cache; auto: that of the model; fp8_e4m3 and int8 have a scale for each token and head, "
+             "fp8_t128, of latents alone, four for each token"},
     {"Cache", "k-scale", "S", REAL(k_scale, "auto", FLT_MIN, 1e30), .word = "auto",
      .help = "fp8_e4m3 keys are multiples of S, one scale for all of them (with --v-scale); auto: see above"},
     {"Cache", "v-scale", "S", REAL(v_scale, "auto", FLT_MIN, 1e30), .word = "auto", .help = "the same of values"},

@@ -44,12 +44,13 @@ static void pick_masks(const cpa_model_shape *model, cpa_mask masks[SELF_TEST_LA
 
 /* Two layers and sizes of the small cache and steps: everything fits, and the longest prompt takes several steps. */
 static cpa_worker_options small_options(const cpa_worker_options *options, const cpa_mask masks[SELF_TEST_LAYERS],
-                                        int64_t *total) {
+                                        const cpa_model_form *as_they_lie, int64_t *total) {
     cpa_worker_options small = *options;
     small.model.layers = SELF_TEST_LAYERS;
     small.model.layer_masks = masks;
-    small.model.forms = NULL; /* the synthetic model has none */
-    small.model.n_forms = small.model.prefill_form = small.model.decode_form = 0;
+    small.model.n_forms = options->model.attention.v_in_k; /* whose scores have a scale */
+    small.model.forms = small.model.n_forms > 0 ? as_they_lie : NULL;
+    small.model.prefill_form = small.model.decode_form = 0;
     *total = 0;
     for (int32_t r = 0; r < SELF_TEST_REQUESTS; r++) *total += prompt_length(r, options) + SELF_TEST_OUTPUTS;
     small.max_tokens = *total / 3 + SELF_TEST_REQUESTS;
@@ -109,8 +110,12 @@ static cpa_status test_algorithm(cpa_control *control, cpa_device *device, const
     int64_t total;
     cpa_mask masks[SELF_TEST_LAYERS];
     pick_masks(&options->model, masks);
-    cpa_worker_options small = small_options(options, masks, &total);
-    cpa_synthetic synthetic = {device, small.model.attention, seed};
+    float scales[SELF_TEST_LAYERS];
+    for (int32_t i = 0; i < SELF_TEST_LAYERS; i++) scales[i] = 1 / sqrtf((float)options->model.attention.k_dim);
+    const cpa_model_form as_they_lie = {.layer_scales = scales};
+    cpa_worker_options small = small_options(options, masks, &as_they_lie, &total);
+    cpa_synthetic synthetic = {.device = device, .shape = small.model.attention, .seed = seed};
+    CPA_TRY(cpa_synthetic_take_forms(&synthetic, &small.model, err));
     const cpa_model network = cpa_synthetic_model(&synthetic);
     cpa_worker *worker = NULL;
     cpa_verify *verify = NULL;

@@ -6,9 +6,11 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "kernels/kv_view.h"
 #include "src/check/reference.h"
 #include "src/check/verify_dump.h"
-#include "src/check/verify_gather.h"
+#include "src/check/verify_keys.h"
+#include "src/check/verify_latents.h"
 
 /* What the row would be under each mistake, gathered while its keys go by. */
 typedef struct diagnosis {
@@ -25,6 +27,9 @@ typedef struct diagnosis {
     cpa_reference_row without_self, with_next; /* key < query; key <= query + 1 */
     cpa_reference_row with_branches;           /* key <= query, drafts of other branches too */
     cpa_reference_row without_rules;           /* scores as they are */
+    cpa_verify_latents latents;                /* latents that are read wrongly */
+    cpa_verify_keys *keys;                     /* scratch */
+    cpa_verify_tensor expansion;               /* matrix that the keys of the head are expanded by, if they are */
     double tolerance;
     char finding[160];
     const cpa_verify_wrong_row *wrong;
@@ -116,6 +121,11 @@ static void name_mistake(diagnosis *d, int32_t kv_head) {
         snprintf(d->finding, sizeof d->finding, "the query sees drafts of other branches of its tree");
         return;
     }
+    for (int32_t i = 0; i < d->latents.count; i++) {
+        if (!equals_row(d, &d->latents.rows[i])) continue;
+        cpa_verify_latents_name(i, d->finding, sizeof d->finding);
+        return;
+    }
     const int causal = cpa_verify_mask(d->verify, d->sample).causal;
     if (causal && equals_row(d, &d->without_self)) {
         snprintf(d->finding, sizeof d->finding, "the causal mask is off by one: the query does not see its own key");
@@ -124,49 +134,57 @@ static void name_mistake(diagnosis *d, int32_t kv_head) {
     }
 }
 
-static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
-    const cpa_verify_piece *pieces = part->pieces;
-    const cpa_worker_options *o = &d->verify->worker->options;
-    const cpa_attention_shape *shape = &o->model.attention;
+/* Whether a file can hold the row: neither matrices nor codes of tiles. */
+static int may_keep(const diagnosis *d) {
+    const cpa_attention_shape *shape = &d->verify->worker->options.model.attention;
+    return !cpa_verify_form(d->verify, d->sample)->has_matrix && !cpa_dtype_has_tiles(shape->kv_dtype);
+}
+
+/* Begins what is compared, and the file of the row. */
+static void begin_diagnosis(diagnosis *d, const cpa_verify_part *part, int keeps) {
+    cpa_verify_begin_row(d->verify, d->sample, &d->row, part->pieces[d->keeper].samples);
+    begin_rows(d, d->shards, d->map.cp_size);
+    begin_rows(d, &d->without_self, 1);
+    begin_rows(d, &d->with_next, 1);
+    begin_rows(d, &d->with_branches, 1);
+    begin_rows(d, &d->without_rules, 1);
+    cpa_reference_set_rules(&d->without_rules, &(cpa_reference_rules){.index = d->sample->position});
+    cpa_verify_latents_begin(&d->latents, d->verify, &d->row);
+    if (keeps) cpa_verify_dump_begin(&d->dump, d->verify, d->plan, d->wrong, &d->row, d->n_keys);
+}
+
+/* Adds token `t` of a rank's piece, at a position, to the rows that have it under their mistake. */
+static void diagnose_key(diagnosis *d, const cpa_verify_part *part, int32_t rank, int64_t t, int64_t position,
+                         int keeps) {
+    const cpa_form *form = cpa_verify_form(d->verify, d->sample);
     const cpa_mask mask = cpa_verify_mask(d->verify, d->sample);
     const int64_t query = d->sample->position;
-    const int keeps = part->group->kv_head == d->sample->head / (shape->q_heads / shape->kv_heads);
-    const int64_t k_row = cpa_shape_row_bytes(shape, CPA_KEYS), v_row = cpa_shape_row_bytes(shape, CPA_VALUES);
-    const float k_scale = cpa_verify_scale(d->verify, CPA_KEYS, part->group->kv_head);
-    const float v_scale = cpa_verify_scale(d->verify, CPA_VALUES, part->group->kv_head);
-    const cpa_form *form = cpa_verify_form(d->verify, d->sample);
-    const int32_t k_dim = form->shape.k_dim, v_dim = form->shape.v_dim; /* of rows as long as those of the shape */
-    if (part->index == 0) {
-        cpa_verify_begin_row(d->verify, d->sample, &d->row, pieces[d->keeper].samples);
-        begin_rows(d, d->shards, d->map.cp_size);
-        begin_rows(d, &d->without_self, 1);
-        begin_rows(d, &d->with_next, 1);
-        begin_rows(d, &d->with_branches, 1);
-        begin_rows(d, &d->without_rules, 1);
-        cpa_reference_set_rules(&d->without_rules, &(cpa_reference_rules){.index = query});
-        if (keeps && !form->has_matrix)
-            cpa_verify_dump_begin(&d->dump, d->verify, d->plan, d->wrong, &d->row, d->n_keys);
-    }
+    const int sees = cpa_verify_sees(d->plan, d->chunk, mask, query, position);
+    const float *k = d->keys->k, *v = d->keys->v;
+    cpa_verify_read_keys(d->verify, part, rank, t, 1, d->keys);
+    cpa_verify_shape_keys(d->verify, form, d->expansion.values, 1, d->keys);
+    if (keeps) cpa_verify_dump_key(&d->dump, (cpa_row_file_key){position, rank, sees}, k, v);
+    if (sees) cpa_reference_add_ruled(&d->shards[rank], 1, k, v, &position, NULL);
+    if (sees) cpa_reference_add_keys(&d->without_rules, 1, k, v);
+    if (sees && position < query) cpa_reference_add_ruled(&d->without_self, 1, k, v, &position, NULL);
+    if (sees || position == query + 1) cpa_reference_add_ruled(&d->with_next, 1, k, v, &position, NULL);
+    if (cpa_reference_sees(mask, query, position)) cpa_reference_add_ruled(&d->with_branches, 1, k, v, &position, NULL);
+    if (sees)
+        cpa_verify_latents_add(&d->latents, d->verify, form, d->expansion.values, &part->pieces[rank], t, position,
+                               d->keys);
+}
+
+static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
+    const cpa_attention_shape *shape = &d->verify->worker->options.model.attention;
+    const int keeps = may_keep(d) && part->group->kv_head == d->sample->head / (shape->q_heads / shape->kv_heads);
+    if (part->index == 0) begin_diagnosis(d, part, keeps);
     for (int32_t r = 0; r < d->map.cp_size; r++) {
         const cpa_token_set tokens = cpa_tokens_on(d->map, d->placement, r);
-        const char *k_words = pieces[r].k + pieces[r].tokens * k_row;
-        const char *v_words = pieces[r].v + pieces[r].tokens * v_row;
-        for (int64_t t = 0; t < pieces[r].tokens; t++) {
-            float k[CPA_MAX_HEAD_DIM], v[CPA_MAX_HEAD_DIM];
-            int64_t position = cpa_token_position(d->map, tokens, pieces[r].first + t);
-            int sees = cpa_verify_sees(d->plan, d->chunk, mask, query, position);
-            cpa_reference_read_rows(pieces[r].k + t * k_row, k_words + t * 4, shape->kv_dtype, k_scale, 1, k_dim, k);
-            cpa_reference_read_rows(pieces[r].v + t * v_row, v_words + t * 4, shape->kv_dtype, v_scale, 1, v_dim, v);
-            if (keeps) cpa_verify_dump_key(&d->dump, (cpa_row_file_key){position, r, sees}, k, v);
-            if (sees) cpa_reference_add_ruled(&d->shards[r], 1, k, v, &position, NULL);
-            if (sees) cpa_reference_add_keys(&d->without_rules, 1, k, v);
-            if (sees && position < query) cpa_reference_add_ruled(&d->without_self, 1, k, v, &position, NULL);
-            if (sees || position == query + 1) cpa_reference_add_ruled(&d->with_next, 1, k, v, &position, NULL);
-            if (cpa_reference_sees(mask, query, position))
-                cpa_reference_add_ruled(&d->with_branches, 1, k, v, &position, NULL);
-        }
+        const cpa_verify_piece *piece = &part->pieces[r];
+        for (int64_t t = 0; t < piece->tokens; t++)
+            diagnose_key(d, part, r, t, cpa_token_position(d->map, tokens, piece->first + t), keeps);
     }
-    if (part->last && keeps && !form->has_matrix) cpa_verify_dump_end(&d->dump, d->verify);
+    if (part->last && keeps) cpa_verify_dump_end(&d->dump, d->verify);
     if (part->last) name_mistake(d, part->group->kv_head);
 }
 
@@ -177,9 +195,9 @@ static cpa_status diagnose_parts(void *ctx, const cpa_verify_part *parts, int64_
 }
 
 /* How far a result may be from that of a mistake and still be explained by it: a few units of the dtype's rounding at
- * the size of the result. */
-static double equality_tolerance(const cpa_verify *verify) {
-    return verify->worker->options.model.attention.dtype == CPA_F32 ? 1e-4 : 2e-2;
+ * the size of the result, or what was allowed. */
+static double equality_tolerance(const cpa_verify *verify, const cpa_verify_wrong_row *wrong) {
+    return fmax(verify->worker->options.model.attention.dtype == CPA_F32 ? 1e-4 : 2e-2, wrong->tolerance);
 }
 
 /* The lowest rank that has a wrong row chooses; all take its sample and diagnose it on that rank, *checker. None has:
@@ -209,13 +227,14 @@ cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, co
                    .sample = sample,
                    .map = verify->worker->options.map,
                    .placement = plan->chunks[sample->chunk].placement,
-                   .tolerance = equality_tolerance(verify),
+                   .tolerance = equality_tolerance(verify, wrong),
                    .wrong = wrong};
     d.owner = cpa_owner_rank(d.map, d.placement, sample->position);
     d.keeper = cpa_verify_keeper(verify, plan, sample);
     d.shards = malloc((size_t)control->size * sizeof *d.shards);
+    d.keys = malloc(sizeof *d.keys);
     cpa_verify_group *groups = calloc((size_t)model->attention.kv_heads, sizeof *groups);
-    cpa_status status = d.shards && groups ? CPA_OK : cpa_fail(&err, CPA_NO_MEMORY, "diagnosis: no memory");
+    cpa_status status = d.shards && d.keys && groups ? CPA_OK : cpa_fail(&err, CPA_NO_MEMORY, "diagnosis: no memory");
     int32_t expected = sample->head / (model->attention.q_heads / model->attention.kv_heads);
     /* One key further, where the chunk has one, for a mask that lets it through. */
     const cpa_plan_chunk *chunk = &plan->chunks[sample->chunk];
@@ -230,8 +249,13 @@ cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, co
         status =
             cpa_verify_matrix_take(&verify->matrix, verify->worker, sample->form, sample->layer, sample->head, &err);
     if (status == CPA_OK)
+        status =
+            cpa_verify_expansion_take(&d.expansion, verify->worker, sample->form, sample->layer, sample->head, &err);
+    if (status == CPA_OK)
         status = cpa_verify_gather(verify, plan, groups, model->attention.kv_heads, diagnose_parts, &d, &err);
+    cpa_verify_tensor_free(&d.expansion);
     free(groups);
+    free(d.keys);
     free(d.shards);
     if (status == CPA_OK) status = cpa_control_bcast(control, d.finding, sizeof d.finding, checker, &err);
     if (status == CPA_OK) status = cpa_control_bcast(control, d.dump.said, sizeof d.dump.said, checker, &err);

@@ -69,19 +69,22 @@ static head_copy copy_of_head(const cpa_kv_view *all, int32_t head, int64_t coun
     head_copy copy = {*all, {.k = k_out, .v = v_out, .dtype = all->dtype, .block_size = all->block_size}};
     if (cpa_dtype_is_quantised(all->dtype)) {
         copy.head.dtype = copy.out.dtype = CPA_FP8_E4M3; /* bytes alone */
+        copy.head.k_dim = (int32_t)cpa_kv_row_bytes(all->dtype, CPA_KEYS, all->k_dim);
+        copy.head.v_dim = (int32_t)cpa_kv_row_bytes(all->dtype, CPA_VALUES, all->v_dim);
         copy.head.k_scale = copy.head.v_scale = 1;
         copy.head.k_scales = copy.head.v_scales = NULL;
         copy.head.n_scales = 0;
     }
     copy.head.kv_heads = 1;
     copy.head.k = (char *)all->k + head * all->k_head_stride * element;
-    copy.head.v = (char *)all->v + head * all->v_head_stride * element;
+    if (!all->v_in_k) copy.head.v = (char *)all->v + head * all->v_head_stride * element;
     copy.out.num_blocks = (count + all->block_size - 1) / all->block_size;
     copy.out.kv_heads = 1;
-    copy.out.k_dim = all->k_dim;
-    copy.out.v_dim = all->v_dim;
-    copy.out.k_block_stride = (int64_t)all->block_size * all->k_dim;
-    copy.out.v_block_stride = (int64_t)all->block_size * all->v_dim;
+    copy.out.k_dim = copy.head.k_dim;
+    copy.out.v_dim = copy.head.v_dim;
+    copy.out.v_in_k = all->v_in_k;
+    copy.out.k_block_stride = (int64_t)all->block_size * copy.out.k_dim;
+    copy.out.v_block_stride = (int64_t)all->block_size * copy.out.v_dim;
     copy.out.k_scale = copy.head.k_scale;
     copy.out.v_scale = copy.head.v_scale;
     return copy;
@@ -91,7 +94,8 @@ static head_copy copy_of_head(const cpa_kv_view *all, int32_t head, int64_t coun
 static head_copy copy_of_scales(const cpa_kv_view *all, int32_t head, int64_t count, char *k_out, char *v_out) {
     const int64_t at = head * (int64_t)all->block_size * 4;
     cpa_kv_view words = {.k = (char *)all->k + cpa_kv_words_at(all, CPA_KEYS) + at,
-                         .v = (char *)all->v + cpa_kv_words_at(all, CPA_VALUES) + at,
+                         .v = all->v_in_k ? NULL : (char *)all->v + cpa_kv_words_at(all, CPA_VALUES) + at,
+                         .v_in_k = all->v_in_k,
                          .block_size = all->block_size,
                          .num_blocks = all->num_blocks,
                          .kv_heads = 1,
@@ -216,12 +220,19 @@ static cpa_status reserve_part(gather *g, cpa_error *err) {
     return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld parts", (long long)n);
 }
 
+/* Memory of the matrix that the keys of a part are expanded by, in two forms. */
+static int64_t expansion_bytes(const gather *g, const cpa_verify_part *p) {
+    const cpa_form *form = cpa_verify_form(g->verify, &g->verify->samples[p->group->first]);
+    const int64_t latent = g->verify->worker->options.model.attention.v_dim;
+    return form->is_expanded ? (form->shape.k_dim + form->shape.v_dim) * latent * 2 * (int64_t)sizeof(float) : 0;
+}
+
 /* A round is bounded by its bytes and by the memory of the rows that its pieces give. */
 static cpa_status add_part(gather *g, cpa_verify_part p, cpa_error *err) {
     CPA_TRY(reserve_part(g, err));
     g->parts[g->n_parts++] = p;
     for (int32_t r = 0; r < g->size; r++) g->pending_bytes += part_bytes(g, &p, r);
-    g->pending_bytes += p.group->count * g->size * (int64_t)sizeof(cpa_reference_row);
+    g->pending_bytes += p.group->count * g->size * (int64_t)sizeof(cpa_reference_row) + expansion_bytes(g, &p);
     return g->pending_bytes < EXCHANGE_BYTES ? CPA_OK : flush_parts(g, err);
 }
 

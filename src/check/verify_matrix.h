@@ -2,16 +2,13 @@
 #ifndef CPA_VERIFY_MATRIX_H
 #define CPA_VERIFY_MATRIX_H
 
-#include "src/worker/worker.h"
+#include "src/check/verify_tensor.h"
 
 /* The matrix of a form, layer and head that was asked for last. */
 typedef struct cpa_verify_matrix {
-    float *values; /* [v_dim, out_dim]; NULL: no form with a matrix was asked for */
-    void *raw;     /* [v_dim, out_dim] elements as they lie on the device */
-    int64_t capacity;
-    int32_t form, layer, head;
+    cpa_verify_tensor tensor; /* [v_dim, out_dim] */
     cpa_dtype dtype;
-    int32_t v_dim, out_dim;
+    int32_t v_dim, out_dim; /* out_dim 0: the form that was asked for has none */
 } cpa_verify_matrix;
 
 /* Brings the matrix of a head from the device, if the form has one. Waits for the stream. */

@@ -9,14 +9,14 @@
 #include "base/clock.h"
 #include "src/check/reference.h"
 #include "src/check/verify_diagnose.h"
-#include "src/check/verify_gather.h"
+#include "src/check/verify_keys.h"
 #include "src/check/verify_step.h"
 
-enum { ROWS_PER_ITEM = 16, KEYS_AT_ONCE = 64 };
+enum { ROWS_PER_ITEM = 16, KEYS_AT_ONCE = CPA_VERIFY_KEYS_AT_ONCE };
 
 /* What one thread needs for the keys that it walks. */
 typedef struct scratch {
-    float k[KEYS_AT_ONCE * CPA_MAX_HEAD_DIM], v[KEYS_AT_ONCE * CPA_MAX_HEAD_DIM];
+    cpa_verify_keys keys;
     /* What the source gave for tokens of a piece. */
     uint32_t tokens[KEYS_AT_ONCE];
     int64_t positions[KEYS_AT_ONCE]; /* positions of the tokens in the cache */
@@ -30,6 +30,7 @@ typedef struct item {
     int32_t rank;
     int64_t first_row, n_rows;
     const char *lists;       /* lists of the rows; NULL: the model does not select keys */
+    const float *expansion;  /* matrix that their keys are expanded by; NULL: they are not */
     cpa_reference_row *rows; /* what the keys give for the rows */
     int64_t stale;           /* position of the first token that is not what the model gave; -1: none */
 } item;
@@ -49,6 +50,8 @@ typedef struct check {
     int64_t cap_found;
     item *items;
     int64_t n_items, cap_items;
+    cpa_verify_tensor *expansions; /* matrices that keys of the groups of a round are expanded by */
+    int64_t n_expansions, cap_expansions;
     scratch *scratch;           /* [threads] */
     cpa_verify_wrong_row wrong; /* the first row that is wrong */
     cpa_status verdict;         /* CPA_CHECK_FAILED once a violation was found here */
@@ -63,6 +66,12 @@ static const cpa_plan_chunk *chunk_of(const check *c, const cpa_verify_group *g)
     return &c->plan->chunks[sample_of(c, g, 0)->chunk];
 }
 
+/* Heads whose rows are checked over the same keys. */
+static int32_t heads_together(const cpa_verify *verify, const cpa_verify_sample *sample) {
+    const cpa_attention_shape *shape = &cpa_verify_form(verify, sample)->shape;
+    return shape->q_heads / shape->kv_heads;
+}
+
 /* Orders samples by chunk, layer, head (heads that share keys are neighbours), position. */
 static int compare_samples(const void *a, const void *b) {
     const cpa_verify_sample *x = a, *y = b;
@@ -75,18 +84,18 @@ static int compare_samples(const void *a, const void *b) {
 static cpa_status build_groups(check *c, cpa_error *err) {
     cpa_verify *verify = c->verify;
     const cpa_attention_shape *shape = &verify->worker->options.model.attention;
-    int32_t group_heads = shape->q_heads / shape->kv_heads;
     qsort(verify->samples, (size_t)verify->n_samples, sizeof *verify->samples, compare_samples);
     c->groups = malloc((size_t)verify->n_samples * sizeof *c->groups);
     if (!c->groups)
         return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld groups", (long long)verify->n_samples);
     for (int64_t i = 0; i < verify->n_samples; i++) {
         const cpa_verify_sample *s = &verify->samples[i], *before = i > 0 ? s - 1 : NULL;
+        const int32_t together = heads_together(verify, s);
         if (!before || before->chunk != s->chunk || before->layer != s->layer ||
-            before->head / group_heads != s->head / group_heads) {
+            before->head / together != s->head / together) {
             c->groups[c->n_groups] = (cpa_verify_group){.first = i,
                                                         .last_position = -1,
-                                                        .kv_head = s->head / group_heads,
+                                                        .kv_head = s->head / (shape->q_heads / shape->kv_heads),
                                                         .checker = (int32_t)(c->n_groups % verify->control->size)};
             c->n_groups++;
         }
@@ -148,8 +157,11 @@ static int64_t find_stale(const check *c, const item *it, int64_t first, int64_t
     for (int64_t t = 0; t < n; t++) {
         /* What no query of the step sees may be in a block that is someone else's by now. */
         if (s->positions[t] < start && !cpa_reference_sees(mask, start, s->positions[t])) continue;
-        if (!is_fresh(shape, piece->k + (first + t) * k_row, s->k + t * k_dim, k + t * k_dim * bytes, k_scale, k_dim) ||
-            !is_fresh(shape, piece->v + (first + t) * v_row, s->v + t * v_dim, v + t * v_dim * bytes, v_scale, v_dim))
+        if (!is_fresh(shape, piece->k + (first + t) * k_row, s->keys.k_raw + t * k_dim, k + t * k_dim * bytes, k_scale,
+                      k_dim))
+            return s->positions[t];
+        if (!shape->v_in_k && !is_fresh(shape, piece->v + (first + t) * v_row, s->keys.v_raw + t * v_dim,
+                                        v + t * v_dim * bytes, v_scale, v_dim))
             return s->positions[t];
     }
     return -1;
@@ -173,13 +185,9 @@ static void add_attended(const check *c, const attended *a, cpa_reference_row *r
         int sees = attends(c, a, s->positions[t]);
         for (end = t + 1; end < n && attends(c, a, s->positions[end]) == sees;) end++;
         if (sees)
-            cpa_reference_add_ruled(row, end - t, s->k + t * row->k_dim, s->v + t * row->v_dim, s->positions + t, NULL);
+            cpa_reference_add_ruled(row, end - t, s->keys.k + t * row->k_dim, s->keys.v + t * row->v_dim,
+                                    s->positions + t, NULL);
     }
-}
-
-/* Leaves the first `dim` columns of n rows. */
-static void cut_columns(float *rows, int64_t n, int32_t all, int32_t dim) {
-    for (int64_t t = 1; dim < all && t < n; t++) memmove(rows + t * dim, rows + t * all, (size_t)dim * sizeof *rows);
 }
 
 /* Works through one item, a few keys at a time. */
@@ -188,29 +196,17 @@ static void check_item(void *ctx, int64_t index, int32_t thread) {
     item *it = &c->items[index];
     scratch *s = &c->scratch[thread];
     const cpa_worker_options *o = &c->verify->worker->options;
-    const cpa_attention_shape *shape = &o->model.attention;
     const cpa_verify_piece *piece = &it->part->pieces[it->rank];
-    const int64_t k_row = cpa_shape_row_bytes(shape, CPA_KEYS), v_row = cpa_shape_row_bytes(shape, CPA_VALUES);
-    const int32_t k_dim = shape->k_dim, v_dim = shape->v_dim;
-    const float k_scale = cpa_verify_scale(c->verify, CPA_KEYS, it->part->group->kv_head);
-    const float v_scale = cpa_verify_scale(c->verify, CPA_VALUES, it->part->group->kv_head);
-    const char *k_words = piece->k + piece->tokens * k_row;
-    const char *v_words = piece->v + piece->tokens * v_row;
     const cpa_verify_sample *sample = sample_of(c, it->part->group, 0);
-    const cpa_attention_shape *of_form = &cpa_verify_form(c->verify, sample)->shape;
     const cpa_mask mask = cpa_verify_mask(c->verify, sample);
     const cpa_token_set tokens = cpa_tokens_on(o->map, chunk_of(c, it->part->group)->placement, it->rank);
     for (int64_t first = 0; first < piece->tokens; first += KEYS_AT_ONCE) {
         int64_t n = piece->tokens - first < KEYS_AT_ONCE ? piece->tokens - first : KEYS_AT_ONCE;
         for (int64_t t = 0; t < n; t++) s->positions[t] = cpa_token_position(o->map, tokens, piece->first + first + t);
-        cpa_reference_read_rows(piece->k + first * k_row, k_words + first * 4, shape->kv_dtype, k_scale, n, k_dim,
-                                s->k);
-        cpa_reference_read_rows(piece->v + first * v_row, v_words + first * 4, shape->kv_dtype, v_scale, n, v_dim,
-                                s->v);
+        cpa_verify_read_keys(c->verify, it->part, it->rank, first, n, &s->keys);
         if (it->first_row == 0 && it->stale < 0 && c->verify->worker->network->recall)
             it->stale = find_stale(c, it, first, n, s);
-        cut_columns(s->k, n, k_dim, of_form->k_dim);
-        cut_columns(s->v, n, v_dim, of_form->v_dim);
+        cpa_verify_shape_keys(c->verify, cpa_verify_form(c->verify, sample), it->expansion, n, &s->keys);
         for (int64_t i = 0; i < it->n_rows; i++) {
             const char *list = it->lists ? it->lists + i * c->verify->list_bytes : NULL;
             const attended a = {chunk_of(c, it->part->group), mask,
@@ -272,7 +268,7 @@ static cpa_status end_rows(check *c, const cpa_verify_group *g, cpa_reference_ro
 
 /* Deals the pieces and rows of a part to items. */
 static void add_items(check *c, const cpa_verify_part *part, const cpa_reference_row *rows, const char *lists,
-                      cpa_reference_row **found) {
+                      const float *expansion, cpa_reference_row **found) {
     for (int32_t r = 0; r < c->verify->control->size; r++) {
         for (int64_t first = 0; first < part->group->count; first += ROWS_PER_ITEM) {
             int64_t left = part->group->count - first, n = left < ROWS_PER_ITEM ? left : ROWS_PER_ITEM;
@@ -282,7 +278,7 @@ static void add_items(check *c, const cpa_verify_part *part, const cpa_reference
                 cpa_reference_set_rules(&(*found)[i], &row->rules);
             }
             const char *of_rows = c->verify->list_bytes > 0 ? lists + first * c->verify->list_bytes : NULL;
-            c->items[c->n_items++] = (item){part, r, first, n, of_rows, *found, -1};
+            c->items[c->n_items++] = (item){part, r, first, n, of_rows, expansion, *found, -1};
             *found += n;
         }
     }
@@ -306,17 +302,30 @@ static cpa_status reserve_round(check *c, const cpa_verify_part *parts, int64_t 
     return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld rows", (long long)(rows + found));
 }
 
+/* The matrices that keys of the parts of a round are expanded by: each keeps what it had in the round before. */
+static cpa_status reserve_expansions(check *c, int64_t n_parts, cpa_error *err) {
+    if (!cpa_array_reserve(&c->expansions, &c->cap_expansions, n_parts, sizeof *c->expansions))
+        return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld matrices", (long long)n_parts);
+    for (; c->n_expansions < n_parts; c->n_expansions++)
+        c->expansions[c->n_expansions] = (cpa_verify_tensor){.from = NULL};
+    return CPA_OK;
+}
+
 /* Checks the parts of a round: the threads take the items, and their rows are joined in the order of the keys. */
 static cpa_status check_parts(void *ctx, const cpa_verify_part *parts, int64_t n_parts, cpa_error *err) {
     check *c = ctx;
     const cpa_stream *stream = c->verify->worker->stream;
     CPA_TRY(reserve_round(c, parts, n_parts, err));
+    CPA_TRY(reserve_expansions(c, n_parts, err));
     const int64_t list_bytes = c->verify->list_bytes;
     cpa_reference_row *rows = c->rows, *found = c->found;
     char *lists = c->lists;
     for (int64_t p = 0; p < n_parts; p++) {
         if (parts[p].index == 0) begin_rows(c, &parts[p], rows, lists);
-        add_items(c, &parts[p], rows, lists, &found);
+        const cpa_verify_sample *sample = sample_of(c, parts[p].group, 0);
+        CPA_TRY(cpa_verify_expansion_take(&c->expansions[p], c->verify->worker, sample->form, sample->layer,
+                                          sample->head, err));
+        add_items(c, &parts[p], rows, lists, c->expansions[p].values, &found);
         if (!parts[p].last) continue;
         rows += parts[p].group->count;
         lists += parts[p].group->count * list_bytes;
@@ -356,6 +365,8 @@ static cpa_status check_samples(cpa_verify *verify, const cpa_step_plan *plan, c
             status = cpa_verify_diagnose(verify, plan, &c.wrong, &verdict);
         if (status != CPA_OK && err) *err = verdict;
     }
+    for (int64_t i = 0; i < c.n_expansions; i++) cpa_verify_tensor_free(&c.expansions[i]);
+    free(c.expansions);
     free(c.scratch);
     free(c.items);
     free(c.found);

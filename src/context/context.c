@@ -81,6 +81,7 @@ static cpa_status check_options(const cpa_context_options *o, cpa_error *err) {
         return cpa_fail(err, CPA_INVALID, "context: cascade_attention is %d, expected auto (0), off (1) or always (2)",
                         (int)o->cascade_attention);
     }
+    CPA_TRY(cpa_check_dtype("context", "state_dtype", o->state_dtype, err));
     if (o->max_rows < 1 || o->max_rows > INT32_MAX) {
         return cpa_fail(err, CPA_INVALID, "context: max_rows %" PRId64 ", expected 1..%d", o->max_rows, INT32_MAX);
     }
@@ -133,7 +134,8 @@ static cpa_status agree_on_form(cpa_context *c, int32_t index) {
     const cpa_named_value values[] = {{"k_dim", form->shape.k_dim},
                                       {"v_dim", form->shape.v_dim},
                                       {"out_dim", form->out_dim},
-                                      {"matrix", form->has_matrix}};
+                                      {"matrix", form->has_matrix},
+                                      {"expanded", form->is_expanded}};
     return cpa_control_same(&c->control, where, values, sizeof values / sizeof values[0], &c->ops.error);
 }
 
@@ -160,6 +162,7 @@ static cpa_status agree_on_options(cpa_context *c) {
         {"rows", o->rows},
         {"cascade_attention", o->cascade_attention},
         {"n_forms", o->n_forms},
+        {"state_dtype", o->state_dtype},
     };
     CPA_TRY(cpa_control_same(&c->control, "context", values, sizeof values / sizeof values[0], &c->ops.error));
     for (int32_t f = 0; f < o->n_forms; f++) CPA_TRY(agree_on_form(c, f));

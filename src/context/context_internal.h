@@ -1,5 +1,8 @@
 /* A context, as the files of this folder see it. Others call src/context/context.h.
  *
+ *   row_plan.h      what attends of rows of a form are planned by
+ *   expanded_keys.h  keys that are expanded from latents before they are attended
+ *   narrow_states.h  states that travel in 16 bits
  *   forms.h         forms of rows, and the layer at hand as rows of each see it
  *   form_lane.h     what is kept of the rows of one form
  *   context.c       create, destroy, statistics, exchanges between layers

@@ -36,6 +36,10 @@ static cpa_status check_rows(cpa_context *c, const cpa_form *form, const cpa_for
     CPA_TRY(cpa_check_layer_mask(where, &rows->mask, err));
     if (rows->scale - rows->scale != 0)
         return cpa_fail(err, CPA_INVALID, "%s: scale is %g, expected a finite number", where, (double)rows->scale);
+    if (rows->scale == 0 && form->shape.v_in_k)
+        return cpa_fail(err, CPA_INVALID,
+                        "%s: scale is 0 over latents, expected that of the heads whose projections are folded into q",
+                        where);
     const int has_results = !cpa_step_is_replicated(step) || c->lanes[0].scatter.heads > 0;
     if (step->rows[form->index] > 0 && (!rows->q || (has_results && !rows->out)))
         return cpa_fail(err, CPA_INVALID, "%s: %" PRId64 " rows, but q %p and out %p, expected both", where,
@@ -45,6 +49,9 @@ static cpa_status check_rows(cpa_context *c, const cpa_form *form, const cpa_for
     if (form->has_matrix != (rows->matrix != NULL))
         return cpa_fail(err, CPA_INVALID, "%s: the matrix is %p, expected %s", where, rows->matrix,
                         form->has_matrix ? "one, as the form has an out_dim" : "NULL, as the form has no out_dim");
+    if (form->is_expanded != (rows->expansion != NULL))
+        return cpa_fail(err, CPA_INVALID, "%s: the expansion is %p, expected %s", where, rows->expansion,
+                        form->is_expanded ? "one, as the form is expanded" : "NULL, as the form is not expanded");
     if (!CPA_RESERVED_IS_ZERO(*rows))
         return cpa_fail(err, CPA_INVALID, "%s: the reserved bytes of the rows are not zero", where);
     const int64_t element = cpa_dtype_bytes(form->shape.dtype);
@@ -52,6 +59,7 @@ static cpa_status check_rows(cpa_context *c, const cpa_form *form, const cpa_for
     CPA_TRY(cpa_check_aligned(where, "out", rows->out, rows->out_scale ? 1 : element, err));
     CPA_TRY(cpa_check_aligned(where, "out_scale", rows->out_scale, sizeof *rows->out_scale, err));
     CPA_TRY(cpa_check_aligned(where, "matrix", rows->matrix, element, err));
+    CPA_TRY(cpa_check_aligned(where, "expansion", rows->expansion, CPA_SECTION_ALIGNMENT, err));
     return cpa_check_aligned(where, "lse", rows->lse, sizeof *rows->lse, err);
 }
 
@@ -130,13 +138,13 @@ static cpa_status finish_own(cpa_form_lane *lane, const cpa_form_layer *layer, i
 static cpa_status attend_lane_alone(cpa_context *c, cpa_form_lane *lane, const cpa_form_layer *layer,
                                     cpa_stream *stream) {
     const cpa_table_plans *plans = cpa_context_is_reserved(c) ? &lane->q.plans : &lane->own;
-    const cpa_attend_plan *plan = cpa_table_plans_now(plans, &c->ops);
-    if (lane->form->has_matrix) {
-        CPA_TRY(cpa_context_attend_own(&c->ops, plan, lane->form, layer, lane->own_state, NULL, stream));
+    const cpa_row_plan *plan = cpa_table_plans_now(plans, &c->ops);
+    if (cpa_form_ends_in_merge(lane->form)) {
+        CPA_TRY(cpa_row_plan_attend_own(plan, &c->ops, lane->form, layer, lane->own_state, NULL, stream));
         return finish_own(lane, layer, c->attended->rows[lane->form->index], stream);
     }
     const cpa_partial state = {.lse = layer->rows.lse, .lse_row_stride = lane->form->shape.q_heads};
-    return cpa_context_attend_own(&c->ops, plan, lane->form, layer, state, layer->rows.out, stream);
+    return cpa_row_plan_attend_own(plan, &c->ops, lane->form, layer, state, layer->rows.out, stream);
 }
 
 static cpa_status attend_alone(cpa_context *c, const cpa_layer *layer, cpa_stream *stream) {
@@ -152,7 +160,7 @@ static cpa_kv_layer begin_states(cpa_context *c, const cpa_layer *layer) {
     cpa_kv_layer states = {.layer = layer};
     for (int32_t f = 0; f < c->ops.forms.count; f++) {
         const cpa_form_lane *lane = &c->lanes[f];
-        const int is_merged = lane->q.active || lane->form->has_matrix || layer->forms[f].rows.lse;
+        const int is_merged = lane->q.active || cpa_form_ends_in_merge(lane->form) || layer->forms[f].rows.lse;
         states.own[f] = cpa_step_joins_own(&c->step) ? cpa_pass_q_own_state(&lane->q) : lane->own_state;
         states.open_rows[f] = is_merged ? c->step.rows[f] : cpa_pass_kv_open_rows(&c->kv, f);
     }
@@ -165,8 +173,8 @@ static cpa_status attend_shared(cpa_context *c, const cpa_layer *layer, cpa_stre
     for (int32_t f = 0; f < n; f++) CPA_TRY(cpa_pass_q_start(&c->lanes[f].q, &layer->forms[f], stream));
     CPA_TRY(cpa_pass_kv_start(&c->kv, &states, stream));
     for (int32_t f = 0; f < n; f++)
-        CPA_TRY(cpa_context_attend_own(&c->ops, cpa_table_plans_now(&c->lanes[f].own, &c->ops), c->lanes[f].form,
-                                       &layer->forms[f], states.own[f], NULL, stream));
+        CPA_TRY(cpa_row_plan_attend_own(cpa_table_plans_now(&c->lanes[f].own, &c->ops), &c->ops, c->lanes[f].form,
+                                        &layer->forms[f], states.own[f], NULL, stream));
     CPA_TRY(cpa_pass_kv_attend_own(&c->kv, &states, stream));
     for (int32_t f = 0; f < n; f++) CPA_TRY(cpa_pass_q_attend_remote(&c->lanes[f].q, &layer->forms[f], stream));
     CPA_TRY(cpa_pass_kv_run(&c->kv, &states, stream));

@@ -89,34 +89,6 @@ cpa_status cpa_context_check(cpa_context_ops *ops, cpa_status status, const cpa_
     return status == CPA_OK ? CPA_OK : cpa_fail(&ops->error, status, "%s", stream->error.message);
 }
 
-cpa_status cpa_context_create_plan(cpa_context_ops *ops, cpa_attend_plan **out) {
-    return ops->device->operators->plan_create(ops->device, &ops->workspace, out, &ops->error);
-}
-
-cpa_status cpa_context_set_plan(cpa_context_ops *ops, const cpa_form *form, cpa_attend_plan *plan, int64_t n_items,
-                                const int32_t *block_tables, int64_t n_table_entries, cpa_attend_fusion fusion) {
-    cpa_attend_batch batch = {
-        .size = sizeof batch,
-        .map = ops->map,
-        .shape = form->shape,
-        .block_size = ops->options.block_size,
-        .items = ops->items,
-        .n_items = n_items,
-        .block_tables = block_tables,
-        .n_table_entries = n_table_entries,
-        .cascade_attention = ops->options.cascade_attention,
-    };
-    if (fusion.tables.tables) {
-        batch.block_tables = cpa_block_tables_host(fusion.tables);
-        batch.n_table_entries = cpa_block_tables_capacity(fusion.tables.tables);
-    }
-    fusion.masked = ops->masked;
-    CPA_TRY(ops->device->operators->plan_set(plan, &batch, fusion, &ops->error));
-    ops->keys_attended += plan->keys_attended;
-    ops->keys_read += plan->keys_read;
-    return CPA_OK;
-}
-
 cpa_attend_args cpa_context_attend_args(const cpa_context_ops *ops, const cpa_form *form, const cpa_form_layer *layer,
                                         cpa_score_side side) {
     return (cpa_attend_args){
@@ -131,17 +103,6 @@ cpa_attend_args cpa_context_attend_args(const cpa_context_ops *ops, const cpa_fo
         .selection = ops->score.has_selection ? &ops->score.selection[form->index][side] : NULL,
         .bias = ops->score.has_bias ? &ops->score.bias[form->index][side] : NULL,
     };
-}
-
-cpa_status cpa_context_run_attend(cpa_context_ops *ops, const cpa_attend_plan *plan, const cpa_attend_args *args,
-                                  const void *ready_q, cpa_span_kind kind, int32_t round, cpa_stream *stream) {
-    if (plan->n_items == 0) return CPA_OK;
-    int64_t span = cpa_spans_begin(&ops->spans, kind, round, stream);
-    const int64_t plain_rows = stream->plain_rows;
-    cpa_status status = ops->device->operators->attend(plan, args, ready_q, stream);
-    ops->stats.plain_rows += stream->plain_rows - plain_rows;
-    cpa_spans_end(&ops->spans, span, stream);
-    return cpa_context_check(ops, status, stream);
 }
 
 cpa_status cpa_context_run_merge(cpa_context_ops *ops, const cpa_merge_args *args, const cpa_store_batch *awaited,
@@ -172,15 +133,6 @@ cpa_status cpa_context_finish(cpa_context_ops *ops, cpa_stream *stream, cpa_cont
     cpa_spans_end(&ops->spans, span, stream);
     cpa_spans_end(&ops->spans, exchange->span, stream);
     return status;
-}
-
-cpa_status cpa_context_attend_own(cpa_context_ops *ops, const cpa_attend_plan *plan, const cpa_form *form,
-                                  const cpa_form_layer *layer, cpa_partial state, void *out, cpa_stream *stream) {
-    cpa_attend_args attend = cpa_context_attend_args(ops, form, layer, CPA_SCORE_OWN);
-    attend.state = state;
-    attend.out = out;
-    attend.out_scale = out ? layer->rows.out_scale : NULL;
-    return cpa_context_run_attend(ops, plan, &attend, NULL, CPA_SPAN_ATTEND_OWN, 0, stream);
 }
 
 cpa_status cpa_context_run_project(cpa_context_ops *ops, const cpa_form *form, const cpa_form_layer *layer,

@@ -44,9 +44,10 @@ typedef struct cpa_context_ops {
     cpa_device *device;
     cpa_stream *upload;          /* for copies outside any layer */
     cpa_key_workspace workspace; /* workspace of all plans; empty: they prepare no keys */
+    int64_t split; /* shards are cut at multiples of this many tokens; all peers at once: least tokens of a segment */
     cpa_transport *transport;
     cpa_message *messages;  /* [cp_size], scratch: what cpa_context_start sends */
-    cpa_attend_item *items; /* scratch: what cpa_context_set_plan plans */
+    cpa_attend_item *items; /* scratch: what cpa_row_plan_set plans */
     int64_t items_capacity;
     int32_t table_set;                /* set of block tables that the layer at hand reads */
     int masked;                       /* not 0: layers of the planned step come with a selection */
@@ -76,13 +77,6 @@ cpa_status cpa_context_upload(cpa_context_ops *ops, void *dst, const void *src, 
 cpa_status cpa_context_ensure_state(cpa_context_ops *ops, cpa_context_buffer *buffer, int64_t rows, int32_t v_dim,
                                     cpa_partial *out);
 cpa_partial cpa_context_state_at(cpa_partial state, int64_t row);
-/* A plan that prepares keys in the workspace of the context. */
-cpa_status cpa_context_create_plan(cpa_context_ops *ops, cpa_attend_plan **out);
-/* Sets a plan of the first n of ops->items, whose rows have a form, by block tables on the host or those that stay of the
- * fusion. */
-cpa_status cpa_context_set_plan(cpa_context_ops *ops, const cpa_form *form, cpa_attend_plan *plan, int64_t n_items,
-                                const int32_t *block_tables, int64_t n_table_entries, cpa_attend_fusion fusion);
-
 /* The message of a failed operation of the stream becomes that of the context. */
 cpa_status cpa_context_check(cpa_context_ops *ops, cpa_status status, const cpa_stream *stream);
 /* An attend of rows of a form: all but where its queries and states lie, for rows of the own side. */
@@ -92,12 +86,6 @@ cpa_attend_args cpa_context_attend_args(const cpa_context_ops *ops, const cpa_fo
 static inline const float *cpa_context_sinks(const cpa_context_ops *ops) {
     return ops->score.rules ? ops->score.rules->sink_logits : NULL;
 }
-/* `kind` says whose rows or keys they are, `round` in which they came. */
-cpa_status cpa_context_run_attend(cpa_context_ops *ops, const cpa_attend_plan *plan, const cpa_attend_args *args,
-                                  const void *ready_q, cpa_span_kind kind, int32_t round, cpa_stream *stream);
-/* The rows of a plan against the own shard, from the empty state. */
-cpa_status cpa_context_attend_own(cpa_context_ops *ops, const cpa_attend_plan *plan, const cpa_form *form,
-                                  const cpa_form_layer *layer, cpa_partial state, void *out, cpa_stream *stream);
 /* The first `rows` states times the matrix of their form. */
 cpa_status cpa_context_run_project(cpa_context_ops *ops, const cpa_form *form, const cpa_form_layer *layer,
                                    int64_t rows, cpa_partial from, cpa_partial to, cpa_stream *stream);

@@ -158,6 +158,7 @@ static cpa_step_kind kind_of(const cpa_context *c, const cpa_context_chunk *chun
         const int is_sharded = chunks[i].placement.kind != CPA_ON_RANK;
         exchanges |= is_sharded;
         decodes &= chunks[i].count == 1 && chunks[i].form == chunks[0].form &&
+                   !c->ops.forms.list[chunks[i].form].is_expanded &&
                    !(is_sharded && chunks[i].algorithm == CPA_PASS_KV);
     }
     return !exchanges ? CPA_STEP_ALONE : decodes ? CPA_STEP_DECODE : CPA_STEP_MIXED;
@@ -196,7 +197,8 @@ static cpa_status plan_own(cpa_context *c, cpa_form_lane *lane) {
     const cpa_planned_step *step = &c->step;
     const int64_t rows = step->rows[lane->form->index];
     if (cpa_step_joins_own(step)) return cpa_table_plans_clear(&lane->own, &c->ops, lane->form, step);
-    if (cpa_step_exchanges(step) || lane->form->has_matrix) CPA_TRY(cpa_form_lane_ensure(lane, &c->ops, rows));
+    if (cpa_step_exchanges(step) || cpa_form_ends_in_merge(lane->form))
+        CPA_TRY(cpa_form_lane_ensure(lane, &c->ops, rows));
     const int64_t n = cpa_planned_own_items(step, lane->form->index, c->ops.items, 0, 0);
     const cpa_attend_fusion fusion = {.padded_items = cpa_planned_padding(step, lane->form->index)};
     return cpa_table_plans_set(&lane->own, &c->ops, lane->form, step, n, fusion);
@@ -274,6 +276,10 @@ cpa_status cpa_context_plan_ahead(cpa_context *c, const cpa_context_chunk *chunk
                             "plan: chunk %" PRId64 " of a padded step has form %" PRId64 ", expected %" PRId64
                             ", that of the first",
                             i, chunks[i].form, chunks[0].form);
+        if (c->ops.forms.list[chunks[i].form].is_expanded)
+            return cpa_fail(&c->ops.error, CPA_INTERNAL,
+                            "plan: chunk %" PRId64 " of a padded step has form %" PRId64 ", whose keys are expanded", i,
+                            chunks[i].form);
         if (any_algorithm || chunks[i].algorithm == CPA_PASS_Q) continue;
         return cpa_fail(&c->ops.error, CPA_INTERNAL,
                         "plan: chunk %" PRId64 " of a padded step goes by %s, expected pass-q", i,
@@ -305,7 +311,7 @@ cpa_status cpa_context_upload_plan(cpa_context *c, cpa_stream *stream) {
 static uint64_t lane_shape(const cpa_context *c, const cpa_form_lane *lane) {
     if (cpa_step_is_replicated(&c->step)) return cpa_scatter_heads_shape(&lane->scatter);
     const uint64_t own = cpa_step_joins_own(&c->step) ? 0 : cpa_table_plans_shape(&lane->own, &c->ops);
-    const uint64_t states = lane->form->has_matrix ? (uintptr_t)lane->own_memory.memory : 0;
+    const uint64_t states = cpa_form_ends_in_merge(lane->form) ? (uintptr_t)lane->own_memory.memory : 0;
     const uint64_t shape[] = {own, cpa_pass_q_shape(&lane->q), states, (uintptr_t)lane->projected_memory.memory};
     return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }

@@ -15,6 +15,10 @@ static cpa_status check_limits(cpa_context *c, const cpa_context_limits *given, 
     REQUIRE(err, limits.form >= 0 && limits.form < c->ops.forms.count,
             "context: reserved for rows of form %lld, expected 0..%d, those of the context", (long long)limits.form,
             c->ops.forms.count - 1);
+    REQUIRE(
+        err, !c->ops.forms.list[limits.form].is_expanded,
+        "context: reserved for rows of form %lld, whose keys are expanded, expected one that attends them as they lie",
+        (long long)limits.form);
     c->reserved.form = &c->ops.forms.list[limits.form];
     *out = (cpa_attend_reservation){
         .shape = c->reserved.form->shape,
@@ -47,7 +51,7 @@ static cpa_status reserve_step(cpa_context *c, const cpa_attend_reservation *r) 
     CPA_TRY(cpa_pass_q_create(&c->reserved.q, &c->ops, c->reserved.form, &c->reserved_step));
     if (cpa_step_exchanges(&c->reserved_step)) return cpa_pass_q_reserve(&c->reserved.q, *r);
     if (c->reserved.form->has_matrix) CPA_TRY(cpa_form_lane_ensure(&c->reserved, &c->ops, r->sequences));
-    return c->ops.device->operators->plan_reserve(c->reserved.q.plans.list[0], r, &c->ops.error);
+    return c->ops.device->operators->plan_reserve(c->reserved.q.plans.list[0]->attend, r, &c->ops.error);
 }
 
 cpa_status cpa_context_reserve(cpa_context *c, const cpa_context_limits *limits) {
@@ -73,7 +77,7 @@ cpa_status cpa_context_update(cpa_context *c, const cpa_attend_update_args *args
     REQUIRE(err, stream && stream->device == c->ops.device,
             "context: the stream of an update is %s, expected one of the context's device",
             stream ? "of another device" : "NULL");
-    cpa_attend_plan *plan = c->reserved.q.plans.list[0];
+    cpa_attend_plan *plan = c->reserved.q.plans.list[0]->attend;
     CPA_TRY(cpa_take_attend_update("context", &plan->reservation, args, &update, err));
     REQUIRE(err, !update.kv_indptr, "context: kv_indptr counts the pages of one rank, expected lengths of sequences");
     REQUIRE(err, !update.qo_indptr, "context: qo_indptr counts the rows of one rank, expected NULL");

@@ -10,7 +10,13 @@ typedef struct cpa_form {
     cpa_attention_shape shape; /* shape of the form's queries, and of the columns of the cache that they attend */
     int32_t out_dim;           /* width of a head of results, and of states that travel */
     int has_matrix;            /* not 0: states are multiplied by a matrix; 0: out_dim is the v_dim of the shape */
+    int is_expanded;           /* not 0: keys of `shape` are made of latents, those of the options' shape */
 } cpa_form;
+
+/* Whether results are made of the states of rows by a merge, if of one state alone; else attend may leave them. */
+static inline int cpa_form_ends_in_merge(const cpa_form *form) {
+    return form->has_matrix || form->is_expanded;
+}
 
 typedef struct cpa_forms {
     cpa_form list[CPA_MOST_ROW_FORMS];
@@ -19,7 +25,7 @@ typedef struct cpa_forms {
 
 /* The rows of a form in the layer at hand. */
 typedef struct cpa_form_layer {
-    cpa_form_rows rows; /* scale is not 0 */
+    cpa_form_rows rows; /* scale is not 0, unless the caller forgot it over latents */
     cpa_kv_view kv;     /* the cache of the layer as the form sees it */
 } cpa_form_layer;
 
@@ -35,7 +41,8 @@ typedef struct cpa_layer {
 /* The forms that options name; refused unless the device attends each over their cache. */
 cpa_status cpa_forms_take(const cpa_device *device, const cpa_context_options *options, cpa_forms *out, cpa_error *err);
 
-/* A cache of the shape of the options as rows of a form see it: the first columns of its rows. */
+/* A cache of the shape of the options as rows of a form see it: the first columns of its rows, or all of latents that are
+ * expanded. */
 cpa_kv_view cpa_form_view(const cpa_form *form, const cpa_kv_view *kv);
 
 /* A layer from its arguments. */

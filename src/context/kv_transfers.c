@@ -24,7 +24,7 @@ cpa_status cpa_kv_transfers_create(cpa_kv_transfers *t, cpa_context_ops *ops, co
 
 void cpa_kv_transfers_destroy(cpa_kv_transfers *t) {
     if (!t->ops) return;
-    for (int64_t i = 0; i < t->n_plans; i++) t->ops->device->operators->plan_destroy(t->plans[i]);
+    for (int64_t i = 0; i < t->n_plans; i++) cpa_row_plan_destroy(t->plans[i], t->ops);
     t->ops->device->table->free(t->ops->device, t->memory);
     free(t->routes);
     free(t->pairs);
@@ -40,11 +40,11 @@ void cpa_kv_transfers_clear(cpa_kv_transfers *t) {
     t->count = t->n_ranges = t->n_pairs = t->n_routes = t->plans_in_use = 0;
 }
 
-cpa_status cpa_kv_transfers_take_plan(cpa_kv_transfers *t, cpa_attend_plan **out) {
+cpa_status cpa_kv_transfers_take_plan(cpa_kv_transfers *t, cpa_row_plan **out) {
     if (t->plans_in_use == t->n_plans) {
         CPA_TRY(
-            cpa_context_ensure_array(t->ops, &t->plans, &t->plans_capacity, t->n_plans + 1, sizeof(cpa_attend_plan *)));
-        CPA_TRY(cpa_context_create_plan(t->ops, &t->plans[t->n_plans]));
+            cpa_context_ensure_array(t->ops, &t->plans, &t->plans_capacity, t->n_plans + 1, sizeof(cpa_row_plan *)));
+        CPA_TRY(cpa_row_plan_create(t->ops, &t->plans[t->n_plans]));
         t->n_plans++;
     }
     *out = t->plans[t->plans_in_use++];

@@ -7,7 +7,7 @@
 #define CPA_KV_TRANSFERS_H
 
 #include "kernels/block_layout.h"
-#include "src/context/context_ops.h"
+#include "src/context/row_plan.h"
 
 enum { CPA_KV_BUFFERS = 2 }; /* segments to send, and segments to receive for each region */
 
@@ -20,7 +20,7 @@ typedef struct cpa_kv_route {
 
 /* What this rank attends of a transfer, for its rows of one form. */
 typedef struct cpa_kv_attended {
-    cpa_attend_plan *plan;
+    cpa_row_plan *plan;
     int64_t rows;      /* rows that attend the region; 0: none */
     int64_t first_row; /* all peers at once: the first of those rows */
 } cpa_kv_attended;
@@ -57,7 +57,7 @@ typedef struct cpa_kv_transfers {
     int64_t bytes_in_use; /* bytes of staging, in the layer at hand, and of the workspace */
     cpa_kv_transfer *list;
     int64_t count, capacity;
-    cpa_attend_plan **plans; /* kept from step to step */
+    cpa_row_plan **plans; /* kept from step to step */
     int64_t n_plans, plans_capacity, plans_in_use;
     cpa_kv_range *ranges;
     int64_t n_ranges, ranges_capacity;
@@ -76,7 +76,7 @@ void cpa_kv_transfers_destroy(cpa_kv_transfers *t);
 /* Forgets the transfers of the last step. */
 void cpa_kv_transfers_clear(cpa_kv_transfers *t);
 /* A plan for this step; the transfers keep it. */
-cpa_status cpa_kv_transfers_take_plan(cpa_kv_transfers *t, cpa_attend_plan **out);
+cpa_status cpa_kv_transfers_take_plan(cpa_kv_transfers *t, cpa_row_plan **out);
 /* An empty transfer behind those that were added. */
 cpa_kv_transfer cpa_kv_transfers_open(const cpa_kv_transfers *t, int32_t round);
 cpa_status cpa_kv_transfers_add_range(cpa_kv_transfers *t, cpa_kv_transfer *open, cpa_kv_range range);

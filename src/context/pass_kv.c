@@ -58,12 +58,14 @@ static int64_t least_segments(const cpa_device *device, const cpa_context_option
     return staging.segments * (split_of(&device->caps, o) / o->block_size) * staging.layout.bytes;
 }
 
-/* Of the workspace that keys are prepared in, what the form that needs most of it has to have; 0: there is none. */
+/* Of the workspace that keys are prepared or expanded in, what the form that needs most of it has to have; 0: there is none. */
 static int64_t least_workspace(const cpa_device *device, const cpa_context_options *o, const cpa_forms *forms) {
-    const cpa_operator_table *operators = device->operators;
     int64_t least = 0;
-    for (int32_t f = 0; f < forms->count; f++)
-        least = cpa_max64(least, operators->least_workspace(&forms->list[f].shape, o->block_size));
+    for (int32_t f = 0; f < forms->count; f++) {
+        const cpa_form *form = &forms->list[f];
+        least = cpa_max64(least, form->is_expanded ? cpa_expanded_keys_least(o, form, split_of(&device->caps, o))
+                                                   : device->operators->least_workspace(&form->shape, o->block_size));
+    }
     return least;
 }
 
@@ -88,7 +90,7 @@ static cpa_status size_staging(cpa_pass_kv *kv, cpa_kv_staging *out, int64_t *wo
     const int32_t ranks = kv->ops->map.cp_size;
     cpa_context_stats *stats = &kv->ops->stats;
     cpa_kv_staging staging = segments_of(&device->caps, o, ranks);
-    kv->split = split_of(&device->caps, o);
+    kv->ops->split = split_of(&device->caps, o);
     const int64_t least_prepared = least_workspace(device, o, &kv->ops->forms);
     const int64_t usual = device->caps.bit_exact ? HOST_STAGING_BYTES : DEVICE_STAGING_BYTES;
     const int64_t least = least_segments(device, o, ranks) + least_prepared;
@@ -97,12 +99,23 @@ static cpa_status size_staging(cpa_pass_kv *kv, cpa_kv_staging *out, int64_t *wo
         return cpa_fail(&kv->ops->error, CPA_INVALID,
                         "context: staging_bytes: found %" PRId64 ", expected at least %" PRId64 ": %" PRId64
                         " segments of %" PRId64 " tokens, and %" PRId64 " to prepare keys in",
-                        stats->staging_bound, least, staging.segments, kv->split, least_prepared);
+                        stats->staging_bound, least, staging.segments, kv->ops->split, least_prepared);
     }
     *workspace = workspace_share(device, o, ranks, least_prepared, stats->staging_bound);
     const int64_t capacity = (stats->staging_bound - *workspace) / staging.segments / staging.layout.bytes;
     staging.capacity = cpa_min64(capacity, INT32_MAX / staging.segments);
     *out = staging;
+    return CPA_OK;
+}
+
+/* Without a workspace plans attend keys as they lie, if slowly, but those that are expanded lie nowhere else. */
+static cpa_status check_workspace(cpa_context_ops *ops) {
+    for (int32_t f = 0; f < ops->forms.count; f++) {
+        if (ops->forms.list[f].is_expanded && !ops->workspace.memory)
+            return cpa_fail(&ops->error, CPA_NO_MEMORY,
+                            "context: no memory for %" PRId64 " bytes to expand keys in, expected the least of form %d",
+                            cpa_expanded_keys_least(&ops->options, &ops->forms.list[f], ops->split), f);
+    }
     return CPA_OK;
 }
 
@@ -113,6 +126,7 @@ cpa_status cpa_pass_kv_create(cpa_pass_kv *kv, cpa_context_ops *ops, const cpa_p
     kv->step = step;
     CPA_TRY(size_staging(kv, &staging, &workspace));
     cpa_context_open_workspace(ops, workspace, least_workspace(ops->device, &ops->options, &ops->forms));
+    CPA_TRY(check_workspace(ops));
     if (ops->map.cp_size == 1) return CPA_OK;
     /* The staging first: where it does not fit, its table is not filled, which is long too. */
     CPA_TRY(cpa_kv_transfers_create(&kv->transfers, ops, &staging));
@@ -271,8 +285,8 @@ static cpa_status attend_transfer(cpa_pass_kv *kv, int64_t index, const cpa_kv_l
         attend.state = kv->step->gathers ? own : kv->rows[form->index].shard;
         attend.out = completes ? of->rows.out : NULL;
         attend.out_scale = completes ? of->rows.out_scale : NULL;
-        CPA_TRY(cpa_context_run_attend(kv->ops, attended->plan, &attend, NULL, CPA_SPAN_ATTEND_RECEIVED,
-                                       transfer->round, stream));
+        CPA_TRY(cpa_row_plan_attend(attended->plan, kv->ops, form, of, &attend, NULL, CPA_SPAN_ATTEND_RECEIVED,
+                                    transfer->round, stream));
     }
     return transfer->ends ? merge_shard(kv, form, own, stream) : CPA_OK;
 }
@@ -304,8 +318,8 @@ cpa_status cpa_pass_kv_start(cpa_pass_kv *kv, const cpa_kv_layer *layer, cpa_str
 cpa_status cpa_pass_kv_attend_own(cpa_pass_kv *kv, const cpa_kv_layer *layer, cpa_stream *stream) {
     for (int32_t f = 0; f < kv->ops->forms.count; f++) {
         if (!kv->now.own[f].plan) continue;
-        CPA_TRY(cpa_context_attend_own(kv->ops, kv->now.own[f].plan, &kv->ops->forms.list[f], &layer->layer->forms[f],
-                                       layer->own[f], NULL, stream));
+        CPA_TRY(cpa_row_plan_attend_own(kv->now.own[f].plan, kv->ops, &kv->ops->forms.list[f], &layer->layer->forms[f],
+                                        layer->own[f], NULL, stream));
     }
     return CPA_OK;
 }

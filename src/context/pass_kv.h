@@ -22,7 +22,7 @@ typedef struct cpa_row_run {
  * is on its way. */
 typedef struct cpa_kv_own {
     int64_t one_pass_rows;
-    cpa_attend_plan *plan; /* plan of the rows from one_pass_rows on; NULL: there are none */
+    cpa_row_plan *plan; /* plan of the rows from one_pass_rows on; NULL: there are none */
 } cpa_kv_own;
 
 /* The transfers of layers with one mask of each form and one set of block tables. */
@@ -44,7 +44,6 @@ typedef struct cpa_kv_rows {
 typedef struct cpa_pass_kv {
     cpa_context_ops *ops;
     const cpa_planned_step *step;
-    int64_t split; /* shards are cut at multiples of this many tokens; all peers at once: least tokens of a segment */
     cpa_kv_transfers transfers;
     int32_t *table; /* the block table of a transfer in staging; peer by peer the identity */
     int64_t table_capacity;

@@ -224,7 +224,7 @@ static cpa_status plan_receive(cpa_pass_kv *kv, const cpa_form *form, int64_t be
     }
     if (n == 0) return CPA_OK;
     CPA_TRY(cpa_kv_transfers_take_plan(&kv->transfers, &attended->plan));
-    return cpa_context_set_plan(kv->ops, form, attended->plan, n, kv->table, entries, (cpa_attend_fusion){0});
+    return cpa_row_plan_set(attended->plan, kv->ops, form, n, kv->table, entries, (cpa_attend_fusion){0});
 }
 
 /* Whether rows of some form take the own shard from the transfers. */
@@ -280,9 +280,11 @@ static int64_t own_keys_seen(const cpa_pass_kv *kv, const cpa_planned_chunk *chu
 static void choose_one_pass(cpa_pass_kv *kv, int64_t end) {
     const int64_t run = kv->ops->map.interleave, enough = pairs_to_hide(kv, end);
     int64_t pairs = 0;
-    /* A device widens the blocks of a quantised cache for each item: those of the peers twice if some rows take one
-     * pass. */
+    /* A device widens the blocks of a quantised cache, and latents are expanded, for each item: those of the peers twice
+     * if some rows take one pass. */
     if (cpa_dtype_is_quantised(kv->ops->options.shape.kv_dtype)) return;
+    for (int32_t f = 0; f < kv->ops->forms.count; f++)
+        if (kv->ops->forms.list[f].is_expanded) return;
     for (int32_t f = 0; f < kv->ops->forms.count; f++)
         kv->now.own[f].one_pass_rows = kv->rows[f].n_runs > 0 ? kv->step->rows[f] : 0;
     for (int64_t i = kv->step->n_chunks; i-- > 0;) {
@@ -313,7 +315,7 @@ static cpa_status plan_own(cpa_pass_kv *kv, const cpa_form *form) {
     if (n == 0) return CPA_OK;
     CPA_TRY(cpa_kv_transfers_take_plan(&kv->transfers, &of->plan));
     const cpa_attend_fusion fusion = {.tables = {kv->step->tables, kv->now.table_set}};
-    return cpa_context_set_plan(kv->ops, form, of->plan, n, NULL, 0, fusion);
+    return cpa_row_plan_set(of->plan, kv->ops, form, n, NULL, 0, fusion);
 }
 
 /* ---- all of it ---- */

@@ -28,7 +28,7 @@ static void visible_tokens(const cpa_pass_kv *kv, const cpa_planned_chunk *chunk
     if (to.rows == 0 || from.keys == 0) return;
 
     const cpa_mask mask = kv->now.masks[chunk->form];
-    const int64_t split = kv->split;
+    const int64_t split = kv->ops->split;
     int64_t first_query = cpa_token_position(kv->ops->map, to.tokens, to.first);
     int64_t last_query = cpa_token_position(kv->ops->map, to.tokens, to.keys - 1);
     int64_t end = mask.causal ? cpa_tokens_before(kv->ops->map, from.tokens, last_query + 1) : from.keys;
@@ -54,7 +54,7 @@ static void visible_tokens(const cpa_pass_kv *kv, const cpa_planned_chunk *chunk
 /* Cuts a range into pieces from the cursor on. */
 static cpa_status cut_range(cpa_pass_kv *kv, int64_t chunk, token_range range, cpa_kv_cursor *at,
                             cpa_kv_pieces *pieces) {
-    const int64_t split = kv->split;
+    const int64_t split = kv->ops->split;
     while (range.begin < range.end) {
         int64_t room = kv->transfers.staging.capacity - at->used, count = range.end - range.begin;
         if (cpa_kv_blocks(kv->ops, count) > room) count = room * kv->ops->options.block_size / split * split;
@@ -135,8 +135,8 @@ static cpa_status plan_attended(cpa_pass_kv *kv, const cpa_form *form, int64_t b
     }
     if (n == 0) return CPA_OK;
     CPA_TRY(cpa_kv_transfers_take_plan(&kv->transfers, &attended->plan));
-    return cpa_context_set_plan(kv->ops, form, attended->plan, n, kv->table, staging->segments * staging->capacity,
-                                (cpa_attend_fusion){0});
+    return cpa_row_plan_set(attended->plan, kv->ops, form, n, kv->table, staging->segments * staging->capacity,
+                            (cpa_attend_fusion){0});
 }
 
 /* What this rank attends of a segment: its rows of the chunks over the pieces that arrive, from *next on. */

@@ -2,7 +2,8 @@
  *
  * A message of queries holds rows [q_heads * k_dim] of one form in the order of the chunks. A message of states holds a
  * row for each of them: O [q_heads * out_dim], then LSE [q_heads], fp32, padded to four floats; attend, or what
- * multiplies states by the matrix of the form, writes such rows in place.
+ * multiplies states by the matrix of the form, writes such rows in place. Where states travel in 16 bits, those rows are
+ * rounded to others (narrow_states.h), and widened where they come in.
  *
  * In decode, where the transport has peer-mapped buffers, attend stores the states of a peer's rows in the memory of
  * that peer, whose merge reads them there, and in graphs waits for them itself. The peer's queries are the credit to
@@ -44,6 +45,8 @@ void cpa_pass_q_destroy(cpa_pass_q *q) {
     cpa_context_free(q->ops, &q->received_memory);
     cpa_context_free(q->ops, &q->remote_states_memory);
     cpa_context_free(q->ops, &q->returned_memory);
+    cpa_context_free(q->ops, &q->narrow_memory);
+    cpa_context_free(q->ops, &q->narrow_returned_memory);
     cpa_context_free(q->ops, &q->attended_memory);
     cpa_table_plans_destroy(&q->plans, q->ops);
     for (int i = 0; i < CPA_PASS_Q_PARTS; i++) cpa_table_plans_destroy(&q->parts[i].plans, q->ops);
@@ -67,6 +70,7 @@ uint64_t cpa_pass_q_shape(const cpa_pass_q *q) {
     uint64_t shape[] = {(uintptr_t)q->maps.device.memory,        (uintptr_t)q->packed_memory.memory,
                         (uintptr_t)q->received_memory.memory,    (uintptr_t)q->remote_states_memory.memory,
                         (uintptr_t)q->returned_memory.memory,    (uintptr_t)q->attended_memory.memory,
+                        (uintptr_t)q->narrow_memory.memory,      (uintptr_t)q->narrow_returned_memory.memory,
                         cpa_table_plans_shape(&q->plans, q->ops)};
     return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }
@@ -119,7 +123,7 @@ static int32_t add_message(cpa_pass_q *q, int32_t n, cpa_message one) {
 /* Starts an exchange of the states of a part, or of all. */
 static cpa_status send_states(cpa_pass_q *q, const cpa_pass_q_part *part, cpa_stream *stream,
                               cpa_context_exchange *out) {
-    const int64_t bytes = cpa_pass_q_state_floats(q) * (int64_t)sizeof(float);
+    const int64_t bytes = cpa_pass_q_sent_bytes(q);
     const int32_t size = q->ops->map.cp_size;
     int32_t n = 0;
     for (int32_t p = part->first_round; p < part->end_round; p++) {
@@ -130,11 +134,10 @@ static cpa_status send_states(cpa_pass_q *q, const cpa_pass_q_part *part, cpa_st
         const int64_t end = cpa_pass_q_cut(to->received, part->cut + 1, part->cuts);
         const int64_t own_begin = cpa_pass_q_cut(from->sent, part->cut, part->cuts);
         const int64_t own_end = cpa_pass_q_cut(from->sent, part->cut + 1, part->cuts);
-        const cpa_message send = {.peer = to->rank,
-                                  .send = (char *)cpa_pass_q_remote_states(q, to).o + begin * bytes,
-                                  .send_bytes = (end - begin) * bytes};
+        const cpa_message send = {
+            .peer = to->rank, .send = cpa_pass_q_sent_rows(q, to) + begin * bytes, .send_bytes = (end - begin) * bytes};
         const cpa_message receive = {.peer = from->rank,
-                                     .recv = (char *)cpa_pass_q_returned_states(q, from).o + own_begin * bytes,
+                                     .recv = cpa_pass_q_coming_rows(q, from) + own_begin * bytes,
                                      .recv_bytes = (own_end - own_begin) * bytes};
         n = add_message(q, n, send);
         n = add_message(q, n, receive);
@@ -144,13 +147,21 @@ static cpa_status send_states(cpa_pass_q *q, const cpa_pass_q_part *part, cpa_st
 }
 
 /* Attends the rows of a part, and multiplies their states by the matrix of the form. */
-static cpa_status attend_rows(cpa_pass_q *q, const cpa_attend_plan *plan, const cpa_attend_args *attend,
+static cpa_status attend_rows(cpa_pass_q *q, const cpa_row_plan *plan, const cpa_attend_args *attend,
                               const cpa_form_layer *layer, int64_t first, int64_t rows, int32_t part,
                               cpa_stream *stream) {
-    CPA_TRY(cpa_context_run_attend(q->ops, plan, attend, layer->rows.q, CPA_SPAN_ATTEND_RECEIVED, part, stream));
+    CPA_TRY(cpa_row_plan_attend(plan, q->ops, q->form, layer, attend, layer->rows.q, CPA_SPAN_ATTEND_RECEIVED, part,
+                                stream));
     if (!q->form->has_matrix) return CPA_OK;
     return cpa_context_run_project(q->ops, q->form, layer, rows, cpa_context_state_at(q->attended, first),
                                    cpa_pass_q_state_rows(q, q->remote_states_memory.memory, first), stream);
+}
+
+/* The states of rows that were attended become those of messages. */
+static cpa_status narrow(cpa_pass_q *q, int64_t first, int64_t rows, cpa_stream *stream) {
+    if (!cpa_states_are_narrow(q->ops)) return CPA_OK;
+    return cpa_narrow_states(q->ops, q->form, cpa_pass_q_state_rows(q, q->remote_states_memory.memory, first), rows,
+                             (char *)q->narrow_memory.memory + first * cpa_pass_q_sent_bytes(q), stream);
 }
 
 cpa_status cpa_pass_q_attend_remote(cpa_pass_q *q, const cpa_form_layer *layer, cpa_stream *stream) {
@@ -163,13 +174,17 @@ cpa_status cpa_pass_q_attend_remote(cpa_pass_q *q, const cpa_form_layer *layer, 
         const cpa_pass_q_part all = {.end_round = q->ops->map.cp_size - 1, .cuts = 1};
         CPA_TRY(attend_rows(q, cpa_table_plans_now(&q->plans, q->ops), &attend, layer, 0, cpa_pass_q_attended_rows(q),
                             0, stream));
+        CPA_TRY(narrow(q, 0, q->received_rows, stream));
         return send_states(q, &all, stream, &q->states);
     }
     for (int32_t i = 0; i < q->n_parts; i++) {
         cpa_pass_q_part *part = &q->parts[i];
-        if (part->rows > 0)
-            CPA_TRY(attend_rows(q, cpa_table_plans_now(&part->plans, q->ops), &attend, layer,
-                                cpa_pass_q_part_row(q, part), part->rows, i, stream));
+        if (part->rows > 0) {
+            const int64_t first = cpa_pass_q_part_row(q, part);
+            CPA_TRY(attend_rows(q, cpa_table_plans_now(&part->plans, q->ops), &attend, layer, first, part->rows, i,
+                                stream));
+            CPA_TRY(narrow(q, first, part->rows, stream));
+        }
         CPA_TRY(send_states(q, part, stream, &part->states));
     }
     return CPA_OK;
@@ -187,8 +202,11 @@ cpa_status cpa_pass_q_finish(cpa_pass_q *q, int64_t rows, cpa_stream *stream) {
     q->awaited.n_parts = 0;
     if (!q->active) return CPA_OK;
     for (int32_t i = 0; i < q->n_parts; i++) CPA_TRY(cpa_context_finish(q->ops, stream, &q->parts[i].states));
-    if (q->n_parts > 0 || (rows > 0 && leave_to_merge(q))) return CPA_OK;
-    return cpa_context_finish(q->ops, stream, &q->states);
+    if (q->n_parts == 0 && rows > 0 && leave_to_merge(q)) return CPA_OK;
+    if (q->n_parts == 0) CPA_TRY(cpa_context_finish(q->ops, stream, &q->states));
+    if (!cpa_states_are_narrow(q->ops)) return CPA_OK;
+    return cpa_widen_states(q->ops, q->form, q->narrow_returned_memory.memory, q->returned_rows,
+                            cpa_pass_q_state_rows(q, q->returned_memory.memory, 0), stream);
 }
 
 cpa_status cpa_pass_q_merge(cpa_pass_q *q, cpa_partial own, cpa_merge_args *merge, cpa_stream *stream) {

@@ -45,7 +45,8 @@ typedef struct cpa_pass_q {
     int64_t packed_rows, received_rows, returned_rows;
     cpa_step_maps maps; /* [packed_rows] own rows, then a row map of [rows] for each state that comes back */
     cpa_context_buffer packed_memory, received_memory, remote_states_memory, returned_memory;
-    cpa_context_buffer attended_memory; /* memory of `attended`, where the form has a matrix */
+    cpa_context_buffer narrow_memory, narrow_returned_memory; /* messages of states, where they travel in 16 bits */
+    cpa_context_buffer attended_memory;                       /* memory of `attended`, where the form has a matrix */
     cpa_partial attended; /* states of remote_states_memory, before they are multiplied by the form's matrix */
     cpa_context_exchange queries, states;
     cpa_store_batch awaited; /* messages with the states that the last merge of the layer waits for; no parts: none */

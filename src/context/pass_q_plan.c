@@ -85,7 +85,8 @@ static void choose_direct(cpa_pass_q *q) {
     const cpa_transport_table *table = q->ops->transport->table;
     int64_t most_rows = q->step->padded_rows, buffer_bytes = 0;
     q->direct = 0;
-    if (!cpa_step_joins_own(q->step) || q->form->has_matrix || !table->peer_buffer) return;
+    if (!cpa_step_joins_own(q->step) || q->form->has_matrix || cpa_states_are_narrow(q->ops) || !table->peer_buffer)
+        return;
     for (int32_t rank = 0; rank < q->ops->map.cp_size && !q->step->padded_rows; rank++) {
         int64_t rows = 0;
         for (int64_t i = 0; i < q->step->n_chunks; i++)
@@ -279,7 +280,12 @@ static cpa_status ensure_rows(cpa_pass_q *q) {
     CPA_TRY(cpa_context_ensure(q->ops, &q->remote_states_memory, attended * state_bytes));
     if (q->form->has_matrix)
         CPA_TRY(cpa_context_ensure_state(q->ops, &q->attended_memory, attended, q->form->shape.v_dim, &q->attended));
-    return q->direct ? CPA_OK : cpa_context_ensure(q->ops, &q->returned_memory, q->returned_rows * state_bytes);
+    if (q->direct) return CPA_OK;
+    CPA_TRY(cpa_context_ensure(q->ops, &q->returned_memory, q->returned_rows * state_bytes));
+    if (!cpa_states_are_narrow(q->ops)) return CPA_OK;
+    const int64_t sent_bytes = cpa_pass_q_sent_bytes(q);
+    CPA_TRY(cpa_context_ensure(q->ops, &q->narrow_memory, q->received_rows * sent_bytes));
+    return cpa_context_ensure(q->ops, &q->narrow_returned_memory, q->returned_rows * sent_bytes);
 }
 
 cpa_status cpa_pass_q_plan(cpa_pass_q *q) {
@@ -320,5 +326,5 @@ cpa_status cpa_pass_q_reserve(cpa_pass_q *q, cpa_attend_reservation reservation)
     reservation.row_maps = maps;
     reservation.ready_row = q->received_rows;
     reservation.ready_rows = rows;
-    return q->ops->device->operators->plan_reserve(q->plans.list[0], &reservation, &q->ops->error);
+    return q->ops->device->operators->plan_reserve(q->plans.list[0]->attend, &reservation, &q->ops->error);
 }

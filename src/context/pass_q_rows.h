@@ -2,6 +2,7 @@
 #ifndef CPA_PASS_Q_ROWS_H
 #define CPA_PASS_Q_ROWS_H
 
+#include "src/context/narrow_states.h"
 #include "src/context/pass_q.h"
 
 enum { CPA_PASS_Q_NOT_PACKED = -1 };
@@ -42,6 +43,22 @@ static inline cpa_partial cpa_pass_q_remote_states(const cpa_pass_q *q, const cp
 static inline cpa_partial cpa_pass_q_returned_states(const cpa_pass_q *q, const cpa_pass_q_peer *peer) {
     return q->direct ? cpa_pass_q_state_rows(q, peer->own_buffer, 0)
                      : cpa_pass_q_state_rows(q, q->returned_memory.memory, peer->returned_at);
+}
+
+/* Bytes of a row of a message of states; and where the rows of a peer are sent from, and the own ones come in. */
+static inline int64_t cpa_pass_q_sent_bytes(const cpa_pass_q *q) {
+    return cpa_states_are_narrow(q->ops) ? cpa_narrow_row_bytes(q->ops, q->form)
+                                         : cpa_pass_q_state_floats(q) * (int64_t)sizeof(float);
+}
+static inline char *cpa_pass_q_sent_rows(const cpa_pass_q *q, const cpa_pass_q_peer *peer) {
+    return cpa_states_are_narrow(q->ops)
+               ? (char *)q->narrow_memory.memory + peer->received_at * cpa_pass_q_sent_bytes(q)
+               : (char *)cpa_pass_q_remote_states(q, peer).o;
+}
+static inline char *cpa_pass_q_coming_rows(const cpa_pass_q *q, const cpa_pass_q_peer *peer) {
+    return cpa_states_are_narrow(q->ops)
+               ? (char *)q->narrow_returned_memory.memory + peer->returned_at * cpa_pass_q_sent_bytes(q)
+               : (char *)cpa_pass_q_returned_states(q, peer).o;
 }
 
 /* Where a piece of a message of so many rows begins; sender and receiver cut alike. */

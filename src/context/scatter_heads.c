@@ -3,7 +3,8 @@
  * states are merged as pass-Q would on the row's owner: its own first, then those of the others in the order of the
  * rounds. So the bits are the same on the host.
  *
- * A message has rows [heads of the receiver, out_dim + 1] of one form in fp32, those of a padded step included. */
+ * A message has rows [heads of the receiver, out_dim + 1] of one form in fp32, or those of 16 bits (cpa_packed_width),
+ * those of a padded step included. */
 #include "src/context/scatter_heads.h"
 
 #include <stdlib.h>
@@ -44,7 +45,8 @@ void cpa_scatter_heads_destroy(cpa_scatter_heads *s) {
 
 /* Bytes of a row of so many heads in a message. */
 static int64_t packed_bytes(const cpa_scatter_heads *s, int64_t heads) {
-    return heads * cpa_packed_width(s->form->out_dim, CPA_F32) * (int64_t)sizeof(float);
+    const cpa_dtype dtype = s->ops->options.state_dtype;
+    return heads * cpa_packed_width(s->form->out_dim, dtype) * cpa_dtype_bytes(dtype);
 }
 
 static int64_t rows_of(const cpa_scatter_heads *s) {
@@ -160,7 +162,7 @@ static cpa_status pack(cpa_scatter_heads *s, cpa_stream *stream) {
         .lse_row_stride = states->lse_row_stride,
         .row_map = s->maps.device.memory,
         .n_slices = s->ops->map.cp_size,
-        .dtype = CPA_F32,
+        .dtype = s->ops->options.state_dtype,
         .slices = s->slices,
     };
     int64_t span = cpa_spans_begin(&s->ops->spans, CPA_SPAN_MERGE, 0, stream);
@@ -194,7 +196,7 @@ static cpa_status merge(cpa_scatter_heads *s, const cpa_form_rows *rows, cpa_str
         .rows = rows_of(s),
         .heads = s->heads,
         .v_dim = s->form->out_dim,
-        .dtype = CPA_F32,
+        .dtype = s->ops->options.state_dtype,
         .n_parts = s->ops->map.cp_size,
         .parts = s->parts,
         .out_dtype = s->form->shape.dtype,
@@ -213,10 +215,10 @@ static cpa_status merge(cpa_scatter_heads *s, const cpa_form_rows *rows, cpa_str
 }
 
 cpa_status cpa_scatter_heads_attend(cpa_scatter_heads *s, const cpa_form_layer *layer, cpa_stream *stream) {
-    const cpa_attend_plan *plan = cpa_table_plans_now(&s->plans, s->ops);
+    const cpa_row_plan *plan = cpa_table_plans_now(&s->plans, s->ops);
     if (rows_of(s) == 0) return CPA_OK;
     CPA_TRY(cpa_step_maps_upload(&s->maps, s->ops, stream));
-    CPA_TRY(cpa_context_attend_own(s->ops, plan, s->form, layer, s->states, NULL, stream));
+    CPA_TRY(cpa_row_plan_attend_own(plan, s->ops, s->form, layer, s->states, NULL, stream));
     if (s->form->has_matrix)
         CPA_TRY(cpa_context_run_project(s->ops, s->form, layer, rows_of(s), s->states, s->projected, stream));
     CPA_TRY(pack(s, stream));

@@ -6,7 +6,7 @@
 
 static cpa_status reserve(cpa_table_plans *plans, cpa_context_ops *ops, int32_t sets) {
     for (int32_t set = 0; set < sets; set++)
-        if (!plans->list[set]) CPA_TRY(cpa_context_create_plan(ops, &plans->list[set]));
+        if (!plans->list[set]) CPA_TRY(cpa_row_plan_create(ops, &plans->list[set]));
     plans->sets = sets;
     return CPA_OK;
 }
@@ -16,8 +16,7 @@ cpa_status cpa_table_plans_create(cpa_table_plans *plans, cpa_context_ops *ops) 
 }
 
 void cpa_table_plans_destroy(cpa_table_plans *plans, const cpa_context_ops *ops) {
-    for (int32_t set = 0; set < CPA_MOST_TABLE_SETS; set++)
-        if (plans->list[set]) ops->device->operators->plan_destroy(plans->list[set]);
+    for (int32_t set = 0; set < CPA_MOST_TABLE_SETS; set++) cpa_row_plan_destroy(plans->list[set], ops);
 }
 
 cpa_status cpa_table_plans_set(cpa_table_plans *plans, cpa_context_ops *ops, const cpa_form *form,
@@ -26,7 +25,7 @@ cpa_status cpa_table_plans_set(cpa_table_plans *plans, cpa_context_ops *ops, con
     for (int32_t set = 0; set < plans->sets; set++) {
         const int64_t attended = ops->keys_attended, read = ops->keys_read;
         fusion.tables = (cpa_table_set){step->tables, set};
-        CPA_TRY(cpa_context_set_plan(ops, form, plans->list[set], n_items, NULL, 0, fusion));
+        CPA_TRY(cpa_row_plan_set(plans->list[set], ops, form, n_items, NULL, 0, fusion));
         if (set == 0) continue;
         ops->keys_attended = attended;
         ops->keys_read = read;
@@ -38,21 +37,21 @@ cpa_status cpa_table_plans_clear(cpa_table_plans *plans, cpa_context_ops *ops, c
                                  const cpa_planned_step *step) {
     CPA_TRY(reserve(plans, ops, cpa_block_tables_sets(step->tables)));
     for (int32_t set = 0; set < plans->sets; set++)
-        CPA_TRY(cpa_context_set_plan(ops, form, plans->list[set], 0, NULL, 0, (cpa_attend_fusion){0}));
+        CPA_TRY(cpa_row_plan_set(plans->list[set], ops, form, 0, NULL, 0, (cpa_attend_fusion){0}));
     return CPA_OK;
 }
 
 cpa_status cpa_table_plans_upload(const cpa_table_plans *plans, cpa_context_ops *ops, cpa_stream *stream) {
     for (int32_t set = 0; set < plans->sets; set++)
-        CPA_TRY(cpa_context_check(ops, ops->device->operators->plan_upload(plans->list[set], stream), stream));
+        CPA_TRY(cpa_context_check(ops, ops->device->operators->plan_upload(plans->list[set]->attend, stream), stream));
     return CPA_OK;
 }
 
 uint64_t cpa_table_plans_shape(const cpa_table_plans *plans, const cpa_context_ops *ops) {
-    if (plans->sets == 1) return ops->device->graphs->plan_shape(plans->list[0]);
+    if (plans->sets == 1) return ops->device->graphs->plan_shape(plans->list[0]->attend);
     uint64_t hash = CPA_HASH_START;
     for (int32_t set = 0; set < plans->sets; set++) {
-        const uint64_t shape = ops->device->graphs->plan_shape(plans->list[set]);
+        const uint64_t shape = ops->device->graphs->plan_shape(plans->list[set]->attend);
         hash = cpa_hash_bytes(hash, &shape, sizeof shape);
     }
     return hash;

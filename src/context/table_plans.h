@@ -3,12 +3,12 @@
 #ifndef CPA_TABLE_PLANS_H
 #define CPA_TABLE_PLANS_H
 
-#include "src/context/context_ops.h"
 #include "src/context/planned_step.h"
+#include "src/context/row_plan.h"
 
 typedef struct cpa_table_plans {
-    cpa_attend_plan *list[CPA_MOST_TABLE_SETS]; /* made when a step first needs them; NULL before */
-    int32_t sets;                               /* sets of tables that have a plan of the step */
+    cpa_row_plan *list[CPA_MOST_TABLE_SETS]; /* made when a step first needs them; NULL before */
+    int32_t sets;                            /* sets of tables that have a plan of the step */
 } cpa_table_plans;
 
 /* Makes the plan of the first set, which is there from then on. */
@@ -25,7 +25,7 @@ cpa_status cpa_table_plans_upload(const cpa_table_plans *plans, cpa_context_ops 
 /* A number that two settings share only if attends enqueue the same. */
 uint64_t cpa_table_plans_shape(const cpa_table_plans *plans, const cpa_context_ops *ops);
 
-static inline cpa_attend_plan *cpa_table_plans_now(const cpa_table_plans *plans, const cpa_context_ops *ops) {
+static inline cpa_row_plan *cpa_table_plans_now(const cpa_table_plans *plans, const cpa_context_ops *ops) {
     return plans->list[ops->table_set];
 }
 

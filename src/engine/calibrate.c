@@ -88,7 +88,7 @@ static cpa_status probe_fill(probe *p) {
     if (status == CPA_OK) {
         CPA_TRY_GOTO(table->copy(p->tokens, tokens, n * (int64_t)sizeof *tokens, p->stream), done);
         CPA_TRY_GOTO(table->copy(p->positions, positions, n * (int64_t)sizeof *positions, p->stream), done);
-        cpa_synthetic synthetic = {p->device, p->options->model.attention, 1};
+        cpa_synthetic synthetic = {.device = p->device, .shape = p->options->model.attention, .seed = 1};
         const cpa_model network = cpa_synthetic_model(&synthetic);
         const cpa_model_step step = {
             .size = sizeof step, .rows = {.count = n, .tokens_device = p->tokens, .positions_device = p->positions}};
@@ -128,8 +128,12 @@ static cpa_status probe_plan(probe *p, cpa_error *err) {
 static cpa_status probe_time(probe *p, double *seconds) {
     const cpa_operator_table *operators = p->device->operators;
     const cpa_device_table *table = p->device->table;
-    cpa_attend_args args = {
-        .size = sizeof args, .q = p->q, .q_dtype = p->options->model.attention.dtype, .kv = p->kv, .out = p->out};
+    cpa_attend_args args = {.size = sizeof args,
+                            .q = p->q,
+                            .q_dtype = p->options->model.attention.dtype,
+                            .kv = p->kv,
+                            .scale = 1 / sqrtf((float)p->options->model.attention.k_dim),
+                            .out = p->out};
     double elapsed = 0;
     *seconds = INFINITY;
     for (int64_t call = -1; call <= 0 || elapsed < PROBE_SECONDS; call++) { /* the first is the warm-up */

@@ -102,9 +102,14 @@ static cpa_status create_parts(cpa_engine *engine, cpa_error *err) {
     CPA_TRY(cpa_control_agree(control, cpa_device_open(&o->device, &engine->device, err), err));
     CPA_TRY(cpa_control_agree(control, check_layers(engine, err), err));
     CPA_TRY(cpa_transport_for(control, engine->device, o->transport, &engine->transport, err));
-    engine->synthetic = (cpa_synthetic){engine->device, o->model.attention, o->seed};
+    engine->synthetic = (cpa_synthetic){.device = engine->device, .shape = o->model.attention, .seed = o->seed};
     engine->network = cpa_synthetic_model(&engine->synthetic);
-    if (o->network) CPA_TRY(CPA_STRUCT_TAKE("network", o->network, cpa_model, layer_in, &engine->network, err));
+    if (o->network) {
+        CPA_TRY(CPA_STRUCT_TAKE("network", o->network, cpa_model, layer_in, &engine->network, err));
+    } else {
+        CPA_TRY(
+            cpa_control_agree(control, cpa_synthetic_take_forms(&engine->synthetic, &engine->options.model, err), err));
+    }
     engine->groups = cpa_engine_groups(o, control->size);
     CPA_TRY(self_test(engine, err));
     CPA_TRY(make_planner(engine, err));
@@ -147,6 +152,7 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
         {"kv_heads", s->kv_heads},
         {"k_dim", s->k_dim},
         {"v_dim", s->v_dim},
+        {"v_in_k", s->v_in_k},
         {"dtype", s->dtype},
         {"kv_dtype", s->kv_dtype},
         {"k_scale", s->k_scale},
@@ -254,6 +260,7 @@ void cpa_engine_destroy(cpa_engine *engine) {
     cpa_worker_destroy(engine->worker);
     cpa_request_spans_destroy(engine->request_spans);
     cpa_timeline_destroy(&engine->timeline);
+    cpa_synthetic_free(&engine->synthetic);
     cpa_device_close(engine->device);
     cpa_control_close(&engine->control);
     release(engine);

@@ -22,7 +22,7 @@ static int is_power_of_two(int64_t n) {
     return n > 0 && (n & (n - 1)) == 0;
 }
 
-static cpa_status check_model(const cpa_model_shape *m, cpa_error *err) {
+static cpa_status check_model(const cpa_model_shape *m, int has_network, cpa_error *err) {
     if (m->layers < 1) return cpa_fail(err, CPA_INVALID, "layers: %d, expected at least 1", m->layers);
     if (!CPA_RESERVED_IS_ZERO(*m)) return cpa_fail(err, CPA_INVALID, "the reserved bytes of the model are not zero");
     CPA_TRY(cpa_check_shape("model", &m->attention, err));
@@ -33,7 +33,7 @@ static cpa_status check_model(const cpa_model_shape *m, cpa_error *err) {
         CPA_TRY(cpa_check_layer_mask(where, &mask, err));
         CPA_TRY(cpa_check_score(where, cpa_model_rules(m, layer), NULL, NULL, err));
     }
-    return cpa_model_forms_check(m, err);
+    return cpa_model_forms_check(m, has_network, err);
 }
 
 /* A number that is none of an enum comes from a caller in another language, or from memory that was not cleared. */
@@ -109,7 +109,7 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
     cpa_engine_options o;
     CPA_TRY(CPA_STRUCT_TAKE("engine", given, cpa_engine_options, num_blocks, &o, err));
     fill_defaults(&o);
-    CPA_TRY(check_model(&o.model, err));
+    CPA_TRY(check_model(&o.model, o.network != NULL, err));
     CPA_TRY(check_choices(&o, err));
     if (!is_power_of_two(o.block_size) || o.block_size > MAX_BLOCK_SIZE) {
         return cpa_fail(err, CPA_INVALID, "block_size: %d, expected a power of two up to %d", o.block_size,
@@ -153,9 +153,6 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
                         (long long)o.local_context, CPA_LOCAL_CONTEXT_NONE);
     }
     CPA_TRY(check_network(o.network, err));
-    if (o.model.n_forms > 0 && !o.network)
-        return cpa_fail(err, CPA_INVALID, "model: %d forms without a network, expected one that gives their queries",
-                        o.model.n_forms);
     CPA_TRY(check_drafter(&o, err));
     *out = o;
     return CPA_OK;

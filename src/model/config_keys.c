@@ -12,9 +12,13 @@ enum {
     QWEN3 = 8,
     MIXTRAL = 16,
     QWEN3_MOE = 32,
+    DEEPSEEK_V2 = 64,
+    DEEPSEEK_V3 = 128,
+    KIMI_K2 = 256,
     QWEN = QWEN2 | QWEN3,
+    DEEPSEEK = DEEPSEEK_V2 | DEEPSEEK_V3 | KIMI_K2,
     WITH_EXPERTS = MIXTRAL | QWEN3_MOE,
-    ALL = LLAMA | MISTRAL | QWEN | WITH_EXPERTS
+    ALL = LLAMA | MISTRAL | QWEN | WITH_EXPERTS | DEEPSEEK
 };
 
 typedef struct known_key {
@@ -33,23 +37,33 @@ static const known_key of_files[] = {
     {"chunk_size_feed_forward", ALL},
     {"decoder_sparse_step", QWEN3_MOE},
     {"max_window_layers", QWEN | QWEN3_MOE},
-    {"moe_intermediate_size", QWEN3_MOE},
-    {"norm_topk_prob", QWEN3_MOE},
+    {"moe_intermediate_size", QWEN3_MOE | DEEPSEEK},
+    {"moe_layer_freq", DEEPSEEK},
+    {"n_group", DEEPSEEK},
+    {"n_routed_experts", DEEPSEEK},
+    {"n_shared_experts", DEEPSEEK},
+    {"norm_topk_prob", QWEN3_MOE | DEEPSEEK},
     {"num_attention_heads", ALL},
     {"num_experts", QWEN3_MOE},
-    {"num_experts_per_tok", WITH_EXPERTS},
+    {"num_experts_per_tok", WITH_EXPERTS | DEEPSEEK},
     {"num_local_experts", WITH_EXPERTS},
     {"original_max_position_embeddings", ALL},
     {"output_attentions", ALL},
     {"output_router_logits", ALL},
     {"partial_rotary_factor", ALL},
+    {"qk_rope_head_dim", DEEPSEEK},
     {"rms_norm_eps", ALL},
+    {"rope_interleave", DEEPSEEK_V3 | KIMI_K2},
     {"rope_parameters", ALL},
     {"rope_scaling", ALL},
     {"rope_theta", ALL},
+    {"routed_scaling_factor", DEEPSEEK},
     {"router_aux_loss_coef", WITH_EXPERTS},
     {"router_jitter_noise", WITH_EXPERTS},
+    {"scoring_func", DEEPSEEK},
     {"sliding_window", MISTRAL | QWEN | WITH_EXPERTS},
+    {"topk_group", DEEPSEEK},
+    {"topk_method", DEEPSEEK},
     {"use_sliding_window", QWEN | QWEN3_MOE},
     {NULL, 0},
 };
@@ -70,7 +84,8 @@ static const char *const words[] = {"attn",   "attention", "rope",       "rotary
                                     "router", "topk",      "sparse",     "scoring", "n_group"};
 
 static int family_bit(const char *family) {
-    static const char *const names[] = {"llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"};
+    static const char *const names[] = {"llama",     "mistral",     "qwen2",       "qwen3",  "mixtral",
+                                        "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2"};
     int i = 0;
     while (strcmp(names[i], family) != 0) i++;
     return 1 << i;

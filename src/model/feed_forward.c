@@ -3,8 +3,18 @@
 #include <cpattn/nn.h>
 
 #include "base/check.h"
+#include "base/min_max.h"
 #include "src/model/mixture_spread.h"
 #include "src/model/sliced_linear.h"
+
+int64_t cpa_feed_forward_inner(const cpa_model_config *c) {
+    return cpa_max64(c->intermediate, c->moe.shared);
+}
+
+/* What shared experts give goes there too. */
+int64_t cpa_feed_forward_wide(const cpa_model_config *c) {
+    return cpa_max64(2 * cpa_feed_forward_inner(c), c->moe.shared ? c->hidden : 0);
+}
 
 typedef struct dense_rows {
     int64_t rows;
@@ -76,14 +86,27 @@ static cpa_status dense(const cpa_feed_forward *f, const cpa_feed_forward_weight
     return cpa_sliced_inputs(at->slices, &down, own, w->is_slice, f->wide, stream);
 }
 
-cpa_status cpa_feed_forward_run(const cpa_feed_forward *feed_forward, const cpa_feed_forward_weights *weights,
+/* What the experts that every token has give for x, to `wide`. */
+static cpa_status run_shared(const cpa_feed_forward *f, const cpa_feed_forward_weights *w, int64_t rows, const void *x,
+                             cpa_stream *stream) {
+    const int32_t hidden = f->config->hidden, inner = f->config->moe.shared;
+    const cpa_linear_args gate_up = product(f, rows, x, hidden, w->shared_gate_up, NULL, 2 * inner, f->wide);
+    const cpa_linear_args down = product(f, rows, f->inner, inner, w->shared_down, NULL, hidden, f->wide);
+    CPA_TRY(cpa_linear(&gate_up, stream));
+    CPA_TRY(activate(f, rows, inner, stream));
+    return cpa_linear(&down, stream);
+}
+
+cpa_status cpa_feed_forward_run(const cpa_feed_forward *f, const cpa_feed_forward_weights *w,
                                 const cpa_model_step *step, const void *x, void *out, cpa_stream *stream) {
-    if (weights->router) {
-        const cpa_mixture_rows rows = {.step = step, .x = x, .out = out, .part = feed_forward->wide};
-        const int travels = feed_forward->mixture.spread_over > 1 && !step->slices;
-        return travels ? cpa_mixture_run_spread(&feed_forward->mixture, weights, &rows, stream)
-                       : cpa_mixture_run(&feed_forward->mixture, weights, &rows, stream);
+    if (w->router) {
+        const cpa_mixture_rows rows = {
+            .step = step, .x = x, .out = out, .added = w->shared_down ? f->wide : NULL, .part = f->wide};
+        const int travels = f->mixture.spread_over > 1 && !step->slices;
+        if (w->shared_down) CPA_TRY(run_shared(f, w, step->rows.count, x, stream));
+        return travels ? cpa_mixture_run_spread(&f->mixture, w, &rows, stream)
+                       : cpa_mixture_run(&f->mixture, w, &rows, stream);
     }
     const dense_rows rows = {step->rows.count, step->slices, x, out};
-    return dense(feed_forward, weights, &rows, stream);
+    return dense(f, w, &rows, stream);
 }

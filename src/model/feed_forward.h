@@ -13,10 +13,14 @@ typedef struct cpa_feed_forward {
     const cpa_model_config *config;
     cpa_dtype dtype;
     /* Room for rows, shared with whoever computes before and behind. */
-    void *wide;          /* [rows, 2 * intermediate]; with slices also for parts of sums, [rows, hidden] in fp32 */
-    void *inner;         /* [rows, intermediate] */
+    void *wide;          /* [rows, cpa_feed_forward_wide]; with slices also for parts of sums, [rows, hidden] in fp32 */
+    void *inner;         /* [rows, cpa_feed_forward_inner] */
     cpa_mixture mixture; /* of the layers that have experts */
 } cpa_feed_forward;
+
+/* Elements of a row that there is to be room for. */
+int64_t cpa_feed_forward_wide(const cpa_model_config *config);
+int64_t cpa_feed_forward_inner(const cpa_model_config *config);
 
 /* out [rows, hidden] of the step's rows x [rows, hidden]; may be x. */
 cpa_status cpa_feed_forward_run(const cpa_feed_forward *feed_forward, const cpa_feed_forward_weights *weights,

@@ -58,7 +58,7 @@ int64_t cpa_mixture_place(cpa_mixture *m, void *memory) {
 }
 
 /* The router's product is not rounded to the dtype: which experts are taken hangs on it. */
-cpa_status cpa_mixture_route(const cpa_mixture *m, const void *router, const void *x, int64_t rows,
+cpa_status cpa_mixture_route(const cpa_mixture *m, const cpa_feed_forward_weights *w, const void *x, int64_t rows,
                              cpa_stream *stream) {
     const cpa_moe_config *moe = &m->config->moe;
     const cpa_linear_args product = {
@@ -69,7 +69,7 @@ cpa_status cpa_mixture_route(const cpa_mixture *m, const void *router, const voi
         .dtype = m->dtype,
         .out_dtype = CPA_F32,
         .x = x,
-        .weight = router,
+        .weight = w->router,
         .out = m->logits,
     };
     const cpa_expert_route_args route = {
@@ -78,9 +78,13 @@ cpa_status cpa_mixture_route(const cpa_mixture *m, const void *router, const voi
         .experts = moe->experts,
         .top_k = moe->top_k,
         .logits = m->logits,
-        .scores = CPA_SCORES_SOFTMAX,
+        .scores = moe->scores,
+        .group_scores = moe->group_scores,
+        .n_group = moe->n_group,
+        .topk_group = moe->topk_group,
+        .bias = w->router_bias,
         .normalise = moe->renormalise,
-        .scale = 1,
+        .scale = moe->scale,
         .ids = m->ids,
         .weights = m->weights,
     };
@@ -160,7 +164,7 @@ static cpa_status run_piece(const cpa_mixture *m, const cpa_feed_forward_weights
         .out = sliced ? (void *)(at->part + before) : (char *)at->out + before * bytes,
         .shared = at->added ? (const char *)at->added + before * bytes : NULL,
     };
-    CPA_TRY(cpa_mixture_route(m, w->router, x, rows, stream));
+    CPA_TRY(cpa_mixture_route(m, w, x, rows, stream));
     CPA_TRY(cpa_expert_permute(&permute, stream));
     CPA_TRY(cpa_mixture_multiply(m, w, experts, &m->choices, places, x, rows, stream));
     return cpa_expert_combine(&combine, stream);

@@ -59,8 +59,8 @@ cpa_status cpa_mixture_run(const cpa_mixture *mixture, const cpa_feed_forward_we
 
 /* What a piece is computed by, for mixture_spread.c too: fills ids and weights, which experts rows have and how much
  * these count; */
-cpa_status cpa_mixture_route(const cpa_mixture *mixture, const void *router, const void *x, int64_t rows,
-                             cpa_stream *stream);
+cpa_status cpa_mixture_route(const cpa_mixture *mixture, const cpa_feed_forward_weights *weights, const void *x,
+                             int64_t rows, cpa_stream *stream);
 /* and fills `wide`: what `experts` give for rows of x, at so many places. */
 cpa_status cpa_mixture_multiply(const cpa_mixture *mixture, const cpa_feed_forward_weights *weights, cpa_slice experts,
                                 const cpa_sorted_choices *choices, int64_t places, const void *x, int64_t x_rows,

@@ -112,7 +112,7 @@ static cpa_status run_piece(const cpa_mixture *m, const cpa_feed_forward_weights
         .out = (char *)at->out + first * row,
         .shared = at->added ? (const char *)at->added + first * row : NULL,
     };
-    CPA_TRY(cpa_mixture_route(m, w->router, x, rows, stream));
+    CPA_TRY(cpa_mixture_route(m, w, x, rows, stream));
     CPA_TRY(permute(rows, moe->top_k, m->ids, (cpa_slice){0, moe->experts}, &m->choices, stream));
     CPA_TRY(gather(m, x, rows, m->choices.tokens, places, m->sorted, stream));
     CPA_TRY(agree(m, with, at->step->rows.count > first + rows, goes, stream));

@@ -9,6 +9,7 @@
 #include "base/json_file.h"
 #include "src/model/config_keys.h"
 #include "src/model/rope_config.h"
+#include "src/model/stored_weight.h"
 
 /* What differs between families where config.json does not say it. */
 typedef struct family_traits {
@@ -23,6 +24,7 @@ typedef struct family_traits {
     int64_t default_window;            /* of a file without sliding_window; 0: none */
     int32_t default_head_dim;          /* 0: hidden_size / num_attention_heads */
     double default_eps, default_theta; /* 0: 1e-6 and 10000 */
+    int latent;                        /* latent attention */
     cpa_moe_names experts;
 } family_traits;
 
@@ -36,6 +38,9 @@ static const family_traits families[] = {
      .experts = CPA_MOE_MIXTRAL},
     {"qwen3_moe", .qk_norm = 1, .reads_biases = 1, .switched_windows = 1, .window_of_all = 1, .default_window = 4096,
      .experts = CPA_MOE_QWEN3},
+    {"deepseek_v2", .latent = 1, .experts = CPA_MOE_DEEPSEEK_V2},
+    {"deepseek_v3", .latent = 1, .experts = CPA_MOE_DEEPSEEK_V3},
+    {"kimi_k2", .latent = 1, .experts = CPA_MOE_DEEPSEEK_V3},
 };
 enum { N_FAMILIES = sizeof families / sizeof *families };
 
@@ -47,6 +52,10 @@ static cpa_status find_family(const cpa_json *json, const family_traits **out, c
         *out = &families[i];
         return CPA_OK;
     }
+    if (strncmp(name, "deepseek_v", strlen("deepseek_v")) == 0) /* other attention: V3.2 and later */
+        return cpa_fail(err, CPA_UNSUPPORTED,
+                        "%s: model_type: found %.40s, which is not supported yet, as deepseek_v2 and deepseek_v3 are",
+                        json->path, name);
     char known[256] = "";
     size_t used = 0;
     for (int i = 0; i < N_FAMILIES; i++) {
@@ -56,6 +65,30 @@ static cpa_status find_family(const cpa_json *json, const family_traits **out, c
     return cpa_fail(err, CPA_UNSUPPORTED, "%s: model_type: found %.40s, supported are %s", json->path, name, known);
 }
 
+/* FP8 in blocks, as stored_weight.h reads it, is the one kind; which tensors are stored so, they say themselves. Rows are
+ * not quantised, which activation_scheme "dynamic" allows other programs. */
+static cpa_status check_quantization(const cpa_json *json, cpa_error *err) {
+    static const struct {
+        const char *key, *supported;
+    } texts[] = {{"quant_method", "fp8"}, {"fmt", "e4m3"}, {"activation_scheme", "dynamic"}};
+    const json_t *object = cpa_json_get(json, "quantization_config");
+    const cpa_json inner = {json->path, "quantization_config.", object};
+    if (!object) return CPA_OK;
+    if (!json_is_object(object)) return cpa_json_refuse(json, "quantization_config", "an object", err);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        const char *found = i == 0 ? "none" : texts[i].supported;
+        CPA_TRY(cpa_json_text(&inner, texts[i].key, CPA_JSON_OPTIONAL, &found, err));
+        if (strcmp(found, texts[i].supported) == 0) continue;
+        return cpa_fail(err, CPA_UNSUPPORTED, "%s: quantization_config.%s: found %.40s, supported is %s", json->path,
+                        texts[i].key, found, texts[i].supported);
+    }
+    const json_t *block = cpa_json_get(&inner, "weight_block_size");
+    for (size_t i = 0; i < 2; i++)
+        if (json_array_size(block) != 2 || json_integer_value(json_array_get(block, i)) != CPA_STORED_WEIGHT_BLOCK)
+            return cpa_json_refuse(&inner, "weight_block_size", "[128, 128]", err);
+    return CPA_OK;
+}
+
 /* What no family here has. */
 static cpa_status check_unsupported(const cpa_json *json, cpa_error *err) {
     const char *activation = "silu";
@@ -63,11 +96,7 @@ static cpa_status check_unsupported(const cpa_json *json, cpa_error *err) {
     if (strcmp(activation, "silu") != 0 && strcmp(activation, "swish") != 0) {
         return cpa_fail(err, CPA_UNSUPPORTED, "%s: hidden_act: found %.40s, supported is silu", json->path, activation);
     }
-    if (cpa_json_get(json, "quantization_config")) {
-        return cpa_fail(err, CPA_UNSUPPORTED,
-                        "%s: quantization_config: quantised weights are not supported, bf16, fp16 and fp32 are",
-                        json->path);
-    }
+    CPA_TRY(check_quantization(json, err));
     if (cpa_json_get(json, "per_layer_config")) {
         return cpa_fail(err, CPA_UNSUPPORTED, "%s: per_layer_config: layers of different shapes are not supported",
                         json->path);
@@ -83,18 +112,14 @@ static cpa_status read_int32(const cpa_json *json, const char *key, cpa_json_pre
     return CPA_OK;
 }
 
-static cpa_status read_sizes(const cpa_json *json, const family_traits *family, cpa_model_config *config,
+enum { MOST_HEADS = 1024 };
+
+/* Heads of ordinary attention. */
+static cpa_status read_heads(const cpa_json *json, const family_traits *family, cpa_model_config *config,
                              cpa_error *err) {
-    const int32_t most = 1 << 20, heads = 1024;
-    double eps = family->default_eps > 0 ? family->default_eps : 1e-6;
-    CPA_TRY(read_int32(json, "num_hidden_layers", CPA_JSON_REQUIRED, 1, CPA_CONFIG_MAX_LAYERS, &config->layers, err));
-    CPA_TRY(read_int32(json, "hidden_size", CPA_JSON_REQUIRED, 1, most, &config->hidden, err));
-    CPA_TRY(read_int32(json, "intermediate_size", CPA_JSON_REQUIRED, 1, most, &config->intermediate, err));
-    CPA_TRY(read_int32(json, "vocab_size", CPA_JSON_REQUIRED, 1, 1 << 22, &config->vocabulary, err));
-    CPA_TRY(read_int32(json, "num_attention_heads", CPA_JSON_REQUIRED, 1, heads, &config->q_heads, err));
     const int says_kv = strcmp(family->name, "llama") != 0; /* Llama 1 and early files of 2 have no such key */
     config->kv_heads = config->q_heads;
-    CPA_TRY(read_int32(json, "num_key_value_heads", says_kv ? CPA_JSON_REQUIRED : CPA_JSON_OPTIONAL, 1, heads,
+    CPA_TRY(read_int32(json, "num_key_value_heads", says_kv ? CPA_JSON_REQUIRED : CPA_JSON_OPTIONAL, 1, MOST_HEADS,
                        &config->kv_heads, err));
     if (config->q_heads % config->kv_heads != 0)
         return cpa_json_refuse(json, "num_attention_heads", "a multiple of num_key_value_heads", err);
@@ -109,6 +134,20 @@ static cpa_status read_sizes(const cpa_json *json, const family_traits *family, 
         return cpa_fail(err, CPA_UNSUPPORTED, "%s: head_dim: found %d, supported are even ones up to %d", json->path,
                         config->head_dim, CPA_MAX_HEAD_DIM);
     }
+    return CPA_OK;
+}
+
+static cpa_status read_sizes(const cpa_json *json, const family_traits *family, cpa_model_config *config,
+                             cpa_error *err) {
+    const int32_t most = 1 << 20;
+    double eps = family->default_eps > 0 ? family->default_eps : 1e-6;
+    CPA_TRY(read_int32(json, "num_hidden_layers", CPA_JSON_REQUIRED, 1, CPA_CONFIG_MAX_LAYERS, &config->layers, err));
+    CPA_TRY(read_int32(json, "hidden_size", CPA_JSON_REQUIRED, 1, most, &config->hidden, err));
+    CPA_TRY(read_int32(json, "intermediate_size", CPA_JSON_REQUIRED, 1, most, &config->intermediate, err));
+    CPA_TRY(read_int32(json, "vocab_size", CPA_JSON_REQUIRED, 1, 1 << 22, &config->vocabulary, err));
+    CPA_TRY(read_int32(json, "num_attention_heads", CPA_JSON_REQUIRED, 1, MOST_HEADS, &config->q_heads, err));
+    CPA_TRY(family->latent ? cpa_latent_config_read(json, &config->latent, err)
+                           : read_heads(json, family, config, err));
     CPA_TRY(cpa_json_int(json, "max_position_embeddings", CPA_JSON_REQUIRED, 1, (int64_t)1 << 24, &config->max_position,
                          err));
     CPA_TRY(cpa_json_number(json, "rms_norm_eps", CPA_JSON_OPTIONAL, 0, 1, &eps, err));
@@ -208,8 +247,9 @@ static cpa_status read_config(const cpa_json *json, cpa_model_config *config, cp
     CPA_TRY(read_parts(json, family, config, err));
     CPA_TRY(read_dtype(json, config, err));
     CPA_TRY(read_windows(json, family, config, err));
+    const int32_t rotated = family->latent ? config->latent.rope : config->head_dim;
     const double theta = family->default_theta > 0 ? family->default_theta : 10000;
-    CPA_TRY(cpa_rope_config_read(json, config->head_dim, config->max_position, theta, &config->rope, err));
+    CPA_TRY(cpa_rope_config_read(json, rotated, config->max_position, theta, &config->rope, err));
     if (family->experts) {
         CPA_TRY(cpa_moe_config_read(json, family->experts, config->layers, config->intermediate, &config->moe, err));
     }
@@ -257,6 +297,11 @@ cpa_model_shape cpa_model_config_shape(const cpa_model_config *config, cpa_dtype
                       .kv_dtype = dtype},
         .mask = {.causal = 1, .window = config->windows[0]},
     };
+    if (config->latent.latent) {
+        shape.attention.kv_heads = shape.attention.v_in_k = 1;
+        shape.attention.k_dim = config->latent.latent + config->latent.rope;
+        shape.attention.v_dim = config->latent.latent;
+    }
     for (int32_t layer = 0; layer < config->layers; layer++) {
         layer_masks[layer] = (cpa_mask){.causal = 1, .window = config->windows[layer]};
         if (config->windows[layer] != config->windows[0]) shape.layer_masks = layer_masks;

@@ -96,23 +96,44 @@ static const char *scaling_key(const cpa_json *json) {
     return is_empty && cpa_json_get(json, "rope_parameters") ? "rope_parameters" : "rope_scaling";
 }
 
-cpa_status cpa_rope_config_read(const cpa_json *json, int32_t head_dim, int64_t max_position, double default_theta,
-                                cpa_rope_config *out, cpa_error *err) {
+/* The object of the scaling as one of the file, with a prefix of its own; without one inner->object is NULL. */
+enum { PREFIX_BYTES = 32 };
+static cpa_status open_scaling(const cpa_json *json, char prefix[PREFIX_BYTES], cpa_json *inner, cpa_error *err) {
     const char *key = scaling_key(json);
     const json_t *object = cpa_json_get(json, key);
+    if (object && !json_is_object(object)) return cpa_json_refuse(json, key, "an object", err);
+    snprintf(prefix, PREFIX_BYTES, "%s.", key);
+    *inner = (cpa_json){json->path, prefix, object};
+    return CPA_OK;
+}
+
+cpa_status cpa_rope_config_score_factor(const cpa_json *json, double *out, cpa_error *err) {
+    char prefix[PREFIX_BYTES];
+    cpa_json inner;
+    cpa_rope_scaling scaling = CPA_ROPE_PLAIN;
+    double factor = 1, mscale_all_dim = 0;
+    CPA_TRY(open_scaling(json, prefix, &inner, err));
+    if (inner.object) CPA_TRY(find_scaling(&inner, &scaling, err));
+    if (scaling != CPA_ROPE_PLAIN) {
+        CPA_TRY(cpa_json_number(&inner, "factor", CPA_JSON_REQUIRED, 1, 1e9, &factor, err));
+        CPA_TRY(cpa_json_number(&inner, "mscale_all_dim", CPA_JSON_OPTIONAL, 0, 1e9, &mscale_all_dim, err));
+    }
+    *out = yarn_mscale(factor, mscale_all_dim);
+    return CPA_OK;
+}
+
+cpa_status cpa_rope_config_read(const cpa_json *json, int32_t head_dim, int64_t max_position, double default_theta,
+                                cpa_rope_config *out, cpa_error *err) {
+    char prefix[PREFIX_BYTES];
+    cpa_json inner;
     cpa_rope_config rope = {.size = sizeof rope,
                             .dim = head_dim,
                             .theta = default_theta,
                             .max_position = max_position,
                             .original_max_position = max_position};
     CPA_TRY(read_theta(json, &rope.theta, err));
-    if (object) {
-        char prefix[32];
-        if (!json_is_object(object)) return cpa_json_refuse(json, key, "an object", err);
-        snprintf(prefix, sizeof prefix, "%s.", key);
-        const cpa_json inner = {json->path, prefix, object};
-        CPA_TRY(read_scaling(&inner, json, &rope, err));
-    }
+    CPA_TRY(open_scaling(json, prefix, &inner, err));
+    if (inner.object) CPA_TRY(read_scaling(&inner, json, &rope, err));
     *out = rope;
     return CPA_OK;
 }

@@ -12,4 +12,8 @@
 cpa_status cpa_rope_config_read(const cpa_json *json, int32_t head_dim, int64_t max_position, double default_theta,
                                 cpa_rope_config *out, cpa_error *err);
 
+/* The factor that DeepSeek's YaRN has queries and keys multiplied by in place of cosines and sines: 0.1 mscale_all_dim
+ * ln(factor) + 1, or 1 where the scaling says no mscale_all_dim or there is none. */
+cpa_status cpa_rope_config_score_factor(const cpa_json *json, double *out, cpa_error *err);
+
 #endif

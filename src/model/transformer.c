@@ -9,6 +9,7 @@
 #include "kernels/device.h"
 #include "kernels/nn.h"
 #include "src/model/feed_forward.h"
+#include "src/model/latent_attention.h"
 #include "src/model/mixture_spread.h"
 #include "src/model/sampler.h"
 #include "src/model/sliced_linear.h"
@@ -22,6 +23,8 @@ struct cpa_transformer {
     cpa_device *device;
     cpa_weights weights;
     cpa_feed_forward feed_forward;
+    cpa_latent_attention latent; /* with latent attention alone, as is the next */
+    cpa_latent_forms forms;
     cpa_sampler sampler;
     float *rope_table;
     int64_t logit_rows;
@@ -39,8 +42,9 @@ struct cpa_transformer {
     void *observe_ctx;
 };
 
-static int32_t q_width(const cpa_model_config *c) {
-    return c->q_heads * c->head_dim;
+/* Of the results of attention. */
+static int32_t out_width(const cpa_model_config *c) {
+    return c->q_heads * (c->latent.latent ? c->latent.value : c->head_dim);
 }
 
 static int32_t qkv_width(const cpa_model_config *c) {
@@ -51,11 +55,11 @@ static int64_t rope_bytes(const cpa_model_config *c) {
     return c->rope.max_position * c->rope.dim * (int64_t)sizeof(float);
 }
 
-/* Whether steps with slices are taken: no slice is empty. */
+/* Whether steps with slices are taken: no slice is empty, and heads have keys. */
 static int takes_slices(const cpa_transformer *t) {
     const cpa_model_config *c = &t->config;
     const int32_t ranks = t->options.ranks, experts = c->moe.experts;
-    return t->options.slices != CPA_SLICES_NONE && ranks > 1 && c->q_heads >= ranks &&
+    return t->options.slices != CPA_SLICES_NONE && ranks > 1 && c->q_heads >= ranks && !c->latent.latent &&
            cpa_slice_unit(qkv_width(c), ranks) > 0 && cpa_slice_unit(c->intermediate, ranks) > 0 &&
            cpa_slice_unit(c->vocabulary, ranks) > 0 && (experts == 0 || experts >= ranks);
 }
@@ -90,7 +94,9 @@ static void list_buffers(cpa_transformer *t, buffer list[BUFFERS]) {
     const cpa_model_config *c = &t->config;
     const int64_t bytes = cpa_dtype_bytes(t->options.dtype), row = t->options.max_rows * bytes;
     const int64_t last = t->logit_rows * c->hidden * bytes;
-    int64_t wide = cpa_max64(qkv_width(c), 2 * (int64_t)c->intermediate) * bytes, inner = c->intermediate * bytes;
+    const int64_t first = c->latent.latent ? cpa_latent_wide(c) : qkv_width(c);
+    int64_t wide = cpa_max64(first, cpa_feed_forward_wide(c)) * bytes;
+    int64_t inner = cpa_max64(cpa_feed_forward_inner(c), cpa_latent_inner(c)) * bytes;
     int64_t own_logits = 0;
     if (takes_slices(t)) {
         wide = cpa_max64(wide, c->hidden * (int64_t)sizeof(float));
@@ -173,10 +179,12 @@ static cpa_linear_args product(const cpa_transformer *t, int64_t rows, const voi
  * to wait for. Multiplies some weights by themselves. */
 static cpa_status warm_up(const cpa_transformer *t, cpa_stream *stream, cpa_error *err) {
     enum { WARM_ROWS = 64 };
-    const int64_t own_outputs = qkv_width(&t->config) / cpa_max64(t->options.ranks, 1);
-    const int64_t rows = cpa_min64(cpa_min64(WARM_ROWS, t->options.max_rows), own_outputs);
-    const void *weights = t->weights.layers[0].qkv;
-    const cpa_linear_args args = product(t, rows, weights, t->config.hidden, weights, NULL, (int32_t)rows, t->wide);
+    const cpa_model_config *c = &t->config;
+    const cpa_layer_weights *w = &t->weights.layers[0];
+    const int64_t outputs = c->latent.latent ? cpa_latent_wide(c) : qkv_width(c) / cpa_max64(t->options.ranks, 1);
+    const int64_t rows = cpa_min64(cpa_min64(WARM_ROWS, t->options.max_rows), outputs);
+    const void *weights = c->latent.latent ? w->latent.front : w->qkv;
+    const cpa_linear_args args = product(t, rows, weights, c->hidden, weights, NULL, (int32_t)rows, t->wide);
     cpa_status status = cpa_linear(&args, stream);
     if (status == CPA_OK) status = t->device->table->stream_sync(stream);
     return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "the first product: %s", stream->error.message);
@@ -185,6 +193,8 @@ static cpa_status warm_up(const cpa_transformer *t, cpa_stream *stream, cpa_erro
 /* Whether what is to be shared out is enough for all ranks, and may be. */
 static cpa_status check_ranks(const cpa_transformer *t, cpa_error *err) {
     const int32_t ranks = t->options.ranks, experts = t->config.moe.experts;
+    if (t->options.slices == CPA_SLICES_ALL && ranks > 1 && t->config.latent.latent)
+        return cpa_fail(err, CPA_UNSUPPORTED, "weights: slices are not supported with latent attention");
     if (t->options.slices == CPA_SLICES_ALL && ranks > 1 && !takes_slices(t)) {
         const int32_t most = experts > 0 && experts < t->config.q_heads ? experts : t->config.q_heads;
         return cpa_fail(err, CPA_UNSUPPORTED, "weights: found %d ranks, expected at most as many as %s, %d, for slices",
@@ -195,6 +205,25 @@ static cpa_status check_ranks(const cpa_transformer *t, cpa_error *err) {
         return cpa_fail(err, CPA_UNSUPPORTED, "experts: found %d ranks, expected at most as many as experts, %d", ranks,
                         experts);
     return cpa_mixture_check_spread(t->device, err);
+}
+
+/* What steps with latent attention read; nothing of it moves. */
+static cpa_status open_latent(cpa_transformer *t, cpa_error *err) {
+    const size_t layers = (size_t)t->config.layers;
+    t->latent = (cpa_latent_attention){.config = &t->config,
+                                       .dtype = t->options.dtype,
+                                       .rope = {.table = t->rope_table,
+                                                .max_position = t->config.rope.max_position,
+                                                .dim = t->config.rope.dim,
+                                                .interleaved = t->config.latent.interleaved},
+                                       .wide = t->wide,
+                                       .inner = t->inner};
+    t->forms.scales = calloc(layers, sizeof *t->forms.scales);
+    t->forms.matrices = calloc(2 * layers, sizeof *t->forms.matrices);
+    if (!t->forms.scales || !t->forms.matrices) return cpa_fail(err, CPA_NO_MEMORY, "transformer: no memory");
+    t->forms.expansions = t->forms.matrices + layers;
+    cpa_latent_forms_of(&t->config, &t->weights, &t->forms);
+    return CPA_OK;
 }
 
 static cpa_status load(cpa_transformer *t, const cpa_safetensors *files, cpa_stream *stream, cpa_error *err) {
@@ -208,6 +237,7 @@ static cpa_status load(cpa_transformer *t, const cpa_safetensors *files, cpa_str
     t->feed_forward.wide = t->wide;
     t->feed_forward.inner = t->inner;
     cpa_mixture_place(&t->feed_forward.mixture, t->mixture);
+    if (t->config.latent.latent) CPA_TRY(open_latent(t, err));
     CPA_TRY(upload_rope(t, stream, err));
     return warm_up(t, stream, err);
 }
@@ -237,6 +267,8 @@ void cpa_transformer_destroy(cpa_transformer *transformer) {
     for (int i = 0; i < BUFFERS; i++) cpa_device_free(transformer->device, *list[i].memory);
     cpa_sampler_close(&transformer->sampler);
     cpa_weights_release(&transformer->weights);
+    free(transformer->forms.scales);
+    free(transformer->forms.matrices);
     free(transformer);
 }
 
@@ -284,7 +316,8 @@ static cpa_status gather(const cpa_transformer *t, int64_t rows, const void *sou
  * each. */
 static int is_fused(const cpa_transformer *t, const cpa_model_step *step) {
     const int64_t rows = step->rows.count;
-    return !step->slices && rows > 0 && rows <= t->device->nn->fused_rows && t->options.dtype != CPA_F32;
+    return !t->config.latent.latent && !step->slices && rows > 0 && rows <= t->device->nn->fused_rows &&
+           t->options.dtype != CPA_F32;
 }
 
 static cpa_status fused(cpa_linear_args args, cpa_linear_fusion fusion, cpa_stream *stream) {
@@ -328,18 +361,28 @@ static cpa_status begin_step(void *ctx, const cpa_model_step *step, cpa_stream *
     return cpa_embed(&args, stream);
 }
 
+/* x = the norm of the residual, to which what the layer before gave is added first. */
+static cpa_status norm_in(const cpa_transformer *t, int32_t layer, int64_t rows, cpa_stream *stream) {
+    const void *weight = t->weights.layers[layer].attention_norm;
+    return layer == 0 ? norm(t, rows, t->residual, NULL, weight, t->x, stream)
+                      : norm(t, rows, t->x, t->residual, weight, t->x, stream);
+}
+
 static cpa_status layer_in(void *ctx, int32_t layer, const cpa_model_step *step, const cpa_layer_args *layer_args,
                            cpa_stream *stream) {
     const cpa_transformer *t = ctx;
     const cpa_model_config *c = &t->config;
     const cpa_layer_weights *w = &t->weights.layers[layer];
     const int64_t rows = step->rows.count;
+    if (c->latent.latent) {
+        CPA_TRY(norm_in(t, layer, rows, stream));
+        return cpa_latent_in(&t->latent, &w->latent, t->x, step, layer_args, stream);
+    }
     const cpa_linear_args qkv = product(t, rows, t->x, c->hidden, w->qkv, w->qkv_bias, qkv_width(c), t->wide);
     if (is_fused(t, step)) {
         CPA_TRY(fused_norm(t, w->attention_norm, qkv, 0, stream));
     } else {
-        const void *x = layer == 0 ? t->residual : t->x;
-        CPA_TRY(norm(t, rows, x, layer == 0 ? NULL : t->residual, w->attention_norm, t->x, stream));
+        CPA_TRY(norm_in(t, layer, rows, stream));
         CPA_TRY(step->slices ? cpa_sliced_outputs(step->slices, &qkv, w->is_slice, t->inner, stream)
                              : cpa_linear(&qkv, stream));
     }
@@ -388,7 +431,7 @@ static cpa_status layer_out(void *ctx, int32_t layer, const cpa_model_step *step
     const cpa_layer_weights *w = &t->weights.layers[layer];
     const cpa_slices *slices = step->slices;
     const int64_t rows = step->rows.count;
-    const cpa_linear_args o = product(t, rows, out, q_width(c), w->o, w->o_bias, c->hidden, t->x);
+    const cpa_linear_args o = product(t, rows, out, out_width(c), w->o, w->o_bias, c->hidden, t->x);
     if (is_fused(t, step)) {
         CPA_TRY(fused_add(t, o, stream));
         return fused_feed_forward(t, w, step, stream);
@@ -458,4 +501,12 @@ cpa_model cpa_transformer_model(cpa_transformer *transformer) {
         .vocabulary = (int32_t)transformer->config.vocabulary,
         .gives_ranks = 1,
     };
+}
+
+void cpa_transformer_give_forms(const cpa_transformer *transformer, cpa_model_shape *shape) {
+    if (!transformer->config.latent.latent) return;
+    shape->forms = transformer->forms.list;
+    shape->n_forms = CPA_LATENT_FORMS;
+    shape->decode_form = CPA_LATENT_ABSORBED;
+    shape->prefill_form = CPA_LATENT_EXPANDED;
 }

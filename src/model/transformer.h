@@ -1,10 +1,10 @@
-/* A decoder-only transformer behind the engine: the Llama, Mistral and Qwen families, with or without experts. Every rank has all weights
- * and computes the rows of a step that it owns; or, in steps with slices (cpattn/model.h), its slice of every product
- * of the rows of all ranks, so that it reads a part of the weights, or has no more than that.
+/* A decoder-only transformer behind the engine: the Llama, Mistral, Qwen and DeepSeek families, with or without experts.
+ * Every rank has all weights and computes the rows of a step that it owns; or, in steps with slices (cpattn/model.h), its
+ * slice of every product of the rows of all ranks, so that it reads a part of the weights, or has no more than that.
  *
  *     begin_step    residual = embedding of the tokens
  *     layer_in      norm of the residual, one product for queries, keys and values, norms of heads, rotary positions,
- *                   keys and values to the cache
+ *                   keys and values to the cache; or latents (latent_attention.h)
  *     layer_out     output product, added to the residual; norm, gates, down product, which the next norm adds
  *     end_step      of the rows that yield a token: the last sum and norm, logits in fp32, a draw
  *
@@ -46,6 +46,10 @@ int64_t cpa_transformer_bytes(const cpa_model_config *config, const cpa_transfor
 /* The model for the engine; the transformer must outlive it. Where there are fewer heads, experts, or outputs of some
  * product, than ranks, it takes no steps with slices, and with CPA_SLICES_ALL it is not created. */
 cpa_model cpa_transformer_model(cpa_transformer *transformer);
+
+/* The forms of the model's rows, in the shape of its attention (cpa_model_config_shape): they point into the transformer.
+ * With ordinary attention there are none. */
+void cpa_transformer_give_forms(const cpa_transformer *transformer, cpa_model_shape *shape);
 
 /* Sees the logits, fp32 [count, vocabulary] on the device, of the emissions [first, first + count) of a step before
  * their tokens are drawn; it may synchronise. Steps are not captured in graphs while there is one. */

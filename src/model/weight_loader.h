@@ -1,5 +1,5 @@
 /* Copies tensors of safetensors files, or blocks of them, to memory of a device, and converts where the files have
- * another dtype. Tensors that the model has as one matrix are read one behind the other. */
+ * another dtype, or codes (stored_weight.h). Tensors that the model has as one matrix are read one behind the other. */
 #ifndef CPA_MODEL_WEIGHT_LOADER_H
 #define CPA_MODEL_WEIGHT_LOADER_H
 
@@ -46,6 +46,15 @@ cpa_status cpa_load_whole(const cpa_weight_loader *loader, const char *kind, con
 /* The matrices `wanted` of a tensor [matrices, rows, columns] that is named LAYER + name. */
 cpa_status cpa_load_matrices(const cpa_weight_loader *loader, const char *name, int64_t matrices, int64_t rows,
                              int64_t columns, cpa_slice wanted, void *out);
+/* Of a matrix of `heads` times `rows` rows, the rows [first, first + count) of each head, transposed: out [heads,
+ * columns, count]. */
+typedef struct cpa_head_rows {
+    int64_t heads, rows, first, count;
+} cpa_head_rows;
+cpa_status cpa_load_transposed(const cpa_weight_loader *loader, const char *name, cpa_head_rows of, int64_t columns,
+                               void *out);
+/* A tensor [n] named LAYER + name as fp32, whatever the dtype. */
+cpa_status cpa_load_floats(const cpa_weight_loader *loader, const char *name, int64_t n, float *out);
 /* Whether the files have LAYER + name. */
 int cpa_weight_loader_has(const cpa_weight_loader *loader, const char *name);
 

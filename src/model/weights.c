@@ -38,6 +38,11 @@ static int64_t q_width(const cpa_model_config *c) {
     return (int64_t)c->q_heads * c->head_dim;
 }
 
+/* Of the results of attention. */
+static int64_t out_width(const cpa_model_config *c) {
+    return c->latent.latent ? (int64_t)c->q_heads * c->latent.value : q_width(c);
+}
+
 /* What a rank has of the matrices that are sliced: rows of qkv, of gates, and of the head, columns of o and of down; and
  * its experts. */
 typedef struct own_slices {
@@ -50,8 +55,9 @@ cpa_slice cpa_own_experts(int32_t experts, int32_t ranks, int32_t rank) {
 }
 
 static own_slices slices_of(const cpa_model_config *c, cpa_weights_part part) {
-    return (own_slices){.qkv = cpa_slice_of(qkv_width(c), part.ranks, part.rank),
-                        .o = cpa_slice_of_units(c->q_heads, c->head_dim, part.ranks, part.rank),
+    const cpa_slice none = {0, 0};
+    return (own_slices){.qkv = c->latent.latent ? none : cpa_slice_of(qkv_width(c), part.ranks, part.rank),
+                        .o = cpa_slice_of_units(c->q_heads, out_width(c) / c->q_heads, part.ranks, part.rank),
                         .inner = cpa_slice_of(c->intermediate, part.ranks, part.rank),
                         .head = cpa_slice_of(c->vocabulary, part.ranks, part.rank),
                         .experts = cpa_own_experts(c->moe.experts, part.expert_ranks, part.expert_rank)};
@@ -73,6 +79,24 @@ static cpa_feed_forward_weights lay_out_experts(const cpa_model_config *c, const
     w.router = take(a, c->moe.experts * hidden);
     w.expert_gate_up = take(a, own->experts.count * 2 * inner * hidden);
     w.expert_down = take(a, own->experts.count * hidden * inner);
+    if (c->moe.has_bias) w.router_bias = take(a, c->moe.experts * (int64_t)sizeof(float) / a->element_bytes);
+    w.shared_gate_up = take_if(c->moe.shared > 0, a, 2 * c->moe.shared * hidden);
+    w.shared_down = take_if(c->moe.shared > 0, a, hidden * c->moe.shared);
+    return w;
+}
+
+static cpa_latent_weights lay_out_latent(const cpa_model_config *c, arena *a) {
+    const cpa_latent_config *l = &c->latent;
+    const int64_t heads = c->q_heads, queries = heads * (l->nope + l->rope);
+    cpa_latent_weights w = {.front = NULL};
+    if (!l->latent) return w;
+    w.front = take(a, ((l->q_latent ? l->q_latent : queries) + l->latent + l->rope) * c->hidden);
+    w.q_norm = take_if(l->q_latent > 0, a, l->q_latent);
+    w.q_b = take_if(l->q_latent > 0, a, queries * l->q_latent);
+    w.kv_norm = take(a, l->latent);
+    w.kv_b = take(a, heads * (l->nope + l->value) * l->latent);
+    w.k_up = take(a, heads * l->nope * l->latent);
+    w.v_up = take(a, heads * l->value * l->latent);
     return w;
 }
 
@@ -81,7 +105,8 @@ static cpa_layer_weights lay_out_layer(const cpa_model_config *c, const own_slic
     cpa_layer_weights w;
     w.is_slice = own->qkv.count < qkv_width(c);
     w.attention_norm = take(a, hidden);
-    w.qkv = take(a, own->qkv.count * hidden);
+    w.latent = lay_out_latent(c, a);
+    w.qkv = take_if(!c->latent.latent, a, own->qkv.count * hidden);
     w.qkv_bias = take_if(c->qkv_bias, a, own->qkv.count);
     w.q_norm = take_if(c->qk_norm, a, c->head_dim);
     w.k_norm = take_if(c->qk_norm, a, c->head_dim);
@@ -147,12 +172,35 @@ static cpa_status load_attention(const loading *l, const cpa_layer_weights *w) {
     return cpa_load_whole(&l->from, "bias", &o, 0, w->o_bias);
 }
 
+static cpa_status load_latent(const loading *l, const cpa_layer_weights *layer) {
+    const cpa_model_config *c = l->config;
+    const cpa_latent_config *k = &c->latent;
+    const cpa_latent_weights *w = &layer->latent;
+    const int64_t heads = c->q_heads, both = k->nope + k->value, queries = heads * (k->nope + k->rope);
+    const cpa_weight_part front[] = {
+        {k->q_latent ? "self_attn.q_a_proj" : "self_attn.q_proj", k->q_latent ? k->q_latent : queries},
+        {"self_attn.kv_a_proj_with_mqa", k->latent + k->rope}};
+    const cpa_weight_part q_norm = {"self_attn.q_a_layernorm", k->q_latent}, q_b = {"self_attn.q_b_proj", queries};
+    const cpa_weight_part kv_norm = {"self_attn.kv_a_layernorm", k->latent};
+    const cpa_weight_part kv_b = {"self_attn.kv_b_proj", heads * both}, o = {"self_attn.o_proj", c->hidden};
+    const cpa_head_rows keys = {heads, both, 0, k->nope}, values = {heads, both, k->nope, k->value};
+    const cpa_slice all = {0, front[0].rows + front[1].rows}, hidden = {0, c->hidden};
+    CPA_TRY(cpa_load_block(&l->from, "weight", front, 2, c->hidden, all, hidden, w->front));
+    CPA_TRY(cpa_load_whole(&l->from, "weight", &q_norm, 0, w->q_norm));
+    CPA_TRY(cpa_load_whole(&l->from, "weight", &q_b, k->q_latent, w->q_b));
+    CPA_TRY(cpa_load_whole(&l->from, "weight", &kv_norm, 0, w->kv_norm));
+    CPA_TRY(cpa_load_whole(&l->from, "weight", &kv_b, k->latent, w->kv_b));
+    CPA_TRY(cpa_load_transposed(&l->from, "self_attn.kv_b_proj.weight", keys, k->latent, w->k_up));
+    CPA_TRY(cpa_load_transposed(&l->from, "self_attn.kv_b_proj.weight", values, k->latent, w->v_up));
+    return cpa_load_whole(&l->from, "weight", &o, out_width(c), layer->o);
+}
+
 static cpa_status load_layer(const loading *l, int32_t layer, const cpa_layer_weights *w) {
     const cpa_model_config *c = l->config;
     const cpa_weight_part attention_norm = {"input_layernorm", c->hidden};
     const cpa_weight_part mlp_norm = {"post_attention_layernorm", c->hidden};
     CPA_TRY(cpa_load_whole(&l->from, "weight", &attention_norm, 0, w->attention_norm));
-    CPA_TRY(load_attention(l, w));
+    CPA_TRY(c->latent.latent ? load_latent(l, w) : load_attention(l, w));
     CPA_TRY(cpa_load_whole(&l->from, "weight", &mlp_norm, 0, w->mlp_norm));
     if (!c->moe.sparse[layer]) return load_dense(l, &w->feed_forward);
     return cpa_expert_weights_load(&l->from, c, l->own.experts, &w->feed_forward);

@@ -29,18 +29,33 @@ typedef struct cpa_feed_forward_weights {
     void *down, *down_bias;       /* [hidden, intermediate] */
     /* A mixture of experts, of which the rank has `own` (cpa_own_experts). */
     void *router;         /* [experts, hidden] */
+    float *router_bias;   /* [experts] added to scores where experts are chosen */
     void *expert_gate_up; /* [own, 2 * moe.intermediate, hidden]: of each, gates, then the rows that they scale */
     void *expert_down;    /* [own, hidden, moe.intermediate] */
+    void *shared_gate_up; /* [2 * moe.shared, hidden]: of the experts that every token has */
+    void *shared_down;    /* [hidden, moe.shared] */
 } cpa_feed_forward_weights;
+
+/* Of latent attention (latent_config.h); NULL where the model has no such part. */
+typedef struct cpa_latent_weights {
+    void *front;   /* [q_latent + latent + rope, hidden]: W_q_a, or [q_heads * (nope + rope), ...] W_q; then W_kv_a */
+    void *q_norm;  /* [q_latent] */
+    void *q_b;     /* [q_heads * (nope + rope), q_latent] */
+    void *kv_norm; /* [latent] */
+    void *kv_b;    /* [q_heads, nope + value, latent]: of each head W_k_b, then W_v_b */
+    void *k_up;    /* [q_heads, latent, nope]: W_k_b of each head, transposed */
+    void *v_up;    /* [q_heads, latent, value]: W_v_b of each head, transposed */
+} cpa_latent_weights;
 
 /* Of one layer; NULL where the model has no such part. */
 typedef struct cpa_layer_weights {
     int is_slice;
-    void *attention_norm;  /* [hidden] */
-    void *qkv, *qkv_bias;  /* [(q_heads + 2 kv_heads) * head_dim, hidden]: queries, keys, values */
-    void *q_norm, *k_norm; /* [head_dim] */
-    void *o, *o_bias;      /* [hidden, q_heads * head_dim] */
-    void *mlp_norm;        /* [hidden] */
+    void *attention_norm;      /* [hidden] */
+    void *qkv, *qkv_bias;      /* [(q_heads + 2 kv_heads) * head_dim, hidden]: queries, keys, values */
+    void *q_norm, *k_norm;     /* [head_dim] */
+    cpa_latent_weights latent; /* in the place of these three */
+    void *o, *o_bias;          /* [hidden, q_heads * head_dim], of heads of values */
+    void *mlp_norm;            /* [hidden] */
     cpa_feed_forward_weights feed_forward;
 } cpa_layer_weights;
 

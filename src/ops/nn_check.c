@@ -1,9 +1,22 @@
 #include "src/ops/nn_check.h"
 
+#include <math.h>
+
 cpa_status cpa_nn_check_count(const char *where, const char *name, int64_t count, int64_t least, int64_t most,
                               cpa_error *err) {
     REQUIRE(err, count >= least && count <= most, "%s: %s is %lld, expected %lld to %lld", where, name,
             (long long)count, (long long)least, (long long)most);
+    return CPA_OK;
+}
+
+cpa_status cpa_nn_check_finite(const char *where, const char *name, float number, float least, cpa_error *err) {
+    REQUIRE(err, number >= least && isfinite(number), "%s: %s is %g, expected a number of at least %g", where, name,
+            (double)number, (double)least);
+    return CPA_OK;
+}
+
+cpa_status cpa_nn_check_flag(const char *where, const char *name, int32_t flag, cpa_error *err) {
+    REQUIRE(err, flag == 0 || flag == 1, "%s: %s is %d, expected 0 or 1", where, name, flag);
     return CPA_OK;
 }
 
@@ -23,5 +36,13 @@ cpa_status cpa_nn_check_weight_scale(const char *where, int64_t outputs, int64_t
             "%s: scales are [%lld, %lld], expected [%lld, %lld] or [%lld, 1] for weights [%lld, %lld]", where,
             (long long)rows, (long long)columns, (long long)block_rows, (long long)block_columns, (long long)outputs,
             (long long)outputs, (long long)inputs);
+    return CPA_OK;
+}
+
+cpa_status cpa_nn_check_in_place(const char *where, const void *x, int64_t x_stride, const void *out,
+                                 int64_t out_stride, cpa_error *err) {
+    REQUIRE(err, !out || out != x || out_stride == x_stride,
+            "%s: out is x, but its rows are %lld elements apart and those of x %lld", where, (long long)out_stride,
+            (long long)x_stride);
     return CPA_OK;
 }

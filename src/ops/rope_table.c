@@ -32,6 +32,11 @@ static cpa_status check_config(const cpa_rope_config *c, cpa_error *err) {
                                             isfinite(c->beta_fast + c->beta_slow + c->attention_factor)),
             "%s: beta_fast is %g, beta_slow is %g and attention_factor is %g, expected numbers of at least 0", where,
             c->beta_fast, c->beta_slow, c->attention_factor);
+    REQUIRE(err,
+            c->scaling != CPA_ROPE_YARN ||
+                (c->mscale >= 0 && c->mscale_all_dim >= 0 && isfinite(c->mscale + c->mscale_all_dim)),
+            "%s: mscale is %g and mscale_all_dim is %g, expected numbers of at least 0", where, c->mscale,
+            c->mscale_all_dim);
     return CPA_OK;
 }
 
@@ -57,6 +62,13 @@ static double yarn_frequency(const cpa_rope_config *c, int32_t i, double f) {
     return f * (1 - ramp) + f / c->factor * ramp;
 }
 
+/* What YaRN multiplies cosines and sines by. */
+static double yarn_size(const cpa_rope_config *c) {
+    if (c->attention_factor > 0) return c->attention_factor;
+    const double mscale = c->mscale > 0 ? c->mscale : 1, grown = 0.1 * log(c->factor);
+    return (grown * mscale + 1) / (grown * c->mscale_all_dim + 1);
+}
+
 static double frequency(const cpa_rope_config *c, int32_t i) {
     const double f = pow(c->theta, -2.0 * i / c->dim);
     switch (c->scaling) {
@@ -73,7 +85,7 @@ cpa_status cpa_rope_table(const cpa_rope_config *given, float *table, cpa_error 
     CPA_TRY(CPA_STRUCT_TAKE("rope table", given, cpa_rope_config, max_position, &c, err));
     CPA_TRY(check_config(&c, err));
     REQUIRE(err, table, "rope table: the table is NULL");
-    if (c.scaling == CPA_ROPE_YARN) size = c.attention_factor > 0 ? c.attention_factor : 0.1 * log(c.factor) + 1;
+    if (c.scaling == CPA_ROPE_YARN) size = yarn_size(&c);
     const int32_t half = c.dim / 2;
     for (int32_t i = 0; i < half; i++) frequencies[i] = frequency(&c, i);
     for (int64_t position = 0; position < c.max_position; position++) {

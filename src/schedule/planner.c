@@ -4,9 +4,12 @@
 
 #include "base/struct_size.h"
 
-/* e: bytes of an element of keys and values. */
+/* e: bytes of an element of keys and values; of latents, where values lie in keys, those of a row by the columns that both
+ * have. */
 static double element_bytes(const cpa_planner *p) {
-    return (double)cpa_dtype_bytes(p->shape.kv_dtype);
+    const cpa_attention_shape *shape = &p->shape;
+    if (!shape->v_in_k) return (double)cpa_dtype_bytes(shape->kv_dtype);
+    return (double)cpa_shape_row_bytes(shape, CPA_KEYS) / ((double)shape->k_dim + shape->v_dim);
 }
 
 double cpa_planner_overlap_tokens(const cpa_planner *p) {
@@ -82,8 +85,8 @@ double cpa_planner_predict(const cpa_planner *p, cpa_algorithm algorithm, int64_
     if (timed > 0) return timed;
     double attention = attention_seconds(p, t, cached);
     if (algorithm == CPA_PASS_Q) {
-        double row_bytes =
-            p->shape.q_heads * ((double)p->shape.k_dim * element_bytes(p) + sizeof(float) * (p->shape.v_dim + 1.0));
+        const double q_element = (double)cpa_dtype_bytes(p->shape.v_in_k ? p->shape.dtype : p->shape.kv_dtype);
+        double row_bytes = p->shape.q_heads * (p->shape.k_dim * q_element + sizeof(float) * (p->shape.v_dim + 1.0));
         return attention + others * t * row_bytes / p->bandwidth;
     }
     return fmax(attention, others * (cached + t) * token_bytes(p) / p->bandwidth);

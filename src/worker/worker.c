@@ -73,7 +73,7 @@ static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
     const buffer own[] = {
         {&worker->q, cpa_worker_most_q_bytes(worker, rows), ON_DEVICE},
         {&worker->k, rows * cpa_shape_k_bytes(shape), ON_DEVICE},
-        {&worker->v, rows * cpa_shape_v_bytes(shape), ON_DEVICE},
+        {&worker->v, shape->v_in_k ? 0 : rows * cpa_shape_v_bytes(shape), ON_DEVICE},
         {&worker->out, worker->out_bytes, ON_DEVICE},
         {&worker->block, worker->block_bytes, ON_DEVICE},
         {(void **)&worker->drawn, drawn, ON_DEVICE},

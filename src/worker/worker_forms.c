@@ -73,6 +73,7 @@ void cpa_worker_form_rows(const cpa_worker *worker, int32_t layer, void *out, cp
                                   .out = (char *)out + at->out_bytes,
                                   .mask = cpa_model_form_mask(model, f, layer),
                                   .scale = cpa_model_form_scale(model, f, layer),
-                                  .matrix = cpa_model_form_matrix(model, f, layer)};
+                                  .matrix = cpa_model_form_matrix(model, f, layer),
+                                  .expansion = cpa_model_form_expansion(model, f, layer)};
     }
 }

@@ -84,6 +84,14 @@ results_are_right() {
         expect_right 2
         bench 1 rmsnorm --dtype $dtype --shapes 3x100,40x64 --iters 3
         expect_right 2
+        bench 1 rmsnorm_codes --dtype $dtype --shapes 3x100,40x256 --iters 3
+        expect_right 2
+        bench 1 rmsnorm2 --dtype $dtype --shapes 3,40 --iters 3
+        expect_right 2
+        bench 1 rotate --dtype $dtype --shapes 3x5,40x2 --iters 3
+        expect_right 2
+        bench 1 latent_norm_rope --dtype $dtype --shapes 3,40:kv-cache-dtype=fp8_t128 --iters 3
+        expect_right 2
         bench 1 swiglu --dtype $dtype --shapes 3x100,40x64 --iters 3
         expect_right 2
         bench 1 qk_norm_rope --dtype $dtype --shapes 5,50:kv-cache-dtype=int8 --iters 3

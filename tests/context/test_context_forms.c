@@ -578,12 +578,12 @@ static void refuse_forms(const site *s, const cpa_context_options *options, cons
 static void forms_that_the_cache_has_not_are_refused(void) {
     static const cpa_row_form bad[][2] = {{{0}, {.k_dim = 65}},
                                           {{0}, {.v_dim = 49}},
-                                          {{.out_dim = 257}, {0}},
+                                          {{.out_dim = 577}, {0}},
                                           {{.k_dim = -1}, {0}},
                                           {{.v_dim = 16, .reserved = {1}}, {0}}};
     static const char *const says[] = {
         "context: form 1: k_dim is 65, expected 0 to 64", "context: form 1: v_dim is 49, expected 0 to 48",
-        "context: form 0: out_dim is 257, expected 0 to 256", "context: form 0: k_dim is -1, expected 0 to 64",
+        "context: form 0: out_dim is 577, expected 0 to 576", "context: form 0: k_dim is -1, expected 0 to 64",
         "context: form 0: the reserved bytes are not zero"};
     site s;
     open_site(&s, &CASES[0], LENGTHS, PLACEMENTS, N_SEQUENCES, OWNED);
@@ -643,7 +643,7 @@ static void steps_and_layers_that_lack_a_form_are_refused(void) {
     l.rows[1].matrix = NULL, refuse_layer(&s, of, &l.args, "form 1: the matrix is (nil)"), l.rows[1] = good;
     l.rows[1].scale = NAN, refuse_layer(&s, of, &l.args, "form 1: scale is nan"), l.rows[1] = good;
     l.rows[1].mask.causal = 2, refuse_layer(&s, of, &l.args, "form 1: causal is 2"), l.rows[1] = good;
-    l.rows[1].reserved[3] = 1, refuse_layer(&s, of, &l.args, "form 1: the reserved bytes"), l.rows[1] = good;
+    l.rows[1].reserved[2] = 1, refuse_layer(&s, of, &l.args, "form 1: the reserved bytes"), l.rows[1] = good;
     l.rows[0].matrix = good.matrix, refuse_layer(&s, of, &l.args, "form 0: the matrix is 0x");
     l.rows[0].matrix = NULL;
     CU_ASSERT_EQUAL(plan(&s, of), CPA_OK); /* and after all of that */

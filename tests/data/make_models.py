@@ -17,6 +17,7 @@ deviation above one. Of some seeds that one is taken whose two best logits are f
 """
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -54,8 +55,11 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 YARN_4 = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 YARN_5 = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 16.0,
           "beta_slow": 2.0, "attention_factor": 1.1}
+DEEPSEEK_YARN = {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1,
+                 "mscale": 1.0, "mscale_all_dim": 1.0}
 
 # "eos": of generation_config.json; a number counted from the end of the answer to the second prompt, or ids.
+# "latent": latent attention. "fp8": projections are stored in FP8.
 # "experts": what the names of experts begin with, in files that have a tensor for each of them.
 MODELS = {
     "tiny-llama": {"eos": [126, 127], "config": version_5(
@@ -88,6 +92,73 @@ MODELS = {
     "tiny-sharded": {"eos": 127, "shards": 3, "config": version_5(
         "LlamaForCausalLM", "llama", "bfloat16", YARN_5, head_dim=16, attention_bias=True, mlp_bias=True)},
 }
+
+
+# DeepSeek's own files, of version 4: latent attention, a dense layer in front, then experts in groups beside one that
+# is shared. The widths differ so that none can be taken for another.
+def deepseek(architecture, model_type, rope_scaling, **more):
+    return version_4(architecture, model_type, "bfloat16", rope_scaling, num_key_value_heads=4, num_hidden_layers=3,
+                     kv_lora_rank=32, qk_rope_head_dim=16, first_k_dense_replace=1, moe_layer_freq=1, ep_size=1,
+                     n_routed_experts=8, n_shared_experts=1, moe_intermediate_size=16, n_group=4, topk_group=2,
+                     attention_bias=False, attention_dropout=0.0, pretraining_tp=1, aux_loss_alpha=0.001, seq_aux=True,
+                     rms_norm_eps=1e-6, **more)
+
+
+MODELS |= {
+    "tiny-deepseek-v2": {"eos": 127, "latent": True, "experts": "mlp", "config": deepseek(
+        "DeepseekV2ForCausalLM", "deepseek_v2", None, q_lora_rank=None, qk_nope_head_dim=16, v_head_dim=24,
+        num_experts_per_tok=2, norm_topk_prob=False, routed_scaling_factor=2.0, scoring_func="softmax",
+        topk_method="group_limited_greedy")},
+    "tiny-deepseek-v3": {"eos": 127, "latent": True, "experts": "mlp", "config": deepseek(
+        "DeepseekV3ForCausalLM", "deepseek_v3", DEEPSEEK_YARN, q_lora_rank=24, qk_nope_head_dim=24, v_head_dim=16,
+        num_experts_per_tok=3, norm_topk_prob=True, routed_scaling_factor=2.5, scoring_func="sigmoid",
+        topk_method="noaux_tc")},
+}
+# The second as its makers publish it: codes with a scale for each block of 128 x 128.
+MODELS["tiny-deepseek-fp8"] = {"eos": 127, "latent": True, "experts": "mlp", "fp8": True, "config": {
+    **MODELS["tiny-deepseek-v3"]["config"], "quantization_config": {
+        "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}}}
+
+
+FP8_NAMES = ("_proj.weight", "_with_mqa.weight")
+
+
+def to_fp8(state):
+    """The state with codes and scales in the place of what projections have, and that as it is read again."""
+    stored, read = {}, {}
+    for name, values in state.items():
+        stored[name] = read[name] = values
+        if not name.endswith(FP8_NAMES):
+            continue
+        rows, columns = (-(-n // 128) for n in values.shape)
+        scales = torch.empty(rows, columns)
+        codes, wide = torch.empty(values.shape, dtype=torch.float8_e4m3fn), torch.empty(values.shape)
+        for i in range(rows):
+            for j in range(columns):
+                block = slice(128 * i, 128 * i + 128), slice(128 * j, 128 * j + 128)
+                scales[i, j] = values[block].abs().max() / 448
+                codes[block] = (values[block] / scales[i, j]).to(torch.float8_e4m3fn)
+                wide[block] = codes[block].float() * scales[i, j]
+        stored[name], stored[f"{name}_scale_inv"], read[name] = codes, scales, wide
+    return stored, read
+
+
+def latent_weights(model, seed):
+    """Fills a model with latent attention; returns its state."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {}
+    for name, tensor in model.state_dict().items():
+        values = torch.randn(tensor.shape, generator=generator)
+        spread = tensor.shape[-1] ** -0.5
+        if "norm" in name:
+            values = 1 + 0.2 * values
+        elif name.endswith("e_score_correction_bias"):
+            values = 0.3 * values
+        elif "embed_tokens" not in name:
+            peaky = any(part in name for part in ("q_proj", "q_b_proj", "kv_a_proj", "kv_b_proj"))
+            values = values * spread * (1.5 if peaky else 2 if "lm_head" in name or name.endswith("gate.weight") else 1)
+        state[name] = values
+    return state
 
 
 def random_weights(model, seed):
@@ -131,12 +202,12 @@ def as_published(state, block):
     return out
 
 
-def write_weights(folder, state, dtype, shards, block=None):
+def write_weights(folder, state, dtype, shards):
     for old in folder.glob("model*.safetensors*"):
         old.unlink()
-    if block:
-        state = as_published(state, block)
-    state = {name: values.to(dtype).contiguous() for name, values in state.items()}
+    keep = ("correction_bias", "scale_inv")
+    state = {name: (values if name.endswith(keep) or values.element_size() == 1 else values.to(dtype)).contiguous()
+             for name, values in state.items()}
     if shards == 1:
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
         return
@@ -173,14 +244,25 @@ def make(name):
     folder, spec = HERE / name, MODELS[name]
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(spec["config"], indent=2) + "\n")
-    config = transformers.AutoConfig.from_pretrained(folder)
+    plain = {key: value for key, value in spec["config"].items() if key != "quantization_config"}
+    config = transformers.AutoConfig.for_model(**plain)
     empty = transformers.AutoModelForCausalLM.from_config(config)
     dtype = getattr(torch, spec["config"].get("dtype") or spec["config"]["torch_dtype"])
 
     def measure(seed):
-        write_weights(folder, random_weights(empty, seed), dtype, spec.get("shards", 1), spec.get("experts"))
+        state, read = latent_weights(empty, seed) if spec.get("latent") else random_weights(empty, seed), folder
+        if spec.get("experts"):
+            state = as_published(state, spec["experts"])
+        if spec.get("fp8"):
+            state, wide = to_fp8(state)
+            read = Path(tempfile.mkdtemp())
+            (read / "config.json").write_text(json.dumps(plain))
+            exact = (*FP8_NAMES, "correction_bias")
+            write_weights(read, {name: values if name.endswith(exact) else values.to(dtype).float()
+                                 for name, values in wide.items()}, torch.float32, 1)
+        write_weights(folder, state, dtype, spec.get("shards", 1))
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+            read, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
         assert not info["missing_keys"], f"{name}: {info['missing_keys']} are drawn at random"
         model.eval()
         answers = [greedy(model, prompt) for prompt in prompts()]

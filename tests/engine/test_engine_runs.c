@@ -228,21 +228,10 @@ static void a_model_that_cannot_be_called_is_refused(void) {
     wrong = right, wrong.slices = (cpa_model_slices)3, refuse_network(wrong, "slices 3 is none");
 }
 
-static void what_the_device_does_not_attend_is_refused(void) {
-    cpa_engine_options options = cpa_test_engine_options();
-    cpa_engine *engine = NULL;
-    cpa_error err = {CPA_OK, ""};
-    options.model.attention.v_in_k = 1;
-    CU_ASSERT_EQUAL(cpa_engine_create(cpa_test_comm(), &options, &engine, &err), CPA_UNSUPPORTED);
-    CU_ASSERT_PTR_NULL(engine);
-    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "model: v_in_k is 1"));
-}
-
 static const cpa_test tests[] = {
     {"runs from a callback are refused", runs_from_a_callback_are_refused},
     {"options that differ are refused on all ranks", options_that_differ_are_refused_on_all_ranks},
     {"a model that cannot be called is refused", a_model_that_cannot_be_called_is_refused},
-    {"what the device does not attend is refused", what_the_device_does_not_attend_is_refused},
     {"statistics are totals of all runs", statistics_are_totals_of_all_runs},
     {"a stopped engine goes on", a_stopped_engine_goes_on},
     {"the clock goes on from run to run", the_clock_goes_on_from_run_to_run},

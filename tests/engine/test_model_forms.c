@@ -144,7 +144,7 @@ static cpa_engine_options open_model(formed_model *m, decoding how) {
     options.model.n_forms = FORMS;
     options.model.prefill_form = PREFILL;
     options.model.decode_form = DECODE;
-    m->synthetic = (cpa_synthetic){NULL, options.model.attention, options.seed};
+    m->synthetic = (cpa_synthetic){.shape = options.model.attention, .seed = options.seed};
     m->synthetic_model = cpa_synthetic_model(&m->synthetic);
     m->model = (cpa_model){.size = sizeof m->model,
                            .ctx = m,
@@ -305,7 +305,7 @@ static void what_forms_may_not_be_is_told(void) {
     expect_refusal(&other, "model: n_forms is 4, expected 0 to 3");
     other = options;
     other.network = NULL;
-    expect_refusal(&other, "model: 2 forms without a network, expected one that gives their queries");
+    expect_refusal(&other, "form 1: has layer_matrices without a network, expected one that gives them");
     other = options;
     other.model.layer_masks = windows;
     expect_refusal(&other, "form 0, layer 0: the mask shows keys that the mask of the layer hides");

@@ -34,6 +34,14 @@ static void expect_same_bits(uint64_t a, uint64_t b) {
     if (cpa_test_promises_bits()) CU_ASSERT_EQUAL(a, b);
 }
 
+/* The same where the first ranks of sequences may differ, which hashes of the cache's form and of tokens decide. Ranks
+ * that are a power of two meet in pairs, so that the order of merging, from 4 ranks on, depends on the first one. */
+static void expect_same_bits_from_any_rank(uint64_t a, uint64_t b) {
+    int size;
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    if (size < 4 || (size & (size - 1)) != 0) expect_same_bits(a, b);
+}
+
 /* The digest under pass-Q, after checking that pass-KV, the other layouts and other steps give the same. */
 static uint64_t common_digest(cpa_engine_options options) {
     options.algorithm = CPA_PASS_Q;
@@ -76,12 +84,12 @@ static void scales_of_heads_are_checked_too(void) {
     options.model.attention.k_scale = options.model.attention.v_scale = 0;
     options.model.attention.n_scales = heads;
     options.model.attention.k_scales = options.model.attention.v_scales = device_all;
-    expect_same_bits(common_digest(options), of_tensor);
+    expect_same_bits_from_any_rank(common_digest(options), of_tensor);
     options.model.attention.k_scales = device_apart;
     CU_ASSERT_NOT_EQUAL(common_digest(options), of_tensor);
     options.model.attention.n_scales = 1;
     options.model.attention.k_scales = device_all;
-    expect_same_bits(digest_of(&options), of_tensor);
+    expect_same_bits_from_any_rank(digest_of(&options), of_tensor);
     cpa_test_free(stream, device_apart);
     cpa_test_free(stream, device_all);
     cpa_test_device_close(device, stream);

@@ -91,7 +91,7 @@ static cpa_status select_keys(void *ctx, int32_t layer, const cpa_model_step *st
 
 static void model_open(selecting_model *m, const cpa_engine_options *options) {
     memset(m, 0, sizeof *m);
-    m->synthetic = (cpa_synthetic){NULL, options->model.attention, options->seed};
+    m->synthetic = (cpa_synthetic){.shape = options->model.attention, .seed = options->seed};
     m->synthetic_model = cpa_synthetic_model(&m->synthetic);
     m->model = m->synthetic_model;
     m->model.ctx = m;

@@ -29,6 +29,9 @@ cpa_fault cpa_fault_by_name(const char *name) {
         "deep-prefix",
         "lost-rules",
         "rows-for-runs",
+        "swapped-halves",
+        "wrong-tile",
+        "late-values",
         "stopped-last",
         "stopped-in-mpi",
     };

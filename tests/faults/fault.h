@@ -26,6 +26,9 @@ typedef enum cpa_fault {
     CPA_FAULT_DEEP_PREFIX,     /* requests are taken to share more keys than they do */
     CPA_FAULT_LOST_RULES,      /* scores stay as they are: no rules, no bits, no sinks */
     CPA_FAULT_ROWS_FOR_RUNS,   /* attend reads rows in one piece where the layout has runs */
+    CPA_FAULT_SWAPPED_HALVES,  /* halves of the rotated elements of latents change places */
+    CPA_FAULT_WRONG_TILE,      /* the second tile of a latent has the scale of the first */
+    CPA_FAULT_LATE_VALUES,     /* values begin in the wrong column of a latent */
     CPA_FAULT_STOPPED_LAST,    /* the last rank stops when its work is done, before it tells the others */
     CPA_FAULT_STOPPED_IN_MPI,  /* it stops in MPI_Finalize */
     CPA_FAULT_COUNT

@@ -8,6 +8,7 @@
 #include "kernels/operators.h"
 #include "src/cache/kv_cache.h"
 #include "tests/faults/fault.h"
+#include "tests/faults/latents.h"
 
 cpa_status __real_cpa_device_open(const cpa_device_options *options, cpa_device **out, cpa_error *err);
 cpa_status __wrap_cpa_device_open(const cpa_device_options *options, cpa_device **out, cpa_error *err);
@@ -389,6 +390,8 @@ static cpa_status attend(const cpa_attend_plan *plan, const cpa_attend_args *arg
         return attend_scaled(plan, args, ready_q, stream);
     if (cpa_fault_is(CPA_FAULT_ROWS_FOR_RUNS) && args->kv.layout == CPA_VLLM_X)
         return attend_rows(plan, args, ready_q, stream);
+    if (cpa_fault_is_of_latents() && args->kv.v_in_k)
+        return cpa_fault_attend_latents(real_of(stream->device), plan, p->rows, args, ready_q, stream);
     if (cpa_fault_is(CPA_FAULT_SWAPPED_KV_HEAD) && plan->shape.kv_heads > 1 && p->rows > 0)
         return attend_swapped(p, args, ready_q, stream);
     if (cpa_fault_is(CPA_FAULT_LOST_RULES)) return attend_without_rules(plan, args, ready_q, stream);
@@ -414,6 +417,6 @@ cpa_status __wrap_cpa_device_open(const cpa_device_options *options, cpa_device 
     faulty[backend].kv_write = kv_write;
     faulty[backend].copy_blocks = copy_blocks;
     (*out)->operators = &faulty[backend];
-    if (cpa_fault_named == CPA_FAULT_BASE2_LSE) (*out)->caps.has_graphs = 0;
+    if (cpa_fault_named == CPA_FAULT_BASE2_LSE || cpa_fault_is_named_of_latents()) (*out)->caps.has_graphs = 0;
     return CPA_OK;
 }

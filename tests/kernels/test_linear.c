@@ -94,6 +94,58 @@ static void products_are_those_of_float64(void) {
     cpa_test_device_close(device, stream);
 }
 
+/* A batch over interleaved heads of rows: outputs of each are those of the product alone, to the bit on the host. */
+static void products_of_a_batch_are_those_alone(void) {
+    enum { HEADS = 5, ROWS = 19, IN = 24, OUT = 40, WIDE_IN = 33, WIDE_OUT = 41 };
+    static const cpa_dtype dtypes[] = {CPA_F32, CPA_BF16};
+    cpa_test_device_open(2, &device, &stream);
+    for (int i = 0; i < 2; i++) {
+        const cpa_dtype dtype = dtypes[i];
+        const int64_t bytes = cpa_dtype_bytes(dtype);
+        cpa_test_tensor x = cpa_test_tensor_make(stream, dtype, ROWS, HEADS * WIDE_IN, 0, 1);
+        cpa_test_tensor weight = cpa_test_tensor_make(stream, dtype, HEADS * OUT, IN, 0, 2);
+        cpa_test_tensor out = cpa_test_tensor_blank(stream, dtype, ROWS, HEADS * WIDE_OUT, 0);
+        cpa_test_tensor alone = cpa_test_tensor_blank(stream, dtype, ROWS, HEADS * WIDE_OUT, 0);
+        cpa_linear_args args = {.size = sizeof args,
+                                .rows = ROWS,
+                                .inputs = IN,
+                                .outputs = OUT,
+                                .dtype = dtype,
+                                .out_dtype = dtype,
+                                .x = x.device,
+                                .x_stride = HEADS * WIDE_IN,
+                                .weight = weight.device,
+                                .out = out.device,
+                                .out_stride = HEADS * WIDE_OUT,
+                                .batch = HEADS,
+                                .x_batch_stride = WIDE_IN,
+                                .weight_batch_stride = OUT * IN,
+                                .out_batch_stride = WIDE_OUT};
+        CU_ASSERT_EQUAL(cpa_linear(&args, stream), CPA_OK);
+        args.batch = 0;
+        for (int head = 0; head < HEADS; head++) {
+            args.x = (const char *)x.device + head * WIDE_IN * bytes;
+            args.weight = (const char *)weight.device + head * OUT * IN * bytes;
+            args.out = (char *)alone.device + head * WIDE_OUT * bytes;
+            CU_ASSERT_EQUAL(cpa_linear(&args, stream), CPA_OK);
+        }
+        cpa_test_tensor_fetch(&out, stream);
+        cpa_test_tensor_fetch(&alone, stream);
+        int64_t wrong = 0;
+        for (int64_t at = 0; at < ROWS * HEADS * WIDE_OUT; at++) {
+            const float a = out.values[at], b = alone.values[at];
+            const int is_pad = at % WIDE_OUT >= OUT;
+            wrong += is_pad ? a == a : cpa_test_promises_bits() ? a != b : fabsf(a - b) > 0.02f * (1 + fabsf(b));
+        }
+        CU_ASSERT_EQUAL(wrong, 0);
+        cpa_test_tensor_free(&alone, stream);
+        cpa_test_tensor_free(&out, stream);
+        cpa_test_tensor_free(&weight, stream);
+        cpa_test_tensor_free(&x, stream);
+    }
+    cpa_test_device_close(device, stream);
+}
+
 static void a_row_of_nan_stays_alone(void) {
     const shape s = {21, 200, 40, CPA_BF16, CPA_BF16, 1, 1};
     product p;
@@ -258,6 +310,7 @@ static void few_rows_have_the_bits_of_many_with_every_instruction_set(void) {
 
 static const cpa_test tests[] = {
     {"products are those of float64", products_are_those_of_float64},
+    {"products of a batch are those alone", products_of_a_batch_are_those_alone},
     {"a row of NaN stays alone", a_row_of_nan_stays_alone},
     {"a row has its bits in any batch and place", a_row_has_its_bits_in_any_batch_and_place},
     {"a fused product is the operators in turn", a_fused_product_is_the_operators_in_turn},

@@ -16,6 +16,11 @@ static const float EPS = 1e-5f;
 
 /* Positions at both ends of the table and outside of it; two rows share one. */
 static const int64_t AT[ROWS] = {0, 1, POSITIONS - 1, POSITIONS, 17, 17, -1, 255, INT64_MAX};
+/* Those of height and width, which rows of other forms do not read. */
+static const int64_t MORE_AT[2 * ROWS] = {5, 0,  99, 7, POSITIONS, 2, 3, 4,
+                                          5, /* width */
+                                          8, 64, 1,  2, 3,         0, 9, POSITIONS - 1,
+                                          6};
 static const int64_t SLOTS[ROWS] = {7, BLOCK *BLOCKS - 1, 0, 33, -1, 34, 35, 16, -1};
 enum { NAN_ROW = 5 };
 
@@ -27,19 +32,24 @@ typedef struct form {
     float weight_offset;
     int32_t dim, first, interleaved; /* of the rotation; dim 0: none */
     int pad;
+    int32_t inverse, sections[3], sections_interleaved;
 } form;
 
 static const form FORMS[] = {
-    {4, 2, 64, 64, CPA_BF16, CPA_BF16, 0, 0, 1, 0, 64, 0, 0, 8},
-    {16, 4, 128, 128, CPA_BF16, CPA_BF16, 0, 1, 1, 0, 128, 0, 1, 0},
-    {3, 1, 80, 80, CPA_F16, CPA_F16, 0, 0, 0, 0, 80, 0, 1, 3},
-    {2, 2, 120, 120, CPA_F32, CPA_F32, 0, 0, 1, 1, 32, 0, 0, 0},
-    {17, 1, 256, 64, CPA_BF16, CPA_FP8_E4M3, 0, 1, 0, 0, 64, 192, 1, 8},
-    {4, 2, 64, 24, CPA_F32, CPA_INT8, 0, 0, 1, 0, 32, 16, 0, 4},
-    {1, 1, 128, 128, CPA_BF16, CPA_FP8_E4M3, 0.5f, 0, 1, 0, 128, 0, 0, 0},
-    {2, 2, 10, 6, CPA_F16, CPA_F32, 0, 1, 1, 0, 0, 0, 0, 1},
-    {5, 0, 64, 64, CPA_BF16, CPA_BF16, 0, 0, 1, 0, 64, 0, 0, 0},
-    {0, 3, 64, 64, CPA_BF16, CPA_INT8, 0, 0, 1, 0, 64, 0, 0, 8},
+    {4, 2, 64, 64, CPA_BF16, CPA_BF16, 0, 0, 1, 0, 64, 0, 0, 8, 0, {0}, 0},
+    {16, 4, 128, 128, CPA_BF16, CPA_BF16, 0, 1, 1, 0, 128, 0, 1, 0, 0, {0}, 0},
+    {3, 1, 80, 80, CPA_F16, CPA_F16, 0, 0, 0, 0, 80, 0, 1, 3, 0, {0}, 0},
+    {2, 2, 120, 120, CPA_F32, CPA_F32, 0, 0, 1, 1, 32, 0, 0, 0, 0, {0}, 0},
+    {17, 1, 256, 64, CPA_BF16, CPA_FP8_E4M3, 0, 1, 0, 0, 64, 192, 1, 8, 0, {0}, 0},
+    {4, 2, 64, 24, CPA_F32, CPA_INT8, 0, 0, 1, 0, 32, 16, 0, 4, 0, {0}, 0},
+    {1, 1, 128, 128, CPA_BF16, CPA_FP8_E4M3, 0.5f, 0, 1, 0, 128, 0, 0, 0, 0, {0}, 0},
+    {2, 2, 10, 6, CPA_F16, CPA_F32, 0, 1, 1, 0, 0, 0, 0, 1, 0, {0}, 0},
+    {5, 0, 64, 64, CPA_BF16, CPA_BF16, 0, 0, 1, 0, 64, 0, 0, 0, 0, {0}, 0},
+    {0, 3, 64, 64, CPA_BF16, CPA_INT8, 0, 0, 1, 0, 64, 0, 0, 8, 0, {0}, 0},
+    {4, 2, 64, 64, CPA_BF16, CPA_BF16, 0, 0, 1, 0, 64, 0, 0, 8, 1, {0}, 0},
+    {16, 4, 128, 128, CPA_BF16, CPA_BF16, 0, 0, 1, 0, 128, 0, 0, 0, 0, {16, 24, 24}, 0},
+    {8, 2, 128, 128, CPA_BF16, CPA_FP8_E4M3, 0, 0, 1, 0, 128, 0, 0, 0, 0, {24, 20, 20}, 1},
+    {3, 1, 80, 80, CPA_F32, CPA_F32, 0, 0, 0, 0, 40, 8, 1, 3, 1, {8, 7, 5}, 1},
 };
 enum { N_FORMS = sizeof FORMS / sizeof *FORMS };
 
@@ -81,7 +91,10 @@ static void make(call *c, const form *f) {
         c->table = make_table(f->dim);
         c->device_table = cpa_test_upload(stream, c->table, POSITIONS * f->dim * (int64_t)sizeof *c->table);
     }
-    c->positions = cpa_test_upload(stream, AT, sizeof AT);
+    int64_t positions[3 * ROWS];
+    memcpy(positions, AT, sizeof AT);
+    memcpy(positions + ROWS, MORE_AT, sizeof MORE_AT);
+    c->positions = cpa_test_upload(stream, positions, sizeof positions);
     c->slots = cpa_test_upload(stream, SLOTS, sizeof SLOTS);
     c->nonfinite = cpa_test_upload(stream, flags, sizeof flags);
     c->args = (cpa_qk_norm_rope_args){
@@ -95,7 +108,14 @@ static void make(call *c, const form *f) {
         .k_weight = f->norm ? c->k_weight.device : NULL,
         .weight_offset = f->weight_offset,
         .eps = EPS,
-        .rope = {c->device_table, POSITIONS, f->dim, f->first, f->interleaved, {0}},
+        .rope = {.table = c->device_table,
+                 .max_position = POSITIONS,
+                 .dim = f->dim,
+                 .first = f->first,
+                 .interleaved = f->interleaved,
+                 .inverse = f->inverse,
+                 .sections = {f->sections[0], f->sections[1], f->sections[2]},
+                 .sections_interleaved = f->sections_interleaved},
         .positions = c->positions,
         .q = c->q.device,
         .q_stride = c->q.stride,
@@ -126,8 +146,26 @@ static void destroy(call *c) {
 
 /* ---- queries and keys against float64 ---- */
 
+/* The position that turns a pair of a row. */
+static int64_t position_of(const form *f, int row, int pair) {
+    const int32_t *s = f->sections;
+    int kind = 0;
+    if (f->sections_interleaved) {
+        kind = pair % 3 == 1 && pair < 3 * s[1] ? 1 : pair % 3 == 2 && pair < 3 * s[2] ? 2 : 0;
+    } else if (s[0]) {
+        kind = pair < s[0] ? 0 : pair < s[0] + s[1] ? 1 : 2;
+    }
+    return kind ? MORE_AT[(kind - 1) * ROWS + row] : AT[row];
+}
+
+static int is_outside(const form *f, int row) {
+    int outside = AT[row] < 0 || AT[row] >= POSITIONS;
+    for (int kind = 0; f->sections[0] && kind < 2; kind++) outside |= MORE_AT[kind * ROWS + row] >= POSITIONS;
+    return f->dim && outside;
+}
+
 /* The elements of a head that are wrong. */
-static int wrong_in_head(const call *c, const float *in, const float *weight, int64_t position, const float *got) {
+static int wrong_in_head(const call *c, const float *in, const float *weight, int row, const float *got) {
     const form *f = c->form;
     double want[CPA_MAX_HEAD_DIM], size[CPA_MAX_HEAD_DIM], squares = 0;
     int wrong = 0;
@@ -139,12 +177,13 @@ static int wrong_in_head(const call *c, const float *in, const float *weight, in
     }
     for (int i = 0; i < f->dim / 2; i++) {
         const int x = f->first + (f->interleaved ? 2 * i : i), y = x + (f->interleaved ? 1 : f->dim / 2);
-        const double angle = (double)position * pow(THETA, -2.0 * i / f->dim), a = want[x], b = want[y];
-        want[x] = a * cos(angle) - b * sin(angle);
-        want[y] = b * cos(angle) + a * sin(angle);
+        const double angle = (double)position_of(f, row, i) * pow(THETA, -2.0 * i / f->dim), a = want[x], b = want[y],
+                     sine = f->inverse ? -sin(angle) : sin(angle);
+        want[x] = a * cos(angle) - b * sine;
+        want[y] = b * cos(angle) + a * sine;
         size[x] = size[y] = fabs(a) + fabs(b);
     }
-    const int outside = f->dim && (position < 0 || position >= POSITIONS);
+    const int outside = is_outside(f, row);
     for (int i = 0; i < f->k_dim; i++)
         wrong += !cpa_test_is_near(got[i], outside ? NAN : want[i], f->dtype, 1e-6 * size[i]);
     return wrong;
@@ -156,9 +195,9 @@ static int wrong_elements(const call *c) {
     for (int row = 0; row < ROWS; row++) {
         const float *in = cpa_test_row(&c->qkv, row), *values = in + (f->q_heads + f->kv_heads) * f->k_dim;
         for (int head = 0; head < f->q_heads; head++, in += f->k_dim)
-            wrong += wrong_in_head(c, in, c->q_weight.values, AT[row], cpa_test_row(&c->q, row) + head * f->k_dim);
+            wrong += wrong_in_head(c, in, c->q_weight.values, row, cpa_test_row(&c->q, row) + head * f->k_dim);
         for (int head = 0; head < f->kv_heads; head++, in += f->k_dim)
-            wrong += wrong_in_head(c, in, c->k_weight.values, AT[row], cpa_test_row(&c->k, row) + head * f->k_dim);
+            wrong += wrong_in_head(c, in, c->k_weight.values, row, cpa_test_row(&c->k, row) + head * f->k_dim);
         for (int i = 0; i < f->kv_heads * f->v_dim; i++) {
             const float got = cpa_test_row(&c->v, row)[i];
             wrong += got != values[i] && !(isnan(got) && isnan(values[i]));
@@ -263,30 +302,43 @@ typedef struct known_table {
 } known_table;
 
 static const known_table KNOWN[] = {
-    {{sizeof(cpa_rope_config), CPA_ROPE_LINEAR, 128, 1e4, 2, 4, 0, 0, 0, 0, 0, 0},
+    {{sizeof(cpa_rope_config), CPA_ROPE_LINEAR, 128, 1e4, 2, 4, 0, 0, 0, 0, 0, 0, 0, 0},
      1,
      {0, 1, 16, 32, 35, 48, 63},
      {0.25, 0.216491088, 0.0250000004, 0.00249999994, 0.00162345415, 0.000250000012, 2.88695483e-05}},
-    {{sizeof(cpa_rope_config), CPA_ROPE_LLAMA3, 128, 5e5, 2, 8, 1, 4, 0, 0, 0, 8192},
+    {{sizeof(cpa_rope_config), CPA_ROPE_LLAMA3, 128, 5e5, 2, 8, 1, 4, 0, 0, 0, 8192, 0, 0},
      1,
      {0, 1, 16, 32, 35, 48, 63},
      {1, 0.814617217, 0.0376060307, 0.000524846022, 9.55621217e-05, 6.64786967e-06, 3.06892588e-07}},
-    {{sizeof(cpa_rope_config), CPA_ROPE_LLAMA3, 64, 5e5, 2, 32, 1, 4, 0, 0, 0, 8192},
+    {{sizeof(cpa_rope_config), CPA_ROPE_LLAMA3, 64, 5e5, 2, 32, 1, 4, 0, 0, 0, 8192, 0, 0},
      1,
      {0, 1, 8, 16, 19, 24, 31},
      {1, 0.663601279, 0.0376060307, 0.000429556705, 1.29147675e-05, 1.66196742e-06, 9.41830649e-08}},
-    {{sizeof(cpa_rope_config), CPA_ROPE_YARN, 128, 1e6, 2, 4, 0, 0, 0, 0, 0, 32768},
+    {{sizeof(cpa_rope_config), CPA_ROPE_YARN, 128, 1e6, 2, 4, 0, 0, 0, 0, 0, 32768, 0, 0},
      1.138629436111989,
      {0, 1, 16, 32, 35, 48, 63},
      {1, 0.805842221, 0.0316227786, 0.000602941145, 0.000246258394, 7.90569356e-06, 3.10234441e-07}},
-    {{sizeof(cpa_rope_config), CPA_ROPE_YARN, 64, 1e4, 2, 40, 0, 0, 32, 1, 1, 4096},
+    {{sizeof(cpa_rope_config), CPA_ROPE_YARN, 64, 1e4, 2, 40, 0, 0, 32, 1, 1, 4096, 0, 0},
      1,
      {0, 1, 8, 16, 19, 24, 31},
      {1, 0.749894202, 0.100000001, 0.00550000044, 0.00137051346, 2.49999994e-05, 3.33380353e-06}},
-    {{sizeof(cpa_rope_config), CPA_ROPE_YARN, 16, 1e4, 2, 2, 0, 0, 16, 2, 1.25, 32},
+    {{sizeof(cpa_rope_config), CPA_ROPE_YARN, 16, 1e4, 2, 2, 0, 0, 16, 2, 1.25, 32, 0, 0},
      1.25,
      {0, 1, 2, 4, 7, 6, 7},
      {1, 0.158113882, 0.0500000007, 0.00499999989, 0.000158113893, 0.000500000024, 0.000158113893}},
+    /* DeepSeek's: equal ones give 1; then two that differ; and one alone, as DeepSeek's own code has it. */
+    {{sizeof(cpa_rope_config), CPA_ROPE_YARN, 64, 1e4, 2, 40, 0, 0, 32, 1, 0, 4096, 1, 1},
+     1,
+     {0, 1, 8, 16, 19, 24, 31},
+     {1, 0.749894202, 0.100000001, 0.00550000044, 0.00137051346, 2.49999994e-05, 3.33380353e-06}},
+    {{sizeof(cpa_rope_config), CPA_ROPE_YARN, 64, 1e4, 2, 40, 0, 0, 32, 1, 0, 4096, 0.707, 0.5},
+     1.0644689039,
+     {0, 1, 8, 16, 19, 24, 31},
+     {1, 0.749894202, 0.100000001, 0.00550000044, 0.00137051346, 2.49999994e-05, 3.33380353e-06}},
+    {{sizeof(cpa_rope_config), CPA_ROPE_YARN, 64, 1e4, 2, 40, 0, 0, 32, 1, 0, 4096, 0.707, 0},
+     1.2608037774,
+     {0, 1, 8, 16, 19, 24, 31},
+     {1, 0.749894202, 0.100000001, 0.00550000044, 0.00137051346, 2.49999994e-05, 3.33380353e-06}},
 };
 
 static void tables_have_the_frequencies_of_transformers(void) {
@@ -324,8 +376,8 @@ static void far_positions_keep_their_digits(void) {
 static void what_is_no_rotation_is_refused(void) {
     const cpa_rope_config good = KNOWN[1].config, yarn = KNOWN[3].config;
     float table[2 * CPA_MAX_HEAD_DIM];
-    cpa_rope_config bad[14];
-    for (int i = 0; i < 14; i++) bad[i] = i < 10 ? good : yarn;
+    cpa_rope_config bad[16];
+    for (int i = 0; i < 16; i++) bad[i] = i < 10 ? good : yarn;
     bad[0].dim = 7;
     bad[1].dim = CPA_MAX_HEAD_DIM + 2;
     bad[2].theta = 1;
@@ -340,7 +392,9 @@ static void what_is_no_rotation_is_refused(void) {
     bad[11].beta_fast = -1;
     bad[12].attention_factor = INFINITY;
     bad[13].original_max_position = -1;
-    for (int i = 0; i < 14; i++) {
+    bad[14].mscale = NAN;
+    bad[15].mscale_all_dim = -1;
+    for (int i = 0; i < 16; i++) {
         cpa_error err = {0};
         CU_ASSERT_EQUAL(cpa_rope_table(&bad[i], table, &err), CPA_INVALID);
         CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "rope table: "));

@@ -447,6 +447,29 @@ static void the_shapes_under_configs_load(void) {
     CU_ASSERT_EQUAL(model.shape.attention.q_heads, 64);
 }
 
+/* A head of 192 is attended where prompts are, a row of 576 where rows decode, both at the scale of the head. */
+static void latents_have_a_form_of_prompts_and_one_of_decode(void) {
+    cpa_model_file model;
+    cpa_error err;
+    char text[256];
+    CU_ASSERT_EQUAL_FATAL(cpa_model_load(CPA_CONFIGS "/deepseek-v3.yaml", &model, &err), CPA_OK);
+    cpa_model_set_forms(&model);
+    const cpa_model_shape shape = cpa_model_shape_of(&model);
+    CU_ASSERT(shape.attention.v_in_k == 1 && shape.attention.k_dim == 576 && shape.attention.v_dim == 512);
+    CU_ASSERT_EQUAL_FATAL(shape.n_forms, 2);
+    const cpa_row_form prefill = shape.forms[shape.prefill_form].widths, decode = shape.forms[shape.decode_form].widths;
+    CU_ASSERT(prefill.expanded == 1 && prefill.k_dim == 192 && prefill.v_dim == 128);
+    CU_ASSERT(decode.expanded == 0 && decode.k_dim == 0 && decode.v_dim == 0);
+    for (int32_t form = 0; form < 2; form++)
+        CU_ASSERT_EQUAL(cpa_model_form_scale(&shape, form, shape.layers - 1), 0.1352f);
+    cpa_model_describe(&model, text, sizeof text);
+    CU_ASSERT_PTR_NOT_NULL(strstr(text, "128 query and 1 KV heads of 576 (latents of 512; prompts 192)"));
+    CU_ASSERT_EQUAL(cpa_model_cut_layers(&model, 4, &err), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_model_shape_of(&model).layers, 4);
+    CU_ASSERT_EQUAL(cpa_model_cut_layers(&model, 5, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "--layers: found 5, expected at most the 4 of deepseek-v3"));
+}
+
 static void the_built_in_shape_is_that_of_small_yaml(void) {
     cpa_model_file read, small;
     cpa_model_small(&small);
@@ -491,14 +514,18 @@ static void an_impossible_shape_is_refused_with_its_line(void) {
          ":2: q_heads: found 7, expected a multiple of kv_heads (2)"},
         {"layers: 0\nq_heads: 8\nkv_heads: 2\nhead_dim: 64\ndtype: fp32\n", ":1: layers: found '0'"},
         {"layers: 2\nq_heads: 8\nkv_heads: -2\nhead_dim: 64\ndtype: fp32\n", ":3: kv_heads: found '-2'"},
-        {"layers: 2\nq_heads: 8\nkv_heads: 2\nhead_dim: 257\ndtype: fp32\n",
-         ":4: head_dim: found '257', expected an integer from 1 to 256"},
+        {"layers: 2\nq_heads: 8\nkv_heads: 2\nhead_dim: 577\ndtype: fp32\n",
+         ":4: head_dim: found '577', expected an integer from 1 to 576"},
         {"layers: 2\nq_heads: 8\nkv_heads: 2\nhead_dim: 64\ndtype: int4\n", ":5: dtype: found 'int4'"},
         {"layers: 2\nq_heads: 8\nkv_heads: 2\nhead_dim: 64\n", "found no key 'dtype'"},
         {"layers: 2\nq_heads: 8\nkv_heads: 2\nhead_dim: 64\ndtype: fp32\nlayer_windows: 5 x\n",
          ":6: layer_windows: found 'x'"},
         {"layers: 2\nq_heads: 8\nkv_heads: 2\nhead_dim: 64\ndtype: fp32\nlayer_windows: 5 0 7\n",
          ":6: layer_windows: found '7', expected at most 2"},
+        {"layers: 2\nq_heads: 8\nkv_heads: 2\nhead_dim: 64\nlatent_dim: 32\nrope_dim: 16\ndtype: fp32\n",
+         ":5: latent_dim: found 32 with rope_dim 16, head_dim 64 and 2 kv_heads, expected at most 576 of both"},
+        {"layers: 2\nq_heads: 8\nkv_heads: 1\nhead_dim: 64\nrope_dim: 16\ndtype: fp32\n",
+         ":5: rope_dim: found without latent_dim"},
         {"layers: 2\nheads: 8\n", ":2: found unknown key 'heads'"},
         {"", ":1: found no key 'layers'"},
     };
@@ -548,6 +575,7 @@ static const cpa_test tests[] = {
     {"a line stays a line", a_line_stays_a_line},
     {"paths in a settings file are relative to it", paths_in_a_settings_file_are_relative_to_it},
     {"the shapes under configs load", the_shapes_under_configs_load},
+    {"latents have a form of prompts and one of decode", latents_have_a_form_of_prompts_and_one_of_decode},
     {"the built-in shape is that of small.yaml", the_built_in_shape_is_that_of_small_yaml},
     {"a window pattern repeats over the layers", window_pattern_repeats_over_the_layers},
     {"an impossible shape is refused with its line", an_impossible_shape_is_refused_with_its_line},

@@ -14,8 +14,9 @@ typedef struct cpa_test_expected {
     float logits[CPA_TEST_PROMPTS][CPA_TEST_OUTPUTS][CPA_TEST_MAX_VOCABULARY];
 } cpa_test_expected;
 
-/* The names of the tiny models; ends with NULL. */
+/* The names of the tiny models, and of those with latent attention; end with NULL. */
 extern const char *const cpa_test_models[];
+extern const char *const cpa_test_latent_models[];
 
 /* The folder of a tiny model; valid until the next call. */
 const char *cpa_test_model_folder(const char *name);

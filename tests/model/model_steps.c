@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/min_max.h"
 #include "kernels/kv_view.h"
 #include "src/context/context.h"
 #include "src/context/row_exchange.h"
@@ -38,9 +39,34 @@ static void open_cache(cpa_test_model *m) {
         cpa_error err;
         const int64_t bytes = blocks * cpa_shape_block_bytes(&m->shape.attention, CPA_KEYS, CPA_TEST_BLOCK);
         need(cpa_device_alloc(m->device, bytes, &view.k, &err), err.message);
-        need(cpa_device_alloc(m->device, bytes, &view.v, &err), err.message);
+        if (!view.v_in_k) need(cpa_device_alloc(m->device, bytes, &view.v, &err), err.message);
         m->views[layer] = view;
     }
+}
+
+/* Bytes of the queries, and of the results, of MAX_ROWS rows of any form. */
+static int64_t most_bytes(const cpa_test_model *m, int queries) {
+    const cpa_attention_shape *shape = &m->shape.attention;
+    int64_t width = queries ? shape->k_dim : shape->v_dim;
+    for (int32_t f = 0; f < m->shape.n_forms; f++) {
+        const cpa_row_form *form = &m->shape.forms[f].widths;
+        width = cpa_max64(width, queries ? form->k_dim : cpa_max64(form->v_dim, form->out_dim));
+    }
+    return MAX_ROWS * width * shape->q_heads * cpa_dtype_bytes(shape->dtype);
+}
+
+static void open_context(cpa_test_model *m) {
+    cpa_error err;
+    cpa_row_form forms[CPA_MOST_ROW_FORMS];
+    for (int32_t f = 0; f < m->shape.n_forms; f++) forms[f] = m->shape.forms[f].widths;
+    const cpa_context_options options = {.size = sizeof options,
+                                         .shape = m->shape.attention,
+                                         .block_size = CPA_TEST_BLOCK,
+                                         .interleave = m->map.interleave,
+                                         .max_rows = MAX_ROWS,
+                                         .forms = m->shape.n_forms > 0 ? forms : NULL,
+                                         .n_forms = m->shape.n_forms};
+    need(cpa_context_create(cpa_test_comm(), m->device, &options, &m->context, &err), err.message);
 }
 
 static void open_model(cpa_test_model *m, const char *folder, cpa_dtype dtype, int sliced, int spread) {
@@ -67,17 +93,13 @@ static void open_model(cpa_test_model *m, const char *folder, cpa_dtype dtype, i
     cpa_transformer_set_observer(m->transformer, keep_logits, m);
     m->model = cpa_transformer_model(m->transformer);
     m->shape = cpa_model_config_shape(&m->config, dtype, m->masks);
+    cpa_transformer_give_forms(m->transformer, &m->shape);
     open_cache(m);
-    const cpa_context_options context = {.size = sizeof context,
-                                         .shape = m->shape.attention,
-                                         .block_size = CPA_TEST_BLOCK,
-                                         .interleave = m->map.interleave,
-                                         .max_rows = MAX_ROWS};
-    need(cpa_context_create(cpa_test_comm(), m->device, &context, &m->context, &err), err.message);
+    open_context(m);
     m->slices = cpa_context_slices(m->context);
     m->row_exchange = cpa_context_row_exchange(m->context);
-    need(cpa_device_alloc(m->device, MAX_ROWS * cpa_shape_q_bytes(&m->shape.attention), &m->q, &err), err.message);
-    need(cpa_device_alloc(m->device, MAX_ROWS * cpa_shape_out_bytes(&m->shape.attention), &m->out, &err), err.message);
+    need(cpa_device_alloc(m->device, most_bytes(m, 1), &m->q, &err), err.message);
+    need(cpa_device_alloc(m->device, most_bytes(m, 0), &m->out, &err), err.message);
 }
 
 void cpa_test_model_open(cpa_test_model *m, const char *name, cpa_dtype dtype) {
@@ -127,7 +149,8 @@ void cpa_test_model_clear(cpa_test_model *m) {
 /* The rows of a step on this rank, and its emissions. */
 typedef struct step_rows {
     int64_t count, emissions;
-    int sliced; /* they are those of all ranks */
+    int sliced;                           /* they are those of all ranks */
+    int64_t of_forms[CPA_MOST_ROW_FORMS]; /* rows of each form, which follow each other */
     uint64_t requests[MAX_ROWS];
     uint32_t tokens[MAX_ROWS];
     int64_t positions[MAX_ROWS], slots[MAX_ROWS];
@@ -148,12 +171,18 @@ static void add_emission(const cpa_test_answer *answer, int index, step_rows *ro
     rows->given[e] = answer->given ? (int64_t)answer->given[answer->known - answer->prompt] : -1;
 }
 
+/* The form of a part's rows; 0 without forms. */
+static int32_t form_of(const cpa_test_model *m, const cpa_test_part *part) {
+    return part->count == 1 ? m->shape.decode_form : m->shape.prefill_form;
+}
+
 static void add_part(const cpa_test_model *m, const cpa_test_part *part, step_rows *rows) {
     const cpa_test_answer *answer = &m->answers[part->answer];
     const cpa_token_set own = cpa_tokens_on(m->map, answer->placement, m->rank);
     const int64_t start = answer->computed, end = start + part->count;
     const cpa_token_set listed = rows->sliced ? (cpa_token_set){CPA_TOKENS_ALL, 0} : own;
     for (int64_t i = cpa_tokens_before(m->map, listed, start); i < cpa_tokens_before(m->map, listed, end); i++) {
+        rows->of_forms[form_of(m, part)]++;
         const int64_t row = rows->count++, position = cpa_token_position(m->map, listed, i);
         const int64_t at = cpa_tokens_before(m->map, own, position);
         const int is_own = cpa_owner_rank(m->map, answer->placement, position) == m->rank;
@@ -183,9 +212,34 @@ static void plan(cpa_test_model *m, const cpa_test_part *parts, int n) {
         chunks[i].placement = answer->placement;
         chunks[i].algorithm = parts[i].algorithm;
         chunks[i].block_table = tables[i];
+        chunks[i].form = form_of(m, &parts[i]);
     }
     cpa_context_set_rows(m->context, is_sliced(m, parts, n) ? CPA_ROWS_REPLICATED : CPA_ROWS_OWNED);
     need(cpa_context_plan(m->context, chunks, n), cpa_context_error(m->context));
+}
+
+static cpa_form_rows rows_of_form(const cpa_test_model *m, int32_t layer, int32_t form, const cpa_step_form *at) {
+    return (cpa_form_rows){.q = (char *)m->q + at->q_bytes,
+                           .out = (char *)m->out + at->out_bytes,
+                           .mask = cpa_model_form_mask(&m->shape, form, layer),
+                           .scale = cpa_model_form_scale(&m->shape, form, layer),
+                           .matrix = cpa_model_form_matrix(&m->shape, form, layer),
+                           .expansion = cpa_model_form_expansion(&m->shape, form, layer)};
+}
+
+/* Where the rows of each form lie, one form behind the other. */
+static void place_forms(const cpa_test_model *m, const step_rows *rows, cpa_step_form *out) {
+    const cpa_attention_shape *shape = &m->shape.attention;
+    const int64_t bytes = shape->q_heads * cpa_dtype_bytes(shape->dtype);
+    int64_t first = 0, q = 0, to = 0;
+    for (int32_t f = 0; f < m->shape.n_forms; f++) {
+        const cpa_row_form *form = &m->shape.forms[f].widths;
+        const int64_t n = rows->of_forms[f], out_dim = form->out_dim ? form->out_dim : form->v_dim;
+        out[f] = (cpa_step_form){first, n, q, to};
+        first += n;
+        q += n * bytes * (form->k_dim ? form->k_dim : shape->k_dim);
+        to += n * bytes * out_dim;
+    }
 }
 
 static void run_layers(cpa_test_model *m, const cpa_model_step *step) {
@@ -193,11 +247,14 @@ static void run_layers(cpa_test_model *m, const cpa_model_step *step) {
     need(model->begin_step(model->ctx, step, m->stream), cpa_stream_error(m->stream));
     for (int32_t layer = 0; layer < m->shape.layers; layer++) {
         const cpa_layer_args in = {.size = sizeof in, .q = m->q, .kv = m->views[layer]};
+        cpa_form_rows rows[CPA_MOST_ROW_FORMS];
+        for (int32_t f = 0; f < m->shape.n_forms; f++) rows[f] = rows_of_form(m, layer, f, &step->forms[f]);
         const cpa_context_args args = {.size = sizeof args,
                                        .q = m->q,
                                        .kv = m->views[layer],
                                        .mask = cpa_model_mask(&m->shape, layer),
-                                       .out = m->out};
+                                       .out = m->out,
+                                       .rows = m->shape.n_forms > 0 ? rows : NULL};
         need(model->layer_in(model->ctx, layer, step, &in, m->stream), cpa_stream_error(m->stream));
         need(cpa_context_attend(m->context, &args, m->stream), cpa_context_error(m->context));
         need(model->layer_out(model->ctx, layer, step, m->out, m->stream), cpa_stream_error(m->stream));
@@ -221,8 +278,11 @@ static void run(cpa_test_model *m, const step_rows *rows, cpa_drawn *drawn) {
     void *on[UPLOADS];
     for (int i = 0; i < UPLOADS; i++)
         on[i] = lists[i].bytes ? cpa_test_upload(m->stream, lists[i].host, lists[i].bytes) : NULL;
+    cpa_step_form forms[CPA_MOST_ROW_FORMS];
+    place_forms(m, rows, forms);
     const cpa_model_step step = {
         .size = sizeof step,
+        .forms = m->shape.n_forms > 0 ? forms : NULL,
         .rows = {n, rows->requests, rows->tokens, rows->positions, on[0], on[1], on[2]},
         .emissions = {.count = e,
                       .rows = on[3],
@@ -259,9 +319,14 @@ static void share(cpa_test_model *m, cpa_test_answer *answer, const step_rows *r
     answer->tokens[answer->known++] = token.id;
 }
 
-void cpa_test_model_step(cpa_test_model *m, const cpa_test_part *parts, int n) {
-    step_rows rows = {.sliced = is_sliced(m, parts, n)};
+void cpa_test_model_step(cpa_test_model *m, const cpa_test_part *given, int n) {
+    step_rows rows = {.sliced = is_sliced(m, given, n)};
     cpa_drawn drawn[CPA_TEST_SEQUENCES] = {{0, 0}};
+    cpa_test_part parts[CPA_TEST_SEQUENCES];
+    int at = 0;
+    for (int32_t form = 0; form < CPA_MOST_ROW_FORMS; form++)
+        for (int i = 0; i < n; i++)
+            if (form_of(m, &given[i]) == form) parts[at++] = given[i];
     for (int i = 0; i < n; i++) add_part(m, &parts[i], &rows);
     plan(m, parts, n);
     run(m, &rows, drawn);

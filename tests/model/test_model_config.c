@@ -170,6 +170,39 @@ static void test_experts(void) {
     end_change(&c);
 }
 
+static void test_latents(void) {
+    const double m = 0.1 * log(8.0) + 1;
+    cpa_mask masks[CPA_CONFIG_MAX_LAYERS];
+    cpa_model_config v2 = load("tiny-deepseek-v2"), v3 = load("tiny-deepseek-v3"), fp8 = load("tiny-deepseek-fp8");
+    CU_ASSERT(v2.latent.latent == 32 && v2.latent.rope == 16 && v2.latent.nope == 16 && v2.latent.value == 24);
+    CU_ASSERT(v2.latent.q_latent == 0 && v2.latent.interleaved && v2.rope.dim == 16 && v2.kv_heads == 0);
+    CU_ASSERT_DOUBLE_EQUAL(v2.latent.scale, 1 / sqrt(32), 1e-7);
+    CU_ASSERT(v3.latent.q_latent == 24 && v3.latent.nope == 24 && v3.latent.value == 16 &&
+              v3.rope.attention_factor == 1);
+    CU_ASSERT_DOUBLE_EQUAL(v3.latent.scale, m * m / sqrt(40), 1e-7);
+    CU_ASSERT(v2.moe.scores == CPA_SCORES_SOFTMAX && v2.moe.group_scores == CPA_GROUP_BEST && !v2.moe.has_bias);
+    CU_ASSERT(v2.moe.n_group == 4 && v2.moe.topk_group == 2 && v2.moe.scale == 2 && !v2.moe.renormalise);
+    CU_ASSERT(v3.moe.scores == CPA_SCORES_SIGMOID && v3.moe.group_scores == CPA_GROUP_BEST_TWO && v3.moe.has_bias);
+    CU_ASSERT(v3.moe.top_k == 3 && v3.moe.scale == 2.5f && v3.moe.renormalise && v3.moe.shared == 16);
+    CU_ASSERT(!v3.moe.sparse[0] && v3.moe.sparse[1] && v3.moe.sparse[2] && fp8.latent.scale == v3.latent.scale);
+    const cpa_attention_shape shape = cpa_model_config_shape(&v3, CPA_BF16, masks).attention;
+    CU_ASSERT(shape.q_heads == 4 && shape.kv_heads == 1 && shape.k_dim == 48 && shape.v_dim == 32 && shape.v_in_k);
+    changed c = change("tiny-deepseek-v2");
+    set(&c, "topk_method", "\"greedy\"");
+    set(&c, "n_group", "null");
+    CU_ASSERT_EQUAL(load_changed(&c, &v2, NULL), CPA_OK);
+    CU_ASSERT(v2.moe.n_group == 0 && v2.moe.topk_group == 0);
+    end_change(&c);
+    c = change("tiny-deepseek-v3");
+    set(&c, "model_type", "\"kimi_k2\"");
+    set(&c, "rope_interleave", "false");
+    set(&c, "rope_scaling", "null");
+    CU_ASSERT_EQUAL(load_changed(&c, &v3, NULL), CPA_OK);
+    CU_ASSERT(!v3.latent.interleaved && v3.moe.has_bias);
+    CU_ASSERT_DOUBLE_EQUAL(v3.latent.scale, 1 / sqrt(40), 1e-7);
+    end_change(&c);
+}
+
 static void test_shape(void) {
     cpa_mask masks[CPA_CONFIG_MAX_LAYERS];
     cpa_model_config config = load("tiny-qwen2");
@@ -211,7 +244,7 @@ static void test_refusals(void) {
         {"tiny-llama", "num_attention_heads", "3", CPA_INVALID, "num_attention_heads: found 3, expected a multiple"},
         {"tiny-llama", "num_key_value_heads", "0", CPA_INVALID, "num_key_value_heads"},
         {"tiny-qwen2", "num_key_value_heads", NULL, CPA_INVALID, "num_key_value_heads: found nothing"},
-        {"tiny-llama", "head_dim", "512", CPA_INVALID, "head_dim: found 512"},
+        {"tiny-llama", "head_dim", "578", CPA_INVALID, "head_dim: found 578"},
         {"tiny-llama", "head_dim", "15", CPA_UNSUPPORTED, "head_dim: found 15"},
         {"tiny-llama2", "num_attention_heads", "12", CPA_INVALID, "hidden_size: found 32, expected a multiple"},
         {"tiny-llama", "max_position_embeddings", NULL, CPA_INVALID, "max_position_embeddings"},
@@ -237,6 +270,32 @@ static void test_refusals(void) {
         {"tiny-qwen2", "layer_types", "[\"full_attention\", \"chunked_attention\"]", CPA_UNSUPPORTED,
          "layer 1 is chunked_attention"},
         {"tiny-qwen2", "max_window_layers", "-1", CPA_INVALID, "max_window_layers: found -1"},
+        {"tiny-deepseek-v3", "model_type", "\"deepseek_v32\"", CPA_UNSUPPORTED, "found deepseek_v32, which is not"},
+        {"tiny-deepseek-v3", "model_type", "\"deepseek_v4\"", CPA_UNSUPPORTED, "found deepseek_v4, which is not"},
+        {"tiny-deepseek-v3", "index_topk", "2048", CPA_UNSUPPORTED, "index_topk: not a key"},
+        {"tiny-deepseek-v3", "kv_lora_rank", NULL, CPA_INVALID, "kv_lora_rank: found nothing"},
+        {"tiny-deepseek-v3", "kv_lora_rank", "570", CPA_UNSUPPORTED,
+         "kv_lora_rank: found 570 with qk_rope_head_dim 16"},
+        {"tiny-deepseek-v3", "q_lora_rank", NULL, CPA_INVALID, "q_lora_rank: found nothing"},
+        {"tiny-deepseek-v3", "qk_rope_head_dim", "15", CPA_INVALID, "qk_rope_head_dim: found 15, expected an even"},
+        {"tiny-deepseek-v3", "num_key_value_heads", "2", CPA_INVALID, "num_key_value_heads: found 2"},
+        {"tiny-deepseek-v3", "head_dim", "40", CPA_INVALID, "head_dim: found 40, expected qk_rope_head_dim"},
+        {"tiny-deepseek-v3", "qk_head_dim", "41", CPA_INVALID, "qk_head_dim: found 41"},
+        {"tiny-deepseek-v3", "attention_bias", "true", CPA_UNSUPPORTED, "attention_bias: found true"},
+        {"tiny-deepseek-v2", "mlp_bias", "true", CPA_UNSUPPORTED, "mlp_bias: found true"},
+        {"tiny-deepseek-v3", "n_group", "3", CPA_INVALID, "n_group: found 3, expected a number that divides"},
+        {"tiny-deepseek-v3", "topk_group", "5", CPA_INVALID, "topk_group: found 5"},
+        {"tiny-deepseek-v3", "topk_group", "1", CPA_INVALID, "topk_group: found 1, expected groups with at least"},
+        {"tiny-deepseek-v3", "num_experts_per_tok", "9", CPA_INVALID, "num_experts_per_tok: found 9"},
+        {"tiny-deepseek-v3", "moe_layer_freq", "2", CPA_INVALID, "moe_layer_freq: found 2"},
+        {"tiny-deepseek-v3", "scoring_func", "\"softmax\"", CPA_UNSUPPORTED, "scoring_func: found softmax"},
+        {"tiny-deepseek-v2", "topk_method", "\"noaux_tc\"", CPA_UNSUPPORTED, "topk_method: found noaux_tc"},
+        {"tiny-deepseek-v2", "norm_topk_prob", "true", CPA_UNSUPPORTED, "norm_topk_prob: found true"},
+        {"tiny-deepseek-v2", "rope_interleave", "true", CPA_UNSUPPORTED, "rope_interleave: not a key"},
+        {"tiny-deepseek-fp8", "quantization_config", "{\"quant_method\": \"fp8\"}", CPA_INVALID,
+         "quantization_config.weight_block_size: found nothing, expected [128, 128]"},
+        {"tiny-deepseek-fp8", "quantization_config", "{\"quant_method\": \"fp8\", \"activation_scheme\": \"static\"}",
+         CPA_UNSUPPORTED, "quantization_config.activation_scheme: found static"},
         {"tiny-mistral", "sliding_window", "0", CPA_INVALID, "sliding_window: found 0"},
         {"tiny-llama", "num_experts", "8", CPA_UNSUPPORTED, "num_experts: not a key that this family has"},
         {"tiny-mixtral", "num_local_experts", "1025", CPA_INVALID, "num_local_experts: found 1025"},
@@ -287,6 +346,7 @@ static const cpa_test tests[] = {
     {"what a file need not say has its family's default", test_defaults},
     {"windows are those of the layers that have them", test_windows},
     {"layers with experts, and how these are chosen", test_experts},
+    {"latent attention and experts in groups are read", test_latents},
     {"the shape has a mask for each layer where they differ", test_shape},
     {"what is missing, out of range or unsupported is named", test_refusals},
     {"a pipe is refused, and not waited for", test_pipe},

@@ -81,6 +81,7 @@ static void run_engine(const cpa_model_config *config, cpa_transformer *transfor
                                    .logprobs = 1};
     cpa_engine_options options = cpa_test_engine_options();
     options.model = cpa_model_config_shape(config, CPA_F32, masks);
+    cpa_transformer_give_forms(transformer, &options.model);
     options.network = &model;
     options.token_at = prompt_token;
     options.token_ctx = r;
@@ -167,6 +168,27 @@ static void ways_to_run_do_not_matter(void) {
     for (int i = 0; i < 3; i++) check_greedy(&r[i]);
     CU_ASSERT(r[0].stats.prefix_hits > 0 && r[1].stats.prefix_hits == 0);
     CU_ASSERT(r[0].stats.preemptions == 0 && r[2].stats.preemptions > 0);
+    free(expected);
+}
+
+/* Absorbed and expanded rows in one step, chunks of a few tokens, shared prefixes, preemption, and drafts, which are
+ * absorbed together. */
+static void latent_attention_gives_the_tokens_of_transformers(void) {
+    const int32_t ranks = cpa_comm_size(cpa_test_comm());
+    const way ways[] = {{.budget = 512, .max_num_seqs = REQUESTS},
+                        {.budget = 24, .max_num_seqs = 3, .drafts = 5},
+                        {.budget = 512, .max_num_seqs = REQUESTS, .no_prefix_caching = 1, .num_blocks = 14 / ranks},
+                        {.budget = 60, .max_num_seqs = REQUESTS, .drafts = 6, .branches = 2}};
+    cpa_test_expected *expected = malloc(sizeof *expected);
+    run r[4];
+    for (int i = 0; cpa_test_latent_models[i]; i++) {
+        run_model(cpa_test_latent_models[i], ways, i == 1 ? 4 : 1, expected, r);
+        for (int w = 0; w < (i == 1 ? 4 : 1); w++) check_greedy(&r[w]);
+        if (i != 1) continue;
+        CU_ASSERT(r[1].stats.prefix_hits > 0 && r[2].stats.preemptions > 0);
+        CPA_ASSERT_ORDER(r[1].stats.accepted_tokens, >, 0);
+        CPA_ASSERT_ORDER(r[3].stats.accepted_tokens, >, 0);
+    }
     free(expected);
 }
 
@@ -351,6 +373,7 @@ static void drafts_do_not_change_tokens(void) {
 static const cpa_test TESTS[] = {
     {"every family gives the tokens of transformers", every_family_gives_the_tokens_of_transformers},
     {"chunks, shared prefixes and preemption do not matter", ways_to_run_do_not_matter},
+    {"latent attention gives the tokens of transformers", latent_attention_gives_the_tokens_of_transformers},
     {"experts may lie anywhere", experts_may_lie_anywhere},
     {"slices of the weights give the same tokens", slices_of_the_weights_give_the_same_tokens},
     {"draws depend on the seed alone", draws_depend_on_the_seed_alone},

@@ -34,14 +34,19 @@ static float error_of(const char *name, cpa_dtype dtype, const cpa_test_expected
     return worst;
 }
 
-static void test_reference(void) {
+static void check_reference(const char *const *names) {
     cpa_test_expected *expected = malloc(sizeof *expected);
-    for (int i = 0; cpa_test_models[i]; i++) {
-        cpa_test_expected_read(cpa_test_models[i], expected);
-        const float error = error_of(cpa_test_models[i], CPA_F32, expected);
+    for (int i = 0; names[i]; i++) {
+        cpa_test_expected_read(names[i], expected);
+        const float error = error_of(names[i], CPA_F32, expected);
         CU_ASSERT(error >= 0 && error <= 5e-5f);
     }
     free(expected);
+}
+
+static void test_reference(void) {
+    check_reference(cpa_test_models);
+    check_reference(cpa_test_latent_models);
 }
 
 static void test_rounded(void) {

@@ -181,6 +181,30 @@ static void experts_that_are_spread_give_the_same_bits(void) {
     free(expected);
 }
 
+/* Prompts expand keys, decoding absorbs queries; steps have rows of either, and of both. */
+static void latent_attention_gives_the_tokens_of_transformers(void) {
+    const way ways[] = {plain,
+                        {20, 1, CPA_PASS_KV, CPA_SHARDED},
+                        {64, 0, CPA_PASS_Q, CPA_SHARDED},
+                        {1, 1, CPA_PASS_Q, CPA_SHARDED},
+                        {45, 1, CPA_PASS_KV, CPA_ON_RANK}};
+    cpa_test_expected *expected = malloc(sizeof *expected);
+    cpa_test_model *m = malloc(sizeof *m);
+    for (int i = 0; cpa_test_latent_models[i]; i++) {
+        cpa_test_expected_read(cpa_test_latent_models[i], expected);
+        cpa_test_model_open_sliced(m, cpa_test_latent_models[i], CPA_F32);
+        CU_ASSERT_EQUAL(m->model.slices, CPA_SLICES_NONE);
+        for (int w = 0; w < (i == 1 ? 5 : 2); w++) {
+            add_prompts(m, expected, ways[w], 0);
+            run(m, ways[w]);
+            check(m, expected, cpa_test_latent_models[i], 1e-4f);
+        }
+        cpa_test_model_close(m);
+    }
+    free(m);
+    free(expected);
+}
+
 static void sequences_may_lie_on_one_rank(void) {
     const way local = {.chunk = 50, .together = 1, .algorithm = CPA_PASS_KV, .kind = CPA_ON_RANK};
     cpa_test_expected *expected = malloc(sizeof *expected);
@@ -251,6 +275,7 @@ static const cpa_test TESTS[] = {
     {"batches, chunks and algorithms do not matter", batches_chunks_and_algorithms_do_not_matter},
     {"slices of the weights give the same tokens", slices_of_the_weights_give_the_same_tokens},
     {"experts that are spread over ranks give the same bits", experts_that_are_spread_give_the_same_bits},
+    {"latent attention gives the tokens of transformers", latent_attention_gives_the_tokens_of_transformers},
     {"sequences may lie on one rank", sequences_may_lie_on_one_rank},
     {"bf16 and fp16 are as near as they can be", narrow_dtypes_are_as_near_as_they_can_be},
     {"draws do not depend on the batch", draws_do_not_depend_on_the_batch},

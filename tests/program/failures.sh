@@ -263,9 +263,16 @@ fault() {
         base2-lse) cause='in base 2' ;;
         swapped-kv-head) cause='it reads KV head' ;;
         wrong-scale) cause='float64 reference' ;;
+        swapped-halves) cause='the halves of the rotated elements of its keys are swapped' ;;
+        wrong-tile) cause='tile 1 of the latents has the scale of tile 0' ;;
+        late-values) cause='its values begin in the wrong column of the latents' ;;
     esac
     [ "$1" != wrong-scale ] || export CPATTN_KV_CACHE_DTYPE=int8
-    small_model
+    [ "$1" != wrong-tile ] || export CPATTN_KV_CACHE_DTYPE=fp8_t128
+    case $1 in
+        swapped-halves | wrong-tile | late-values) latent_model ;;
+        *) small_model ;;
+    esac
     mixed_trace >trace.jsonl
     local n
     CP_ATTN=$CP_ATTN_FAULTS

@@ -92,6 +92,12 @@ small_model() {
     printf '%s\n' "layers: 2" "q_heads: 4" "kv_heads: 2" "head_dim: 16" "dtype: fp32" >model.yaml
 }
 
+# A cache of latents, of four tiles where they have any, which prompts expand.
+latent_model() {
+    printf '%s\n' "layers: 2" "q_heads: 4" "kv_heads: 1" "head_dim: 96" "v_head_dim: 32" "latent_dim: 512" \
+        "rope_dim: 64" "dtype: bf16" >model.yaml
+}
+
 # trace_line TIMESTAMP INPUT OUTPUT HASH...
 trace_line() {
     local hashes

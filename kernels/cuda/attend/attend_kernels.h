@@ -60,8 +60,9 @@ typedef enum cpa_cuda_oddities {
 } cpa_cuda_oddities;
 
 /* Widths of heads that kernels are compiled for, each wide enough for those before it. */
-typedef enum cpa_cuda_width { CPA_CUDA_64, CPA_CUDA_128, CPA_CUDA_192_128, CPA_CUDA_256 } cpa_cuda_width;
+typedef enum cpa_cuda_width { CPA_CUDA_64, CPA_CUDA_128, CPA_CUDA_192_128, CPA_CUDA_256, CPA_CUDA_576 } cpa_cuda_width;
 static inline cpa_cuda_width cpa_cuda_width_of(int32_t k_dim, int32_t v_dim) {
+    if (v_dim > 256 || k_dim > 256) return CPA_CUDA_576;
     if (v_dim > 128 || k_dim > 192) return CPA_CUDA_256;
     if (k_dim > 128) return CPA_CUDA_192_128;
     return k_dim > 64 || v_dim > 64 ? CPA_CUDA_128 : CPA_CUDA_64;
@@ -142,11 +143,12 @@ extern const cpa_cuda_preparation cpa_cuda_widen;
 typedef struct cpa_cuda_attend_kernel {
     const char *name; /* as its file is called */
     /* What it is for: sets of 1 << cpa_cuda_pieces, of cpa_cuda_cache and of cpa_cuda_rules; the path that a device has
-     * to have, or a better one; the widest heads. */
+     * to have, or a better one; the widest heads. The plain kernel takes latents as well. */
     struct {
         int32_t pieces, caches, rules;
         cpa_cuda_path path;
         cpa_cuda_width width;
+        int32_t latents; /* 1: caches whose keys hold their values (v_in_k), and no others; 0: others alone */
     } takes;
     /* What of that it does not take, in words; NULL: nothing. Without a function it takes all of it. */
     const char *(*refuses)(const cpa_cuda_attend_spec *spec);

@@ -1,4 +1,4 @@
-/* linear: few rows by a kernel of our own, which reads weights at the speed of memory; more by cuBLASLt.
+/* linear: few rows by a kernel of our own, which reads weights at the speed of memory; more, and batches, by cuBLASLt.
  *
  * What cuBLASLt needs belongs to the stream, as what one product leaves in the work space the next one overwrites.
  * Which of its algorithms makes a product is asked once for each shape and number of rows, rounded up to a power of
@@ -41,7 +41,8 @@ typedef struct lt_functions {
 typedef struct product_key {
     int64_t rows; /* a power of two */
     int64_t x_stride, weight_stride, out_stride;
-    int32_t inputs, outputs;
+    int64_t x_batch_stride, weight_batch_stride, out_batch_stride;
+    int32_t inputs, outputs, batch;
     cpa_dtype dtype, out_dtype;
     uint32_t alignment; /* alignment of all tensors, bytes */
     int32_t bias;       /* not 0: the product adds a bias */
@@ -135,6 +136,15 @@ static cudaDataType_t type_of(cpa_dtype dtype) {
     return dtype == CPA_F32 ? CUDA_R_32F : dtype == CPA_BF16 ? CUDA_R_16BF : CUDA_R_16F;
 }
 
+/* A matrix of each product of the batch, a stride apart. */
+static cpa_status describe_batch(const lt_functions *lt, cublasLtMatrixLayout_t layout, int32_t batch, int64_t stride,
+                                 cpa_error *err) {
+    CPA_TRY(check(err, lt->layout_set(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch),
+                  "CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT"));
+    return check(err, lt->layout_set(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride),
+                 "CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET");
+}
+
 /* In cuBLAS's column-major order: a row-major [a, b] matrix is its [b, a] matrix, so that out = weight^T x there. */
 static cpa_status describe(const lt_functions *lt, product *p, cpa_error *err) {
     const product_key *key = &p->key;
@@ -154,8 +164,11 @@ static cpa_status describe(const lt_functions *lt, product *p, cpa_error *err) {
                   "cublasLtMatrixLayoutCreate"));
     CPA_TRY(check(err, lt->layout_create(&p->x, type_of(key->dtype), inputs, rows, key->x_stride),
                   "cublasLtMatrixLayoutCreate"));
-    return check(err, lt->layout_create(&p->out, type_of(key->out_dtype), outputs, rows, key->out_stride),
-                 "cublasLtMatrixLayoutCreate");
+    CPA_TRY(check(err, lt->layout_create(&p->out, type_of(key->out_dtype), outputs, rows, key->out_stride),
+                  "cublasLtMatrixLayoutCreate"));
+    CPA_TRY(describe_batch(lt, p->weight, key->batch, key->weight_batch_stride, err));
+    CPA_TRY(describe_batch(lt, p->x, key->batch, key->x_batch_stride, err));
+    return describe_batch(lt, p->out, key->batch, key->out_batch_stride, err);
 }
 
 static cpa_status set_preference(const lt_functions *lt, cublasLtMatmulPreference_t preference, uint32_t alignment,
@@ -197,8 +210,10 @@ done:
 
 static int same_key(const product_key *a, const product_key *b) {
     return a->rows == b->rows && a->x_stride == b->x_stride && a->weight_stride == b->weight_stride &&
-           a->out_stride == b->out_stride && a->inputs == b->inputs && a->outputs == b->outputs &&
-           a->dtype == b->dtype && a->out_dtype == b->out_dtype && a->alignment == b->alignment && a->bias == b->bias;
+           a->out_stride == b->out_stride && a->x_batch_stride == b->x_batch_stride &&
+           a->weight_batch_stride == b->weight_batch_stride && a->out_batch_stride == b->out_batch_stride &&
+           a->inputs == b->inputs && a->outputs == b->outputs && a->batch == b->batch && a->dtype == b->dtype &&
+           a->out_dtype == b->out_dtype && a->alignment == b->alignment && a->bias == b->bias;
 }
 
 static product **bucket_of(struct cpa_cuda_products *products, const product_key *key) {
@@ -227,9 +242,11 @@ failed:
     return status;
 }
 
-/* The largest power of two, up to 16, by which all tensors are aligned. */
+/* The largest power of two, up to 16, by which all tensors are aligned, those of a batch too. */
 static uint32_t alignment_of(const cpa_linear_args *a) {
-    const uintptr_t bits = (uintptr_t)a->x | (uintptr_t)a->weight | (uintptr_t)a->bias | (uintptr_t)a->out | 16;
+    const uintptr_t steps = (uintptr_t)(a->x_batch_stride | a->weight_batch_stride) * cpa_dtype_bytes(a->dtype) |
+                            (uintptr_t)a->out_batch_stride * cpa_dtype_bytes(a->out_dtype);
+    const uintptr_t bits = (uintptr_t)a->x | (uintptr_t)a->weight | (uintptr_t)a->bias | (uintptr_t)a->out | steps | 16;
     return (uint32_t)(bits & -bits);
 }
 
@@ -240,12 +257,15 @@ static cpa_status in_parts(const cpa_linear_args *a, cpa_stream *stream) {
         return cpa_fail(&stream->error, CPA_UNSUPPORTED,
                         "linear: cuBLASLt has no algorithm for %d inputs and %d outputs in fp32", a->inputs,
                         a->outputs);
-    for (int64_t row = 0; row < a->rows; row += CPA_CUDA_FEW_ROWS) {
-        cpa_linear_args part = *a;
-        part.rows = a->rows - row < CPA_CUDA_FEW_ROWS ? a->rows - row : CPA_CUDA_FEW_ROWS;
-        part.x = (const char *)a->x + row * a->x_stride * bytes;
-        part.out = (char *)a->out + row * a->out_stride * out_bytes;
-        CPA_TRY(cpa_cuda_linear_few(&part, &ALONE, stream));
+    for (int64_t item = 0; item == 0 || item < a->batch; item++) {
+        for (int64_t row = 0; row < a->rows; row += CPA_CUDA_FEW_ROWS) {
+            cpa_linear_args part = *a;
+            part.rows = a->rows - row < CPA_CUDA_FEW_ROWS ? a->rows - row : CPA_CUDA_FEW_ROWS;
+            part.x = (const char *)a->x + (item * a->x_batch_stride + row * a->x_stride) * bytes;
+            part.weight = (const char *)a->weight + item * a->weight_batch_stride * bytes;
+            part.out = (char *)a->out + (item * a->out_batch_stride + row * a->out_stride) * out_bytes;
+            CPA_TRY(cpa_cuda_linear_few(&part, &ALONE, stream));
+        }
     }
     return CPA_OK;
 }
@@ -258,8 +278,21 @@ static cpa_status by_cublas(const cpa_linear_args *a, cpa_cuda_stream *stream) {
     const int bias = a->bias && a->dtype == a->out_dtype, under = a->bias && !bias;
     struct cpa_cuda_products *products;
     product *p;
-    product_key key = {1,          a->x_stride, a->weight_stride, a->out_stride,   a->inputs,
-                       a->outputs, a->dtype,    a->out_dtype,     alignment_of(a), bias};
+    const int many = a->batch > 1;
+    product_key key = {.rows = 1,
+                       .x_stride = a->x_stride,
+                       .weight_stride = a->weight_stride,
+                       .out_stride = a->out_stride,
+                       .x_batch_stride = many ? a->x_batch_stride : 0,
+                       .weight_batch_stride = many ? a->weight_batch_stride : 0,
+                       .out_batch_stride = many ? a->out_batch_stride : 0,
+                       .inputs = a->inputs,
+                       .outputs = a->outputs,
+                       .batch = many ? a->batch : 1,
+                       .dtype = a->dtype,
+                       .out_dtype = a->out_dtype,
+                       .alignment = alignment_of(a),
+                       .bias = bias};
     while (key.rows < a->rows) key.rows *= 2;
     CPA_TRY(open_products(stream, &products));
     CPA_TRY(find_product(products, &key, &p, err));
@@ -307,7 +340,8 @@ static cpa_status by_codes(const cpa_linear_args *a, cpa_stream *stream) {
 
 cpa_status cpa_cuda_linear(const cpa_linear_args *args, cpa_stream *stream) {
     CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
+    const int few = args->rows <= CPA_CUDA_FEW_ROWS && args->dtype != CPA_F32;
     if (args->weight_scale) return by_codes(args, stream);
-    if (args->rows <= CPA_CUDA_FEW_ROWS && args->dtype != CPA_F32) return cpa_cuda_linear_few(args, &ALONE, stream);
+    if (few && args->batch <= 1) return cpa_cuda_linear_few(args, &ALONE, stream);
     return by_cublas(args, (cpa_cuda_stream *)stream);
 }

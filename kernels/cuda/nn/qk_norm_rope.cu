@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/nn/qk_heads.cuh"
 #include "kernels/cuda/nn/qk_pairs.cuh"
+#include "kernels/rope.h"
 
 namespace {
 
@@ -15,13 +16,16 @@ struct rotation {
     int32_t apart;
 };
 
-__device__ rotation rotation_of(const cpa_rope &rope, int64_t position, int32_t column) {
+__device__ rotation rotation_of(const rope_args &a, int64_t row, int32_t column) {
+    const cpa_rope &rope = a.rope;
     const int32_t half = rope.dim / 2, i = column - rope.first;
     if (i < 0 || i >= rope.dim) return {1, 0, 0};
     const int32_t pair = rope.interleaved ? i / 2 : i % half, apart = rope.interleaved ? 1 : half;
     const bool second = rope.interleaved ? i % 2 : i >= half;
-    const float *row = rope.table + position * rope.dim;
-    return {row[pair], second ? row[half + pair] : -row[half + pair], second ? -apart : apart};
+    const int64_t position = a.positions[cpa_rope_stream_of(&rope, pair) * gridDim.x + row];
+    const float *turn = rope.table + position * rope.dim;
+    const bool positive = second != (rope.inverse != 0);
+    return {turn[pair], positive ? turn[half + pair] : -turn[half + pair], second ? -apart : apart};
 }
 
 /* Norms and rotates a part of a head; `staged` holds the columns of the group's head. All lanes of the warp come here.
@@ -81,15 +85,15 @@ __global__ void __launch_bounds__(THREADS) qk_norm_rope(const __grid_constant__ 
     rotation rotations[ROUNDS][UNIT];
     dependent_wait();
     dependent_allow();
-    const int64_t position = a.rope.table ? a.positions[row] : 0, slot = slot_of(a, row);
-    const bool no_position = a.rope.table && (position < 0 || position >= a.rope.max_position);
+    const int64_t slot = slot_of(a, row);
+    const bool no_position = a.rope.table && !cpa_rope_is_in_table(&a.rope, a.positions, gridDim.x, row);
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
 #pragma unroll
         for (int e = 0; e < UNIT; e++) {
             const int32_t column = (lane + r * a.lanes) * UNIT + e;
             rotations[r][e] = {1, 0, 0};
-            if (a.rope.table && !no_position) rotations[r][e] = rotation_of(a.rope, position, column);
+            if (a.rope.table && !no_position) rotations[r][e] = rotation_of(a, row, column);
         }
     }
     for (int32_t base = blockIdx.y * groups; base < heads; base += AT_ONCE * step) {
@@ -127,7 +131,7 @@ cpa_status launch(void (*kernel)(rope_args), rope_args a, int32_t columns, int64
 
 template <typename T>
 cpa_status launch_units(const rope_args &a, int64_t rows, bool vectors, cpa_stream *stream) {
-    constexpr int WIDEST = CPA_MAX_HEAD_DIM / WARP_LANES;
+    constexpr int WIDEST = MOST_DIM / WARP_LANES;
     if (!vectors) return launch(qk_norm_rope<T, 1, WIDEST, 1>, a, 1, rows, stream);
     if constexpr (sizeof(T) == 2) {
         if (in_pairs(a)) return launch(pairs_kernel<T>(a), a, PAIR_COLUMNS, rows, stream);
@@ -179,6 +183,8 @@ extern "C" cpa_status cpa_cuda_qk_norm_rope(const cpa_qk_norm_rope_args *args, c
     if (status != CPA_OK) return status;
     if (args->rows > INT32_MAX)
         return cpa_cuda_unsupported(stream, "qk_norm_rope: more rows than a grid has CTAs", args->rows);
+    const int32_t widest = s.k_dim > s.v_dim ? s.k_dim : s.v_dim;
+    if (widest > MOST_DIM) return cpa_cuda_unsupported(stream, "qk_norm_rope: heads wider than 256", widest);
     rope_args a = {};
     a.qkv = args->qkv;
     a.qkv_stride = args->qkv_stride;

@@ -7,6 +7,7 @@
 #include <math.h>
 
 #include "kernels/cuda/nn/qk_heads.cuh"
+#include "kernels/rope.h"
 
 namespace {
 
@@ -132,10 +133,12 @@ __global__ void __launch_bounds__(THREADS, 6) qk_norm_rope_pairs(const __grid_co
     }
 }
 
-/* Whether heads that can be read 16 bytes at a time have their pairs where lanes look for them. */
+/* Whether heads that can be read 16 bytes at a time have their pairs where lanes look for them, and one position turns
+ * them forward. */
 bool in_pairs(const rope_args &a) {
     const cpa_rope &rope = a.rope;
     if (a.k_dim % PAIR_COLUMNS || a.v_dim % PAIR_COLUMNS) return false;
+    if (rope.inverse || cpa_rope_streams(&rope) > 1) return false;
     return !rope.table || (rope.first == 0 && rope.dim == a.k_dim && (uintptr_t)rope.table % 16 == 0);
 }
 
@@ -143,7 +146,7 @@ bool in_pairs(const rope_args &a) {
 template <typename T>
 auto pairs_kernel(const rope_args &a) -> void (*)(rope_args) {
     const int32_t widest = a.k_dim > a.v_dim ? a.k_dim : a.v_dim;
-    static_assert(CPA_MAX_HEAD_DIM <= 16 * PAIR_COLUMNS, "heads wider than 16 lanes");
+    static_assert(MOST_DIM <= 16 * PAIR_COLUMNS, "heads wider than 16 lanes");
     if (widest <= 4 * PAIR_COLUMNS) return qk_norm_rope_pairs<T, 4>;
     return widest <= 8 * PAIR_COLUMNS ? qk_norm_rope_pairs<T, 8> : qk_norm_rope_pairs<T, 16>;
 }

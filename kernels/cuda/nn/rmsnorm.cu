@@ -1,120 +1,72 @@
-/* rmsnorm: a CTA a row. A thread keeps its first units of the row, and reads the others of a wider row twice. */
+/* rmsnorm of rows in dtype, and rmsnorm2: a CTA a row. */
 #include "kernels/cuda/nn/nn.h"
-#include "kernels/cuda/nn/row_norm.cuh"
+#include "kernels/cuda/nn/norm_rows.cuh"
+#include "kernels/cuda/nn/rmsnorm_codes.h"
 
 namespace {
 
-constexpr int MOST_THREADS = 1024, KEPT = NORM_KEPT;
-
-struct norm_args {
-    int32_t width;
-    const void *x;
-    int64_t x_stride;
-    void *residual;
-    const void *weight;
-    float weight_offset, eps;
-    void *out;
+/* Both kinds of rows of rmsnorm2; rmsnorm has the first alone. */
+template <int PARTS>
+struct norm_parts {
+    norm_args part[PARTS];
 };
 
-/* One unit of the row to be normed: that of x, or of the residual that x has been added to. */
-template <typename T, int UNIT>
-__device__ void add_residual(float (&value)[UNIT], const unit_of<T, UNIT> &x, unit_of<T, UNIT> *residual,
-                             const unit_of<T, UNIT> &before) {
-    widen<T, UNIT>(value, x);
-    if (!residual) return;
-    float sum[UNIT];
-    widen<T, UNIT>(sum, before);
-#pragma unroll
-    for (int e = 0; e < UNIT; e++) sum[e] += value[e];
-    const unit_of<T, UNIT> rounded = narrow<T, UNIT>(sum);
-    *residual = rounded;
-    widen<T, UNIT>(value, rounded);
-}
-
-template <int UNIT>
-__device__ float squares(const float (&value)[UNIT]) {
-    float sum = 0;
-#pragma unroll
-    for (int e = 0; e < UNIT; e++) sum = fmaf(value[e], value[e], sum);
-    return sum;
-}
-
-template <typename T, int UNIT>
-__device__ void store_normed(unit_of<T, UNIT> *out, const float (&value)[UNIT], const unit_of<T, UNIT> &weight,
-                             float offset, float scale) {
-    float w[UNIT];
-    widen<T, UNIT>(w, weight);
-#pragma unroll
-    for (int e = 0; e < UNIT; e++) w[e] = value[e] * scale * (w[e] + offset);
-    *out = narrow<T, UNIT>(w);
-}
-
-template <typename T, int UNIT>
-__global__ void __launch_bounds__(MOST_THREADS) rmsnorm(const __grid_constant__ norm_args a) {
-    using unit = unit_of<T, UNIT>;
-    const int32_t units = a.width / UNIT, threads = blockDim.x, first = threadIdx.x, rest = first + KEPT * threads;
+template <typename T, typename W, int UNIT, int PARTS>
+__global__ void __launch_bounds__(MOST_NORM_THREADS) rmsnorm(const __grid_constant__ norm_parts<PARTS> parts) {
+    const norm_args &a = parts.part[PARTS == 1 ? 0 : blockIdx.y];
     const int64_t row = blockIdx.x;
-    const unit *x = (const unit *)((const T *)a.x + row * a.x_stride), *weight = (const unit *)a.weight;
-    unit *residual = a.residual ? (unit *)((T *)a.residual + row * a.width) : NULL;
-    unit *out = (unit *)((T *)a.out + row * a.width);
-    unit weights[KEPT] = {}, from[KEPT], before[KEPT] = {};
-    float kept[KEPT][UNIT], sum = 0;
-#pragma unroll
-    for (int i = 0; i < KEPT; i++)
-        if (first + i * threads < units) weights[i] = weight[first + i * threads];
+    normed_row<T, W, UNIT> norm(a);
     dependent_allow(); /* the product, which reads weights meanwhile */
     dependent_wait();
-#pragma unroll
-    for (int i = 0; i < KEPT; i++) {
-        if (first + i * threads >= units) continue;
-        from[i] = x[first + i * threads];
-        if (residual) before[i] = residual[first + i * threads];
-    }
-#pragma unroll
-    for (int i = 0; i < KEPT; i++) {
-        if (first + i * threads >= units) continue;
-        add_residual<T, UNIT>(kept[i], from[i], residual ? residual + first + i * threads : NULL, before[i]);
-        sum += squares(kept[i]);
-    }
-    for (int32_t u = rest; u < units; u += threads) {
-        float value[UNIT];
-        add_residual<T, UNIT>(value, x[u], residual ? residual + u : NULL, residual ? residual[u] : unit());
-        sum += squares(value);
-    }
-    const float scale = 1 / sqrtf(cta_sum<MOST_THREADS>(sum) / (float)a.width + a.eps);
-#pragma unroll
-    for (int i = 0; i < KEPT; i++)
-        if (first + i * threads < units)
-            store_normed<T, UNIT>(out + first + i * threads, kept[i], weights[i], a.weight_offset, scale);
-    for (int32_t u = rest; u < units; u += threads) {
-        float value[UNIT];
-        widen<T, UNIT>(value, residual ? residual[u] : x[u]); /* this thread has written the sum */
-        store_normed<T, UNIT>(out + u, value, weight[u], a.weight_offset, scale);
-    }
+    norm.sum(a, row);
+    unit_of<T, UNIT> *out = (unit_of<T, UNIT> *)((T *)a.out + row * a.out_stride);
+    norm.for_units([&](int32_t u, const auto &normed) {
+        if (u < norm.units) out[u] = narrow<T, UNIT>(normed.element);
+    });
 }
 
-/* Threads by the width alone, so that a row has the same bits in any batch. */
-template <typename T, int UNIT>
-cpa_status launch(const norm_args &a, int64_t rows, cpa_stream *stream) {
-    const int32_t threads = norm_threads(a.width / UNIT);
-    return launch_early(rmsnorm<T, UNIT>, dim3((unsigned)rows), threads < MOST_THREADS ? threads : MOST_THREADS, a,
-                        stream, "rmsnorm");
+template <int PARTS>
+cpa_status launch(const norm_parts<PARTS> &parts, int64_t rows, cpa_dtype dtype, bool weight_is_f32,
+                  cpa_stream *stream, const char *name) {
+    bool vectors = true;
+    int32_t widest = 0;
+    for (const norm_args &a : parts.part) {
+        vectors = vectors && norm_in_vectors(a, dtype);
+        widest = a.width > widest ? a.width : widest;
+    }
+    return launch_for_norm(dtype, weight_is_f32, vectors, [&](auto tag) {
+        using kind = decltype(tag);
+        return launch_early(rmsnorm<typename kind::element, typename kind::weight, kind::UNIT, PARTS>,
+                            dim3((unsigned)rows, PARTS), norm_cta_threads(widest, kind::UNIT), parts, stream, name);
+    });
+}
+
+/* Rows of a grid of CTAs, and the device of the stream. */
+cpa_status begin(int64_t rows, cpa_stream *stream) {
+    cpa_status status = cpa_cuda_select(stream->device, &stream->error);
+    if (status != CPA_OK) return status;
+    return rows > INT32_MAX ? cpa_cuda_unsupported(stream, "rmsnorm: more rows than a grid has CTAs", rows) : CPA_OK;
 }
 
 } // namespace
 
 extern "C" cpa_status cpa_cuda_rmsnorm(const cpa_rmsnorm_args *args, cpa_stream *stream) {
-    cpa_status status = cpa_cuda_select(stream->device, &stream->error);
+    cpa_status status = begin(args->rows, stream);
     if (status != CPA_OK) return status;
-    if (args->rows > INT32_MAX)
-        return cpa_cuda_unsupported(stream, "rmsnorm: more rows than a grid has CTAs", args->rows);
-    const norm_args a = {args->width,         args->x,   args->x_stride, args->residual, args->weight,
-                         args->weight_offset, args->eps, args->out};
-    const bool vectors =
-        in_vectors(args->dtype, args->width | args->x_stride,
-                   (uintptr_t)args->x | (uintptr_t)args->residual | (uintptr_t)args->weight | (uintptr_t)args->out);
-    return launch_for_elements(args->dtype, [&](auto tag) {
-        using T = typename decltype(tag)::element;
-        return vectors ? launch<T, VECTOR<T>>(a, args->rows, stream) : launch<T, 1>(a, args->rows, stream);
-    });
+    if (args->codes != CPA_NORM_PLAIN) return cpa_cuda_rmsnorm_codes(args, stream);
+    const norm_parts<1> parts = {{{args->width, args->x, args->x_stride, args->residual, args->residual_stride,
+                                   args->weight, args->weight_offset, args->eps, args->out, args->out_stride}}};
+    return launch(parts, args->rows, args->dtype, args->weight_is_f32, stream, "rmsnorm");
+}
+
+extern "C" cpa_status cpa_cuda_rmsnorm2(const cpa_rmsnorm2_args *args, cpa_stream *stream) {
+    cpa_status status = begin(args->rows, stream);
+    if (status != CPA_OK) return status;
+    norm_parts<2> parts;
+    for (int i = 0; i < 2; i++) {
+        const cpa_norm_rows &p = args->parts[i];
+        parts.part[i] = {p.width,  p.x,                 p.x_stride, NULL,  0,
+                         p.weight, args->weight_offset, args->eps,  p.out, p.out_stride};
+    }
+    return launch(parts, args->rows, args->dtype, args->weight_is_f32, stream, "rmsnorm2");
 }

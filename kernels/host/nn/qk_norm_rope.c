@@ -5,6 +5,7 @@
 #include "base/min_max.h"
 #include "kernels/host/cache/row_writer.h"
 #include "kernels/host/nn/nn.h"
+#include "kernels/host/nn/turn.h"
 
 enum { ROWS_PER_ITEM = 16 };
 
@@ -25,17 +26,6 @@ static void norm_head(double *head, const void *weight, const cpa_qk_norm_rope_a
     for (int32_t i = 0; i < dim; i++) head[i] *= scale * ((double)weights[i] + (double)a->weight_offset);
 }
 
-static void rotate_head(double *head, const cpa_rope *rope, int64_t position) {
-    const int32_t half = rope->dim / 2;
-    const float *cosines = rope->table + position * rope->dim, *sines = cosines + half;
-    for (int32_t i = 0; i < half; i++) {
-        double *x = &head[rope->first + (rope->interleaved ? 2 * i : i)], *y = x + (rope->interleaved ? 1 : half);
-        const double a = *x, b = *y, c = (double)cosines[i], s = (double)sines[i];
-        *x = a * c - b * s;
-        *y = b * c + a * s;
-    }
-}
-
 /* A head of queries or keys, normed and rotated, to out. */
 static void turn_head(const cpa_qk_norm_rope_args *a, int64_t row, const char *src, const void *weight, void *out) {
     const int32_t dim = a->shape.k_dim;
@@ -45,9 +35,8 @@ static void turn_head(const cpa_qk_norm_rope_args *a, int64_t row, const char *s
     for (int32_t i = 0; i < dim; i++) head[i] = (double)narrow[i];
     norm_head(head, weight, a);
     if (a->rope.table) {
-        const int64_t position = a->positions[row];
-        if (position >= 0 && position < a->rope.max_position) {
-            rotate_head(head, &a->rope, position);
+        if (cpa_rope_is_in_table(&a->rope, a->positions, a->rows, row)) {
+            cpa_turn_head(head, &a->rope, a->positions, a->rows, row);
         } else {
             for (int32_t i = 0; i < dim; i++) head[i] = NAN;
         }

@@ -1,0 +1,77 @@
+#include "src/context/row_plan.h"
+
+#include <stdlib.h>
+
+#include "base/check.h"
+
+cpa_status cpa_row_plan_create(cpa_context_ops *ops, cpa_row_plan **out) {
+    cpa_row_plan *plan = calloc(1, sizeof *plan);
+    if (!plan) return cpa_fail(&ops->error, CPA_NO_MEMORY, "context: no memory for a plan");
+    cpa_status status = ops->device->operators->plan_create(ops->device, &ops->workspace, &plan->attend, &ops->error);
+    if (status != CPA_OK) {
+        free(plan);
+        return status;
+    }
+    *out = plan;
+    return CPA_OK;
+}
+
+void cpa_row_plan_destroy(cpa_row_plan *plan, const cpa_context_ops *ops) {
+    if (!plan) return;
+    cpa_expanded_keys_free(&plan->expanded, ops);
+    ops->device->operators->plan_destroy(plan->attend);
+    free(plan);
+}
+
+cpa_status cpa_row_plan_set(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form, int64_t n_items,
+                            const int32_t *block_tables, int64_t n_table_entries, cpa_attend_fusion fusion) {
+    cpa_attend_batch batch = {
+        .size = sizeof batch,
+        .map = ops->map,
+        .shape = form->shape,
+        .block_size = ops->options.block_size,
+        .items = ops->items,
+        .n_items = form->is_expanded ? 0 : n_items,
+        .block_tables = block_tables,
+        .n_table_entries = n_table_entries,
+        .cascade_attention = ops->options.cascade_attention,
+    };
+    if (fusion.tables.tables) {
+        batch.block_tables = cpa_block_tables_host(fusion.tables);
+        batch.n_table_entries = cpa_block_tables_capacity(fusion.tables.tables);
+    }
+    fusion.masked = ops->masked;
+    CPA_TRY(ops->device->operators->plan_set(plan->attend, &batch, fusion, &ops->error));
+    ops->keys_attended += plan->attend->keys_attended;
+    ops->keys_read += plan->attend->keys_read;
+    return cpa_expanded_keys_set(&plan->expanded, ops, form, form->is_expanded ? n_items : 0, batch.block_tables);
+}
+
+/* What the plan enqueues. */
+static cpa_status enqueue(const cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form,
+                          const cpa_form_layer *layer, const cpa_attend_args *args, const void *ready_q,
+                          cpa_stream *stream) {
+    if (form->is_expanded) return cpa_expanded_keys_attend(&plan->expanded, ops, form, layer, args, stream);
+    return ops->device->operators->attend(plan->attend, args, ready_q, stream);
+}
+
+cpa_status cpa_row_plan_attend(const cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form,
+                               const cpa_form_layer *layer, const cpa_attend_args *args, const void *ready_q,
+                               cpa_span_kind kind, int32_t round, cpa_stream *stream) {
+    if (plan->attend->n_items == 0 && plan->expanded.n_passes == 0) return CPA_OK;
+    int64_t span = cpa_spans_begin(&ops->spans, kind, round, stream);
+    const int64_t plain_rows = stream->plain_rows;
+    cpa_status status = enqueue(plan, ops, form, layer, args, ready_q, stream);
+    ops->stats.plain_rows += stream->plain_rows - plain_rows;
+    cpa_spans_end(&ops->spans, span, stream);
+    return cpa_context_check(ops, status, stream);
+}
+
+cpa_status cpa_row_plan_attend_own(const cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form,
+                                   const cpa_form_layer *layer, cpa_partial state, void *out, cpa_stream *stream) {
+    cpa_attend_args attend = cpa_context_attend_args(ops, form, layer, CPA_SCORE_OWN);
+    attend.state = state;
+    attend.out = out;
+    attend.out_scale = out ? layer->rows.out_scale : NULL;
+    return cpa_row_plan_attend(plan, ops, form, layer, &attend, NULL, CPA_SPAN_ATTEND_OWN, 0, stream);
+}

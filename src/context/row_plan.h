@@ -1,0 +1,31 @@
+/* What attends of rows of one form are planned by: a plan of attend over the keys as they lie; or, of a form whose keys
+ * are expanded, the passes over them (expanded_keys.h). */
+#ifndef CPA_ROW_PLAN_H
+#define CPA_ROW_PLAN_H
+
+#include "src/context/expanded_keys.h"
+
+typedef struct cpa_row_plan {
+    cpa_attend_plan *attend; /* of no items, in a form whose keys are expanded */
+    cpa_expanded_keys expanded;
+} cpa_row_plan;
+
+/* A plan that prepares keys in the workspace of the context. */
+cpa_status cpa_row_plan_create(cpa_context_ops *ops, cpa_row_plan **out);
+void cpa_row_plan_destroy(cpa_row_plan *plan, const cpa_context_ops *ops);
+
+/* Sets a plan of the first n of ops->items, whose rows have a form, by block tables on the host or those that stay of the
+ * fusion. The fusion of a form whose keys are expanded has no more than those and its mask. */
+cpa_status cpa_row_plan_set(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form, int64_t n_items,
+                            const int32_t *block_tables, int64_t n_table_entries, cpa_attend_fusion fusion);
+
+/* Attends the rows of a plan; `layer` is that of their form. Of a form whose keys are expanded there is a state and no
+ * `out`. `kind` says whose rows or keys they are, `round` in which they came. */
+cpa_status cpa_row_plan_attend(const cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form,
+                               const cpa_form_layer *layer, const cpa_attend_args *args, const void *ready_q,
+                               cpa_span_kind kind, int32_t round, cpa_stream *stream);
+/* The same against the own shard, from the empty state. */
+cpa_status cpa_row_plan_attend_own(const cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form,
+                                   const cpa_form_layer *layer, cpa_partial state, void *out, cpa_stream *stream);
+
+#endif

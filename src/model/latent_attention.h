@@ -1,0 +1,44 @@
+/* What comes before attention in a layer of latents (latent_config.h): queries of the forms that rows have, and the rows
+ * of the cache.
+ *
+ *     absorbed   query [W_k_b,h^T q_nope | rotated q_rope] attends [c | r] as it lies; W_v_b follows (cpa_form_rows.matrix)
+ *     expanded   query [q_nope | rotated q_rope] attends the keys of its head, which are expanded from the cache
+ *
+ * Both are the same attention; the first reads the fewest bytes, the second multiplies the least where keys meet many
+ * rows. So decode is absorbed and prefill expanded. */
+#ifndef CPA_MODEL_LATENT_ATTENTION_H
+#define CPA_MODEL_LATENT_ATTENTION_H
+
+#include <cpattn/model.h>
+
+#include "src/model/weights.h"
+
+enum { CPA_LATENT_ABSORBED = 0, CPA_LATENT_EXPANDED, CPA_LATENT_FORMS };
+
+/* What the layers have in common. */
+typedef struct cpa_latent_attention {
+    const cpa_model_config *config;
+    cpa_dtype dtype;
+    cpa_rope rope; /* table on the device, and the pairs of the model */
+    void *wide;    /* [rows, cpa_latent_wide(config)]: the first product */
+    void *inner;   /* [rows, cpa_latent_inner(config)]: queries, where they are a product of their own */
+} cpa_latent_attention;
+
+/* Elements of a row that the first product has, and that of queries. */
+int64_t cpa_latent_wide(const cpa_model_config *config);
+int64_t cpa_latent_inner(const cpa_model_config *config);
+
+/* Of the normed rows x [rows, hidden]: queries to args->q, form after form, and rows of the cache to args->kv. */
+cpa_status cpa_latent_in(const cpa_latent_attention *attention, const cpa_latent_weights *weights, const void *x,
+                         const cpa_model_step *step, const cpa_layer_args *args, cpa_stream *stream);
+
+/* The forms of a model's rows, whose layers' scales and matrices are filled in; the arrays have room for config->layers,
+ * and outlive the forms. */
+typedef struct cpa_latent_forms {
+    cpa_model_form list[CPA_LATENT_FORMS];
+    float *scales;
+    const void **matrices, **expansions;
+} cpa_latent_forms;
+void cpa_latent_forms_of(const cpa_model_config *config, const cpa_weights *weights, cpa_latent_forms *out);
+
+#endif

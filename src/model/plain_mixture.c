@@ -1,0 +1,156 @@
+#include "src/model/plain_mixture.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cpattn/experts.h>
+
+#include "base/check.h"
+
+/* Of those that are not taken; the first of equal ones. */
+static int32_t index_of_largest(const double *values, int32_t n, const uint8_t *taken) {
+    int32_t best = -1;
+    for (int32_t i = 0; i < n; i++)
+        if (!taken[i] && (best < 0 || values[i] > values[best])) best = i;
+    return best;
+}
+
+static void score(const cpa_moe_config *moe, const float *logits, double *scores) {
+    double most = -INFINITY, sum = 0;
+    for (int32_t e = 0; e < moe->experts; e++) most = fmax(most, logits[e]);
+    for (int32_t e = 0; e < moe->experts; e++) {
+        scores[e] = moe->scores == CPA_SCORES_SIGMOID ? 1 / (1 + exp(-(double)logits[e])) : exp(logits[e] - most);
+        sum += scores[e];
+    }
+    for (int32_t e = 0; moe->scores == CPA_SCORES_SOFTMAX && e < moe->experts; e++) scores[e] /= sum;
+}
+
+/* Marks the experts of groups that take no part: all but the topk_group groups whose best, or best two, are largest. */
+static void leave_out_groups(const cpa_moe_config *moe, const double *biased, uint8_t *taken) {
+    const int32_t size = moe->experts / moe->n_group;
+    double of_groups[CPA_MOST_EXPERTS];
+    uint8_t chosen[CPA_MOST_EXPERTS] = {0};
+    for (int32_t g = 0; g < moe->n_group; g++) {
+        const double *group = biased + g * size;
+        uint8_t seen[CPA_MOST_EXPERTS] = {0};
+        const int32_t first = index_of_largest(group, size, seen);
+        seen[first] = 1;
+        const int32_t second = index_of_largest(group, size, seen);
+        of_groups[g] = group[first];
+        if (moe->group_scores == CPA_GROUP_BEST_TWO && second >= 0) of_groups[g] += group[second];
+    }
+    for (int32_t k = 0; k < moe->topk_group; k++) chosen[index_of_largest(of_groups, moe->n_group, chosen)] = 1;
+    for (int32_t e = 0; e < moe->experts; e++) taken[e] = !chosen[e / size];
+}
+
+/* From a token's router logits to the shares of its experts, 0 for those that it does not choose. `bias` counts for the
+ * choice alone; NULL: there is none. */
+static void choose(const cpa_moe_config *moe, const float *bias, float *row) {
+    double scores[CPA_MOST_EXPERTS], biased[CPA_MOST_EXPERTS], kept = 0;
+    int32_t chosen[CPA_MOST_TOP_K];
+    uint8_t taken[CPA_MOST_EXPERTS] = {0};
+    score(moe, row, scores);
+    for (int32_t e = 0; e < moe->experts; e++) biased[e] = scores[e] + (double)(bias ? bias[e] : 0);
+    if (moe->n_group > 1) leave_out_groups(moe, biased, taken);
+    for (int32_t k = 0; k < moe->top_k; k++) {
+        chosen[k] = index_of_largest(biased, moe->experts, taken);
+        kept += scores[chosen[k]];
+        taken[chosen[k]] = 1;
+    }
+    for (int32_t e = 0; e < moe->experts; e++) row[e] = 0;
+    for (int32_t k = 0; k < moe->top_k; k++)
+        row[chosen[k]] = (float)(scores[chosen[k]] / (moe->renormalise ? kept : 1) * (double)moe->scale);
+}
+
+/* The matrix [outputs, inputs] of an expert, to f->weight. Gates and what they scale are one tensor where a layer's
+ * experts are. */
+typedef enum expert_part { EXPERT_GATE, EXPERT_UP, EXPERT_DOWN } expert_part;
+static cpa_status read_expert(cpa_plain *f, int32_t layer, int32_t expert, expert_part part, int64_t elements) {
+    static const char *const mixtral[] = {"w1", "w3", "w2"}, *const others[] = {"gate_proj", "up_proj", "down_proj"};
+    const cpa_moe_config *moe = &f->config->moe;
+    const cpa_plain_name joined =
+        cpa_plain_name_of(layer, "mlp.experts", part == EXPERT_DOWN ? "down_proj" : "gate_up_proj");
+    char name[64];
+    if (cpa_safetensors_find(f->files, joined.text)) {
+        const int64_t parts = part == EXPERT_DOWN ? 1 : 2, first = parts * expert + (part == EXPERT_UP);
+        return cpa_plain_read_part(f, joined.text, parts * moe->experts * elements, first * elements, elements,
+                                   f->weight);
+    }
+    const int is_mixtral = moe->names == CPA_MOE_MIXTRAL;
+    snprintf(name, sizeof name, "%s.experts.%d.%s", is_mixtral ? "block_sparse_moe" : "mlp", expert,
+             (is_mixtral ? mixtral : others)[part]);
+    return cpa_plain_read(f, cpa_plain_name_of(layer, name, "weight").text, elements, f->weight);
+}
+
+/* What an expert gives for the tokens that choose it in f->chosen, in their place. */
+static cpa_status run_expert(cpa_plain *f, int32_t layer, int32_t expert, int64_t rows) {
+    const int64_t hidden = f->config->hidden, inner = f->config->moe.intermediate;
+    CPA_TRY(read_expert(f, layer, expert, EXPERT_GATE, inner * hidden));
+    cpa_plain_multiply(f, rows, f->chosen, hidden, inner, f->gate);
+    cpa_plain_round(f, f->gate, rows * inner);
+    CPA_TRY(read_expert(f, layer, expert, EXPERT_UP, inner * hidden));
+    cpa_plain_multiply(f, rows, f->chosen, hidden, inner, f->up);
+    cpa_plain_round(f, f->up, rows * inner);
+    cpa_plain_activate(f, rows * inner);
+    CPA_TRY(read_expert(f, layer, expert, EXPERT_DOWN, hidden * inner));
+    cpa_plain_multiply(f, rows, f->gate, inner, hidden, f->chosen);
+    cpa_plain_round(f, f->chosen, rows * hidden);
+    return CPA_OK;
+}
+
+/* f->shares, from the logits that it has. */
+static cpa_status choose_all(cpa_plain *f, int32_t layer) {
+    const cpa_moe_config *moe = &f->config->moe;
+    const cpa_plain_name name = cpa_plain_name_of(layer, "mlp.gate", "e_score_correction_bias");
+    if (moe->has_bias) CPA_TRY(cpa_plain_read(f, name.text, moe->experts, f->bias));
+    for (int64_t row = 0; row < f->count; row++)
+        choose(moe, moe->has_bias ? f->bias : NULL, f->shares + row * moe->experts);
+    return CPA_OK;
+}
+
+static cpa_status take_sum(cpa_plain *f) {
+    const int64_t n = f->count * f->config->hidden;
+    memcpy(f->x, f->summed, (size_t)n * sizeof *f->x);
+    cpa_plain_round(f, f->x, n);
+    return CPA_OK;
+}
+
+/* The sum, and what the experts give that every token has. */
+static cpa_status add_shared(cpa_plain *f, int32_t layer) {
+    const int64_t hidden = f->config->hidden, inner = f->config->moe.shared;
+    CPA_TRY(cpa_plain_linear(f, layer, "mlp.shared_experts.gate_proj", 0, f->x, hidden, inner, f->gate));
+    CPA_TRY(cpa_plain_linear(f, layer, "mlp.shared_experts.up_proj", 0, f->x, hidden, inner, f->up));
+    cpa_plain_activate(f, f->count * inner);
+    CPA_TRY(cpa_plain_linear(f, layer, "mlp.shared_experts.down_proj", 0, f->gate, inner, hidden, f->chosen));
+    for (int64_t i = 0; i < f->count * hidden; i++) f->summed[i] += f->chosen[i];
+    return take_sum(f);
+}
+
+cpa_status cpa_plain_mixture(cpa_plain *f, int32_t layer) {
+    const cpa_moe_config *moe = &f->config->moe;
+    const int64_t hidden = f->config->hidden;
+    const int joined =
+        cpa_safetensors_find(f->files, cpa_plain_name_of(layer, "mlp.experts", "down_proj").text) != NULL;
+    const char *router = moe->names == CPA_MOE_MIXTRAL && !joined ? "block_sparse_moe.gate" : "mlp.gate";
+    CPA_TRY(cpa_plain_read(f, cpa_plain_name_of(layer, router, "weight").text, moe->experts * hidden, f->weight));
+    cpa_plain_multiply(f, f->count, f->x, hidden, moe->experts,
+                       f->shares); /* in fp32 whatever the dtype, as choices hang on it */
+    CPA_TRY(choose_all(f, layer));
+    memset(f->summed, 0, (size_t)(f->count * hidden) * sizeof *f->summed);
+    for (int32_t e = 0; e < moe->experts; e++) {
+        int64_t rows = 0, taken = 0;
+        for (int64_t row = 0; row < f->count; row++) {
+            if (f->shares[row * moe->experts + e] == 0) continue;
+            memcpy(f->chosen + rows++ * hidden, f->x + row * hidden, (size_t)hidden * sizeof *f->x);
+        }
+        if (rows > 0) CPA_TRY(run_expert(f, layer, e, rows));
+        for (int64_t row = 0; row < f->count; row++) {
+            const float share = f->shares[row * moe->experts + e];
+            if (share == 0) continue;
+            for (int64_t i = 0; i < hidden; i++) f->summed[row * hidden + i] += share * f->chosen[taken * hidden + i];
+            taken++;
+        }
+    }
+    return moe->shared ? add_shared(f, layer) : take_sum(f);
+}
