@@ -235,7 +235,10 @@ static cpa_status launch_decode(const cpa_cuda_plan *plan, const attend_call *ca
     cpa_cuda_attend_launch launch = launch_of(plan, call, a, CPA_CUDA_DECODE);
     a->pieces = (const cpa_cuda_piece *)(plan->memory->image + plan->decode_at);
     launch.count = plan->decode_ctas;
-    return launch.kernel->launch(&launch, stream);
+    CPA_TRY(launch.kernel->launch(&launch, stream));
+    return launch.kernel->leaves_units && plan->partial_rows > 0
+               ? cpa_cuda_attend_combine_units(a, plan->decode_ctas, stream)
+               : CPA_OK;
 }
 
 /* Pieces over keys as they lie, or over keys that are prepared. */

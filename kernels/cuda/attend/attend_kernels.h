@@ -126,7 +126,7 @@ typedef struct cpa_cuda_attend_geometry {
     int32_t wide;  /* not 0: there are CTAs of twice as many warps, each with a multiprocessor to itself */
 } cpa_cuda_attend_geometry;
 typedef cpa_cuda_attend_geometry cpa_cuda_attend_cut(const cpa_attention_shape *shape, int32_t block_size);
-cpa_cuda_attend_cut cpa_cuda_decode_geometry;
+cpa_cuda_attend_cut cpa_cuda_decode_geometry, cpa_cuda_latent_geometry;
 
 /* What is done to keys and values before a kernel attends them. Which cache it is for, a kernel's row says. */
 typedef struct cpa_cuda_preparation {
@@ -142,16 +142,18 @@ extern const cpa_cuda_preparation cpa_cuda_widen;
 typedef struct cpa_cuda_attend_kernel {
     const char *name; /* as its file is called */
     /* What it is for: sets of 1 << cpa_cuda_pieces, of cpa_cuda_cache and of cpa_cuda_rules; the path that a device has
-     * to have, or a better one; the widest heads. */
+     * to have, or a better one; the widest heads. The plain kernel takes latents as well. */
     struct {
         int32_t pieces, caches, rules;
         cpa_cuda_path path;
         cpa_cuda_width width;
+        int32_t latents; /* 1: caches whose keys hold their values (v_in_k), and no others; 0: others alone */
     } takes;
     /* What of that it does not take, in words; NULL: nothing. Without a function it takes all of it. */
     const char *(*refuses)(const cpa_cuda_attend_spec *spec);
     cpa_cuda_attend_cut *geometry;
     cpa_cuda_attend_launcher *launch;
+    int32_t leaves_units; /* decode: not 0: the states of pieces are left to cpa_cuda_attend_combine_units */
     /* NULL; or what is done to the keys first, and the kernel for whose sake, which has its say before this one, then
      * cuts and runs. Such a row has no launch (attend_source.h). */
     const cpa_cuda_preparation *prepares;
@@ -159,6 +161,7 @@ typedef struct cpa_cuda_attend_kernel {
 } cpa_cuda_attend_kernel;
 
 #define CPA_CUDA_ATTEND_KERNELS(KERNEL)                                                                                \
+    KERNEL(latent)                                                                                                     \
     KERNEL(decode_blocks)                                                                                              \
     KERNEL(decode)                                                                                                     \
     KERNEL(decode_ruled)                                                                                               \

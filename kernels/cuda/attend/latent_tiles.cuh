@@ -1,0 +1,107 @@
+/* The tiles of attend_latent.cu, the parts in which they come and go, and the warp that copies them. */
+#ifndef CPA_CUDA_LATENT_TILES_CUH
+#define CPA_CUDA_LATENT_TILES_CUH
+
+#include "kernels/cuda/attend/hopper_loads.cuh"
+
+namespace {
+
+/* The columns of a tile by who is done with them last: each half of the values by the warpgroup that has these columns
+ * of O; the rest, which keys alone have, by the warpgroup that multiplies the scores. */
+enum latent_part { LEFT_VALUES, RIGHT_VALUES, KEYS_ALONE, LATENT_PARTS };
+
+template <typename Element>
+struct latent_config {
+    using element = Element;
+    static constexpr int K_DIM = 576, V_DIM = 512, KEYS = 64, CONSUMERS = 2, THREADS = (1 + CONSUMERS) * WARPGROUP;
+    static constexpr int LOADER_REGISTERS = 32, CONSUMER_REGISTERS = 240;
+    static constexpr int V_COLUMNS = V_DIM / CONSUMERS, PART = 128, PARTS = V_COLUMNS / PART; /* of O of a warpgroup */
+    static constexpr int REGISTER_STEPS = 0; /* of Q K^T, whose queries are in registers */
+    static constexpr int RULED_STEPS[] = {REGISTER_STEPS}; /* of scores without rules, which alone there are */
+    static constexpr bool RULED = false;
+    static constexpr int TAIL = 0, K_WHOLE = K_DIM, V_TAIL = 0, V_WHOLE = V_COLUMNS;
+    static constexpr int Q_BYTES = GROUP_ROWS * K_DIM * 2, K_BYTES = KEYS * K_DIM * 2;
+    /* What one warpgroup hands to the other: probabilities, 16 bytes of each thread behind those of the thread before
+     * it; and the maxima of each thread's two rows. */
+    static constexpr int P_BYTES = GROUP_ROWS * KEYS * 2, MAX_BYTES = WARPGROUP * 8;
+    static constexpr int K_AT = Q_BYTES, P_AT = K_AT + STAGES * K_BYTES, MAX_AT = P_AT + P_BYTES;
+    static constexpr int SHARED_BYTES = MAX_AT + MAX_BYTES + TILE_ALIGNMENT;
+
+    /* A part in tiles of COLUMNS. */
+    __device__ static constexpr int first_of(int part) { return part * V_COLUMNS / COLUMNS; }
+    __device__ static constexpr int count_of(int part) { return (part == KEYS_ALONE ? K_DIM - V_DIM : V_COLUMNS) / COLUMNS; }
+};
+constexpr int COLUMNS_TILE_BYTES = 64 * COLUMNS * 2; /* of 64 rows */
+
+/* The warp that copies goes through the pieces by itself, ahead of the warpgroups that multiply. */
+enum latent_reader { COPYING, MULTIPLYING, LATENT_READERS };
+
+/* Barriers of the parts of each stage: full when the bytes are there, empty when the last readers are done. Tiles are
+ * counted from 0, over all pieces. */
+template <typename C>
+struct latent_shared {
+    cpa_cuda_piece pieces[LATENT_READERS];
+    key_walk<C::KEYS> walks[LATENT_READERS];
+    uint64_t full[STAGES][LATENT_PARTS], empty[STAGES][LATENT_PARTS];
+
+    __device__ void start() {
+        for (int stage = 0; stage < STAGES; stage++)
+            for (int part = 0; part < LATENT_PARTS; part++) {
+                barrier_init(shared_address(&full[stage][part]), 1);
+                barrier_init(shared_address(&empty[stage][part]), WARPGROUP / 32);
+            }
+        barrier_init_fence();
+    }
+    __device__ uint32_t full_at(uint32_t n, int part) { return shared_address(&full[n % STAGES][part]); }
+    __device__ void wait_full(uint32_t n, int part) { barrier_wait(full_at(n, part), phase_of<STAGES>(n)); }
+    __device__ void wait_empty(uint32_t n, int part) {
+        barrier_wait(shared_address(&empty[n % STAGES][part]), phase_of<STAGES>(n) ^ 1);
+    }
+    __device__ void release(uint32_t n, int part, int lane) {
+        if (lane == 0) barrier_arrive(shared_address(&empty[n % STAGES][part]));
+    }
+    /* The reader's copy of a piece, by one of its warps. */
+    __device__ void take(const cpa_cuda_attend_args &a, latent_reader reader, int at, int lane) {
+        copy_piece(pieces[reader], a.pieces[at], lane);
+        walks[reader].start_warp(a, pieces[reader], lane);
+    }
+};
+
+/* The tiles of all pieces, the last keys of each first: a lane copies the box of tokens from `row` on, part by part, in
+ * the order in which room is made for them. */
+template <typename C>
+__device__ void copy_latents(const hopper_args &args, latent_shared<C> &shared, uint32_t tiles, int lane) {
+    const cpa_cuda_piece &piece = shared.pieces[COPYING];
+    const key_walk<C::KEYS> &walk = shared.walks[COPYING];
+    const int row = lane * args.box;
+    constexpr latent_part ORDER[] = {KEYS_ALONE, LEFT_VALUES, RIGHT_VALUES};
+    uint32_t n = 0;
+    for (int at = blockIdx.x; at >= 0; at = piece.next) {
+        shared.take(args.a, COPYING, at, lane);
+        box_place next = {};
+        if (walk.count > 0) next = place_of<C>(args, piece, piece.k_end, walk.tile(walk.count - 1), row);
+        for (int i = walk.count - 1; i >= 0; i--, n++) {
+            const box_place place = next;
+            if (i > 0) next = place_of<C>(args, piece, piece.k_end, walk.tile(i - 1), row); /* before the waiting */
+            const uint32_t tile = tiles + C::K_AT + n % STAGES * C::K_BYTES;
+#pragma unroll
+            for (const latent_part part : ORDER) {
+                const uint32_t barrier = shared.full_at(n, part);
+                shared.wait_empty(n, part);
+                if (lane == 0) barrier_expect(barrier, C::count_of(part) * COLUMNS_TILE_BYTES);
+                __syncwarp();
+                if (row < C::KEYS) {
+#pragma unroll
+                    for (int i = C::first_of(part); i < C::first_of(part) + C::count_of(part); i++)
+                        copy_box(tile + i * COLUMNS_TILE_BYTES + row * COLUMNS * 2, &args.maps.k, barrier, i * COLUMNS,
+                                 place.token, 0, place.block);
+                }
+                __syncwarp();
+            }
+        }
+    }
+}
+
+} // namespace
+
+#endif
