@@ -15,7 +15,7 @@
 
 /* The dtypes by their number, and CPA_DTYPE_COUNT, or CPA_KV_DTYPE_COUNT, for none. */
 static const char *const dtypes[] = {"fp32", "bf16", "fp16", "auto", NULL};
-static const char *const kv_dtypes[] = {"fp32", "bf16", "fp16", "fp8_e4m3", "int8", "auto", NULL};
+static const char *const kv_dtypes[] = {"fp32", "bf16", "fp16", "fp8_e4m3", "int8", "fp8_t128", "auto", NULL};
 _Static_assert(sizeof dtypes / sizeof dtypes[0] == CPA_DTYPE_COUNT + 2, "a word for each dtype");
 _Static_assert(sizeof kv_dtypes / sizeof kv_dtypes[0] == CPA_KV_DTYPE_COUNT + 2, "a word for each dtype of a cache");
 static const char *const devices[] = {"auto", "host", "cuda", NULL};

@@ -39,7 +39,7 @@ cpa_kv_view cpa_block_layout_view(const cpa_block_layout *layout, void *memory, 
     cpa_kv_view kv = cpa_kv_view_of(&layout->shape, layout->block_size, num_blocks);
     const cpa_block_section *values = cpa_block_section_of(layout, CPA_SECTION_VALUES);
     kv.k = memory;
-    kv.v = (char *)memory + (values ? values->at : 0);
+    kv.v = values ? (char *)memory + values->at : kv.k;
     kv.k_block_stride = kv.v_block_stride = (stride ? stride : layout->bytes) / cpa_dtype_bytes(kv.dtype);
     return kv;
 }
@@ -54,7 +54,7 @@ int cpa_block_layout_matches(const cpa_block_layout *layout, const cpa_kv_view *
     return stride >= layout->bytes && (stride | (int64_t)(uintptr_t)given.k) % CPA_SECTION_ALIGNMENT == 0 &&
            last->at + last->bytes == layout->bytes && given.v == own.v && given.block_size == own.block_size &&
            cpa_kv_same_form(&given, &own) && given.kv_heads == own.kv_heads && given.k_dim == own.k_dim &&
-           given.v_dim == own.v_dim && given.v_block_stride == own.v_block_stride &&
+           given.v_dim == own.v_dim && given.v_in_k == own.v_in_k && given.v_block_stride == own.v_block_stride &&
            given.k_token_stride == own.k_token_stride && given.k_head_stride == own.k_head_stride &&
            given.v_token_stride == own.v_token_stride && given.v_head_stride == own.v_head_stride;
 }

@@ -11,10 +11,20 @@ static inline int32_t cpa_kv_key_run(cpa_dtype dtype) {
 
 /* The scale of all keys, or of all values; 1 where each head has one, and 0 where each row has its own. */
 static inline float cpa_kv_tensor_scale(const cpa_kv_view *kv, cpa_kv_part part) {
-    return kv->k_scales ? 1 : part == CPA_KEYS ? kv->k_scale : kv->v_scale;
+    return kv->k_scales ? 1 : part == CPA_KEYS || kv->v_in_k ? kv->k_scale : kv->v_scale;
 }
 
-/* A view whose zero strides are replaced by those of its layout. */
+/* Whether tiles of a row have scales, as rows of latents may. */
+static inline int cpa_dtype_has_tiles(cpa_dtype dtype) {
+    return cpa_dtype_traits_of(dtype)->rows[CPA_KEYS].tile > 0;
+}
+
+/* How many pools a view has: those of keys and of values, or that of keys alone, which hold their values. */
+static inline int cpa_kv_parts(const cpa_kv_view *kv) {
+    return kv->v_in_k ? 1 : 2;
+}
+
+/* A view whose zero strides are replaced by those of its layout; values that lie in keys have all that keys have. */
 static inline cpa_kv_view cpa_kv_view_resolve(cpa_kv_view kv) {
     const int64_t unit = cpa_dtype_bytes(kv.dtype);
     const int64_t k_row = cpa_kv_row_bytes(kv.dtype, CPA_KEYS, kv.k_dim) / unit;
@@ -36,6 +46,10 @@ static inline cpa_kv_view cpa_kv_view_resolve(cpa_kv_view kv) {
         kv.v_block_stride = cpa_kv_block_bytes(kv.dtype, CPA_VALUES, cpa_kv_tensor_scale(&kv, CPA_VALUES),
                                                kv.block_size, kv.kv_heads, kv.v_dim) /
                             unit;
+    if (!kv.v_in_k) return kv;
+    kv.v = kv.k;
+    kv.v_block_stride = kv.k_block_stride, kv.v_token_stride = kv.k_token_stride, kv.v_head_stride = kv.k_head_stride;
+    kv.v_scale = kv.k_scale, kv.v_scales = kv.k_scales;
     return kv;
 }
 
@@ -59,6 +73,7 @@ static inline cpa_kv_view cpa_kv_view_of(const cpa_attention_shape *shape, int32
     kv.k_scales = shape->k_scales;
     kv.v_scales = shape->v_scales;
     kv.n_scales = shape->n_scales;
+    kv.v_in_k = shape->v_in_k;
     return cpa_kv_view_order(kv, shape->layout);
 }
 
@@ -75,14 +90,16 @@ static inline cpa_attention_shape cpa_kv_view_shape(const cpa_kv_view *kv) {
     shape.k_scales = kv->k_scales;
     shape.v_scales = kv->v_scales;
     shape.n_scales = kv->n_scales;
+    shape.v_in_k = kv->v_in_k;
     return shape;
 }
 
 /* The keys, or the values, of a resolved view; what is not a pointer, a width or a scale is in bytes. A row is one run
- * of bytes, or under CPA_VLLM_X several. */
+ * of bytes, or under CPA_VLLM_X several. Values that lie in keys are their first elements. */
 typedef struct cpa_kv_pool {
     char *memory;
-    int32_t dim;
+    int32_t dim;     /* elements of a key, or a value */
+    int32_t row_dim; /* elements of a row as it lies; more than dim where a value is a part of its key */
     float tensor_scale;
     const float *head_scales; /* device: scales of heads, by which tensor_scale is multiplied; NULL: none */
     int32_t head_scale_step;  /* elements from the scale of a head to that of the next; 0: all have the first */
@@ -101,19 +118,21 @@ static inline cpa_kv_pool cpa_kv_pool_of(const cpa_kv_view *kv, cpa_kv_part part
     cpa_kv_pool pool;
     pool.memory = (char *)(keys ? kv->k : kv->v);
     pool.dim = keys ? kv->k_dim : kv->v_dim;
+    pool.row_dim = keys || kv->v_in_k ? kv->k_dim : kv->v_dim;
     pool.tensor_scale = cpa_kv_tensor_scale(kv, part);
     pool.block_stride = (keys ? kv->k_block_stride : kv->v_block_stride) * unit;
     pool.token_stride = (keys ? kv->k_token_stride : kv->v_token_stride) * unit;
     pool.head_stride = (keys ? kv->k_head_stride : kv->v_head_stride) * unit;
-    pool.row_bytes = cpa_kv_row_bytes(kv->dtype, part, pool.dim);
+    pool.row_bytes = cpa_kv_row_bytes(kv->dtype, part, pool.row_dim);
     pool.run_bytes = kv->layout == CPA_VLLM_X ? pool.token_stride : pool.row_bytes;
     pool.run_stride = kv->block_size * pool.run_bytes;
     pool.runs = (int32_t)(pool.row_bytes / pool.run_bytes);
     pool.head_scales = keys ? kv->k_scales : kv->v_scales;
     pool.head_scale_step = kv->n_scales > 1;
     pool.scale_bytes = cpa_kv_scale_bytes(kv->dtype, part, pool.tensor_scale);
-    pool.scales_at = cpa_kv_block_bytes(kv->dtype, part, pool.tensor_scale, kv->block_size, kv->kv_heads, pool.dim) -
-                     (int64_t)kv->kv_heads * kv->block_size * pool.scale_bytes;
+    pool.scales_at =
+        cpa_kv_block_bytes(kv->dtype, part, pool.tensor_scale, kv->block_size, kv->kv_heads, pool.row_dim) -
+        (int64_t)kv->kv_heads * kv->block_size * pool.scale_bytes;
     return pool;
 }
 

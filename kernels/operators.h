@@ -5,6 +5,7 @@
 #ifndef CPA_KERNELS_OPERATORS_H
 #define CPA_KERNELS_OPERATORS_H
 
+#include <cpattn/latent.h>
 #include <cpattn/ops.h>
 
 #include "base/stored.h"
@@ -173,6 +174,9 @@ struct cpa_operator_table {
     cpa_status (*kv_move)(const cpa_kv_move_args *args, cpa_stream *stream);
     cpa_status (*kv_convert)(const cpa_kv_convert_args *args, cpa_stream *stream);
     cpa_status (*kv_pack)(const cpa_kv_pack_args *args, cpa_stream *stream);
+    /* Strides are not 0; there are tokens to expand. */
+    cpa_status (*latent_gather)(const cpa_latent_gather_args *args, cpa_stream *stream);
+    cpa_status (*latent_expand)(const cpa_latent_expand_args *args, cpa_stream *stream);
     cpa_status (*copy_blocks)(const cpa_copy_blocks_args *args, cpa_stream *stream);
 
     /* Copies row map[i] of src to row i of dst, row_bytes each (gather). map is on the device; NULL: row i. */

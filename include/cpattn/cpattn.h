@@ -8,6 +8,7 @@
 #include <cpattn/context.h>
 #include <cpattn/device.h>
 #include <cpattn/engine.h>
+#include <cpattn/latent.h>
 #include <cpattn/model.h>
 #include <cpattn/ngram.h>
 #include <cpattn/nn.h>

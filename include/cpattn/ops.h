@@ -22,13 +22,14 @@ extern "C" {
 /* kv_write (known elsewhere as reshape_and_cache): stores the keys and values of new tokens in their pages.
  * Token i goes to slot slot_mapping[i] = block * block_size + offset; -1 skips the token. Two tokens must not share a
  * slot, which is checked on a device with debug_checks. Values are converted from `dtype` to the view's dtype, rounding
- * to nearest even; a quantised cache gets codes and scales as types.h says, where NaN is 0: `nonfinite` tells of it. */
+ * to nearest even; a quantised cache gets codes and scales as shape.h says, where NaN is 0: `nonfinite` tells of it. A
+ * cache with v_in_k gets keys, those of latents and rotated elements, and no values: v is not looked at. */
 typedef struct cpa_kv_write_args {
     size_t size;
     int64_t tokens;
     cpa_dtype dtype;
     const void *k;               /* [tokens, kv_heads, k_dim], k_row_stride elements from token to token */
-    const void *v;               /* [tokens, kv_heads, v_dim], v_row_stride elements from token to token */
+    const void *v;               /* [tokens, kv_heads, v_dim], v_row_stride elements from token to token; see v_in_k */
     const int64_t *slot_mapping; /* [tokens] */
     cpa_kv_view kv;
     /* [tokens], or NULL: becomes 1 where the key or the value of a token that is written has a NaN or an infinity, in
@@ -278,6 +279,9 @@ enum { CPA_LOWEST_EXPONENT = -(1 << 24), CPA_HIGHEST_EXPONENT = 1 << 27 };
  * Prefill over a quantised cache or one of CPA_VLLM_X widens keys and values first, in memory of the plan that grows with
  * its items up to 1 GiB, however long they are; where memory is short in less, which is told at CPA_LOG_WARN.
  *
+ * Latents: over a cache with v_in_k the value of a key is its first v_dim elements, and scale is not 0, since it is that
+ * of the heads that were folded together. All query heads share its rows.
+ *
  * On the host back end the result of a row has the same bits however the rows are grouped into items, calls and steps,
  * and whether its keys come in one call or in several resumed ones cut at multiples of cpa_attend_split_tokens. */
 typedef struct cpa_attend_args {
@@ -287,7 +291,7 @@ typedef struct cpa_attend_args {
     int64_t q_row_stride; /* elements; 0 = q_heads * k_dim */
     cpa_kv_view kv;
     cpa_mask mask;
-    float scale; /* 0 = 1 / sqrt(k_dim) */
+    float scale; /* 0 = 1 / sqrt(k_dim); not over latents */
     int32_t resume;
     cpa_partial state;
     void *out; /* [rows, q_heads, v_dim] contiguous, in q_dtype or fp8; or NULL */

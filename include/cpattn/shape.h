@@ -21,6 +21,7 @@ typedef enum cpa_dtype {
     CPA_DTYPE_COUNT,
     CPA_FP8_E4M3 = CPA_DTYPE_COUNT, /* 1 sign, 4 exponent, 3 mantissa bits; no infinity, at most 448 */
     CPA_INT8,
+    CPA_FP8_T128, /* rows of latents: e4m3 with a scale for every 128, and the last 64 elements in bf16 */
     CPA_KV_DTYPE_COUNT
 } cpa_dtype;
 
@@ -28,11 +29,14 @@ typedef enum cpa_dtype {
 typedef enum cpa_kv_part { CPA_KEYS = 0, CPA_VALUES } cpa_kv_part;
 
 /* How a cache stores a row, the key or the value of one token and head: its elements, packed and filled up to a byte,
- * and the scales of the row, either right behind them or behind all rows of the block. */
+ * and the scales of the row, either right behind them or behind all rows of the block. Where tiles of a row have scales,
+ * these lie right behind the elements, and elements at the end of the row that are none of a tile behind them, in bf16. */
 typedef struct cpa_row_traits {
     int32_t element_bits;
     int32_t scale_bytes;
     int32_t scale_in_row; /* 1: behind the row's elements; 0: behind the rows of the block */
+    int32_t tile;         /* elements that share a scale of scale_bytes; 0: the row has one scale, if any */
+    int32_t tail;         /* last elements of a row, which are bf16 whatever the others are */
 } cpa_row_traits;
 
 typedef struct cpa_dtype_traits {
@@ -46,14 +50,17 @@ typedef struct cpa_dtype_traits {
 /* All that is known of a dtype but its arithmetic; NULL for a value that is no dtype. */
 CPA_INLINE const cpa_dtype_traits *cpa_dtype_traits_of(cpa_dtype dtype) {
     static const cpa_dtype_traits table[CPA_KV_DTYPE_COUNT] = {
-        {"fp32", 0, 0, 1, {{32, 0, 0}, {32, 0, 0}}}, {"bf16", 0, 0, 1, {{16, 0, 0}, {16, 0, 0}}},
-        {"fp16", 0, 0, 1, {{16, 0, 0}, {16, 0, 0}}}, {"fp8_e4m3", 1, 1, 16, {{8, 4, 0}, {8, 4, 0}}},
-        {"int8", 1, 0, 16, {{8, 4, 0}, {8, 4, 0}}},
+        {"fp32", 0, 0, 1, {{32, 0, 0, 0, 0}, {32, 0, 0, 0, 0}}},
+        {"bf16", 0, 0, 1, {{16, 0, 0, 0, 0}, {16, 0, 0, 0, 0}}},
+        {"fp16", 0, 0, 1, {{16, 0, 0, 0, 0}, {16, 0, 0, 0, 0}}},
+        {"fp8_e4m3", 1, 1, 16, {{8, 4, 0, 0, 0}, {8, 4, 0, 0, 0}}},
+        {"int8", 1, 0, 16, {{8, 4, 0, 0, 0}, {8, 4, 0, 0, 0}}},
+        {"fp8_t128", 1, 0, 16, {{8, 4, 1, 128, 64}, {8, 4, 1, 128, 64}}},
     };
     return (uint32_t)dtype < CPA_KV_DTYPE_COUNT ? &table[dtype] : NULL;
 }
 
-/* "fp32", "bf16", "fp16", "fp8_e4m3" or "int8"; "none" for a value that is no dtype. */
+/* "fp32", "bf16", "fp16", "fp8_e4m3", "int8" or "fp8_t128"; "none" for a value that is no dtype. */
 CPA_INLINE const char *cpa_dtype_name(cpa_dtype dtype) {
     const cpa_dtype_traits *traits = cpa_dtype_traits_of(dtype);
     return traits ? traits->name : "none";
@@ -76,16 +83,19 @@ CPA_INLINE int64_t cpa_dtype_bytes(cpa_dtype dtype) {
     return !traits ? 0 : traits->rows[CPA_KEYS].element_bits < 8 ? 1 : traits->rows[CPA_KEYS].element_bits / 8;
 }
 
-/* The widest key or value head that the operators accept. */
-#define CPA_MAX_HEAD_DIM 256
+/* The widest key or value head that the operators accept: a latent of 512 and 64 rotated elements. */
+#define CPA_MAX_HEAD_DIM 576
 
 /* Quantised caches. A row is the key, or the value, of one token and head.
  *
  *     CPA_FP8_E4M3  x = scale * code; scale given for the whole tensor, or for each KV head, or that of the row,
  *                   max |x| / 448
  *     CPA_INT8      x = scale * (code - zero); scale and the integer zero are those of the row, for its range and 0
+ *     CPA_FP8_T128  x = bf16(scale * code); scale, fp32, that of 128 elements, max(max |x| / 448, FLT_MIN); the last 64
+ *                   elements are bf16. Rows of latents alone (v_in_k): 512 codes, 4 scales and 64 elements, 656 bytes
+ *                   (vLLM's fp8_ds_mla). Any positive scales are read.
  *
- * Scales of rows travel with their block: the last kv_heads * block_size * 4 of its cpa_kv_block_bytes are an array
+ * Scales of rows that do not lie in them travel with their block: the last kv_heads * block_size * 4 of its cpa_kv_block_bytes are an array
  * [kv_heads, block_size] of 32-bit words, whatever the order of the rows before it and whatever the stride. A word is
  * the scale as a float; for int8 the low 8 bits of the word hold the zero (as a signed byte), and the scale is the word
  * with those bits cleared. Codes are rounded to nearest even. What lies beyond the range saturates, infinities do as
@@ -94,7 +104,9 @@ CPA_INLINE int64_t cpa_dtype_bytes(cpa_dtype dtype) {
 
 /* Bytes of a row of `dim` elements, with the scales that lie in it. */
 CPA_INLINE int64_t cpa_row_bytes(const cpa_row_traits *row, int32_t dim) {
-    return ((int64_t)dim * row->element_bits + 7) / 8 + (row->scale_in_row ? row->scale_bytes : 0);
+    const int64_t coded = dim - row->tail, tail_bytes = 2 * (int64_t)row->tail;
+    const int64_t scales = !row->scale_in_row ? 0 : row->tile ? (coded + row->tile - 1) / row->tile : 1;
+    return (coded * row->element_bits + 7) / 8 + scales * row->scale_bytes + tail_bytes;
 }
 
 /* Bytes of one block of keys, or of values, of a layer: its rows, and the scales behind them, unless the tensor has
@@ -130,8 +142,10 @@ typedef enum cpa_kv_layout { CPA_TOKEN_MAJOR = 0, CPA_HEAD_MAJOR, CPA_VLLM_X } c
 
 /* The shape of an attention and of its cache. Embedded by value wherever these are named; what is reserved is 0.
  *
- * v_in_k = 1 says that the value of a row is the first v_dim elements of its key, so that the cache has no pool of
- * values (latent caches); it is not supported yet. k_scale and v_scale are those of all keys and of all values, for
+ * v_in_k = 1 says that the value of a row is the first v_dim elements of its key, so that the cache has one pool, of
+ * latents, and none of values (multi-head latent attention, DeepSeek-AI, arXiv:2405.04434: k_dim = latent + rope, v_dim =
+ * latent, one KV head, queries absorbed). Its layout is not CPA_VLLM_X, and scales are those of keys: v_scale is k_scale,
+ * or 0, v_scales is k_scales, or NULL. k_scale and v_scale are those of all keys and of all values, for
  * CPA_FP8_E4M3; both 0: each row has its own, or k_scales and v_scales are given: n_scales of each in memory of the
  * device, 1 for all heads or kv_heads. They are read when work of a stream comes to them, belong to the caller, and
  * hold the same numbers on every rank. */
@@ -171,7 +185,7 @@ CPA_INLINE int64_t cpa_shape_row_bytes(const cpa_attention_shape *shape, cpa_kv_
 
 /* What tells whether rows have scales of their own: not 0 where the tensor, or each head, has one. */
 CPA_INLINE float cpa_shape_tensor_scale(const cpa_attention_shape *shape, cpa_kv_part part) {
-    return shape->k_scales ? 1 : part == CPA_KEYS ? shape->k_scale : shape->v_scale;
+    return shape->k_scales ? 1 : part == CPA_KEYS || shape->v_in_k ? shape->k_scale : shape->v_scale;
 }
 
 /* Bytes of one block of keys, or of values, of a layer; 0 where the values lie in the keys. */

@@ -14,8 +14,9 @@ extern "C" {
  * that of the layout's order. The last dimension is contiguous, but under CPA_VLLM_X (cpattn/shape.h), where only
  * blocks may be farther apart than they need: there the strides of tokens and heads are those of the layout or 0, pools
  * are aligned to 16 bytes and the stride of key blocks is a multiple of 16 bytes. A quantised block is
- * cpa_kv_block_bytes long, or longer through its stride, and ends with the scales of its rows. The memory belongs to
- * the caller and lies on the device that the operators run on. */
+ * cpa_kv_block_bytes long, or longer through its stride, and ends with the scales of its rows. With v_in_k there is one
+ * pool, that of keys: v, the strides of values and their scales are not looked at. The memory belongs to the caller and
+ * lies on the device that the operators run on. */
 typedef struct cpa_kv_view {
     void *k;
     void *v;
@@ -33,7 +34,8 @@ typedef struct cpa_kv_view {
     cpa_kv_layout layout; /* strides that are not 0 outweigh it, but for CPA_VLLM_X */
     int32_t n_scales;     /* CPA_FP8_E4M3: scales in k_scales and in v_scales: 1, or kv_heads, one a head; 0: none */
     const float *k_scales, *v_scales; /* device, [n_scales]; NULL: none */
-    int64_t reserved[8];              /* zero */
+    int32_t v_in_k;                   /* 1: values are the first v_dim elements of keys (cpattn/shape.h) */
+    int32_t reserved[15];             /* zero */
 } cpa_kv_view;
 
 /* Partial attention states of some rows over some keys (Milakov and Gimelshein, arXiv:1805.02867): O normalised, fp32,

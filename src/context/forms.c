@@ -49,6 +49,8 @@ cpa_status cpa_forms_take(const cpa_device *device, const cpa_context_options *o
         char where[32] = "context";
         if (o->forms) snprintf(where, sizeof where, "context: form %d", i);
         CPA_TRY(check_form(where, &o->shape, &given, err));
+        if (o->shape.v_in_k)
+            return cpa_fail(err, CPA_UNSUPPORTED, "%s: v_in_k is 1: contexts attend no latents", where);
         *form = (cpa_form){.index = i, .shape = o->shape, .has_matrix = given.out_dim > 0};
         if (given.k_dim) form->shape.k_dim = given.k_dim;
         if (given.v_dim) form->shape.v_dim = given.v_dim;

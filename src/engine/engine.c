@@ -88,6 +88,7 @@ static cpa_status make_scheduler(cpa_engine *engine, cpa_error *err) {
 /* Whether the device attends every layer. */
 static cpa_status check_layers(const cpa_engine *engine, cpa_error *err) {
     const cpa_model_shape *model = &engine->options.model;
+    if (model->attention.v_in_k) return cpa_fail(err, CPA_UNSUPPORTED, "model: v_in_k is 1: engines attend no latents");
     for (int32_t layer = 0; layer < model->layers; layer++) {
         const cpa_mask mask = cpa_model_mask(model, layer);
         CPA_TRY(cpa_check_attend("model", engine->device, &model->attention, &mask, err));

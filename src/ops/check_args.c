@@ -94,33 +94,42 @@ cpa_status cpa_check_state(const char *where, const cpa_partial *state, int64_t 
 
 /* ---- shapes of caches ---- */
 
-/* Keys that hold their values are latent: wider than heads are otherwise. */
-enum { MOST_LATENT_DIM = 1 << 12 };
-
 static cpa_status check_widths(const char *where, const cpa_attention_shape *s, cpa_error *err) {
     REQUIRE(err, s->v_in_k == 0 || s->v_in_k == 1, "%s: v_in_k is %d, expected 0 or 1", where, s->v_in_k);
-    if (!s->v_in_k) {
-        CPA_TRY(cpa_check_dim(where, "k_dim", s->k_dim, err));
-        return cpa_check_dim(where, "v_dim", s->v_dim, err);
-    }
-    REQUIRE(err, s->v_dim >= 1 && s->v_dim <= s->k_dim && s->k_dim <= MOST_LATENT_DIM,
-            "%s: v_in_k is 1, v_dim is %d and k_dim is %d; expected values within keys of at most %d", where, s->v_dim,
-            s->k_dim, MOST_LATENT_DIM);
+    CPA_TRY(cpa_check_dim(where, "k_dim", s->k_dim, err));
+    CPA_TRY(cpa_check_dim(where, "v_dim", s->v_dim, err));
+    REQUIRE(err, !s->v_in_k || s->v_dim <= s->k_dim,
+            "%s: v_in_k is 1, v_dim is %d and k_dim is %d; expected values within their keys", where, s->v_dim,
+            s->k_dim);
+    return CPA_OK;
+}
+
+/* Rows with tiles and a tail are those of latents. */
+static cpa_status check_tiles(const char *where, const cpa_attention_shape *s, cpa_error *err) {
+    const cpa_row_traits *row = &cpa_dtype_traits_of(s->kv_dtype)->rows[CPA_KEYS];
+    REQUIRE(err, !row->tile || s->v_in_k, "%s: kv_dtype is %s and v_in_k is 0, expected 1: it is one of latents", where,
+            cpa_dtype_name(s->kv_dtype));
+    REQUIRE(err, !row->tile || (s->k_dim > row->tail && (s->k_dim - row->tail) % row->tile == 0),
+            "%s: k_dim is %d for a cache of %s, expected a multiple of %d and %d more", where, s->k_dim,
+            cpa_dtype_name(s->kv_dtype), row->tile, row->tail);
     return CPA_OK;
 }
 
 static cpa_status check_layout(const char *where, const cpa_attention_shape *s, cpa_error *err) {
     REQUIRE(err, s->layout == CPA_TOKEN_MAJOR || s->layout == CPA_HEAD_MAJOR || s->layout == CPA_VLLM_X,
             "%s: layout is %d, expected 0, 1 or 2", where, (int)s->layout);
+    REQUIRE(err, s->layout != CPA_VLLM_X || !s->v_in_k,
+            "%s: layout is %d with v_in_k, expected 0 or 1: values lie in rows of one piece", where, (int)s->layout);
     const int32_t x = cpa_kv_key_run(s->kv_dtype);
     REQUIRE(err, s->layout != CPA_VLLM_X || s->k_dim % x == 0,
             "%s: k_dim is %d, expected a multiple of %d in the layout of runs of 16 bytes", where, s->k_dim, x);
     return CPA_OK;
 }
 
-/* Scales of keys and of values go together and with the dtype of the cache: those of heads, */
+/* Scales of keys and of values go together and with the dtype of the cache, and values in keys have theirs: those of
+ * heads, */
 static cpa_status check_head_scales(const char *where, const cpa_attention_shape *s, cpa_error *err) {
-    const float *k_scales = s->k_scales, *v_scales = s->v_scales;
+    const float *k_scales = s->k_scales, *v_scales = s->v_in_k && !s->v_scales ? k_scales : s->v_scales;
     if (!k_scales && !v_scales && s->n_scales == 0) return CPA_OK;
     REQUIRE(err, k_scales && v_scales, "%s: %s is NULL and %s is not, expected both or none", where,
             k_scales ? "v_scales" : "k_scales",
@@ -132,14 +141,19 @@ static cpa_status check_head_scales(const char *where, const cpa_attention_shape
     REQUIRE(err, cpa_dtype_traits_of(s->kv_dtype)->tensor_scale && s->k_scale == 0,
             "%s: k_scales and v_scales are given for a cache of %s whose k_scale is %g, expected fp8_e4m3 and 0", where,
             cpa_dtype_name(s->kv_dtype), (double)s->k_scale);
+    REQUIRE(err, !s->v_in_k || v_scales == k_scales, "%s: v_in_k is 1 and v_scales are other scales than k_scales",
+            where);
     CPA_TRY(cpa_check_aligned(where, "k_scales", k_scales, sizeof *k_scales, err));
     return cpa_check_aligned(where, "v_scales", v_scales, sizeof *v_scales, err);
 }
 
 /* and those of whole tensors. */
 static cpa_status check_scales(const char *where, const cpa_attention_shape *s, cpa_error *err) {
-    const int none = s->k_scale == 0 && s->v_scale == 0;
-    const int both = s->k_scale > 0 && s->v_scale > 0 && isfinite(s->k_scale) && isfinite(s->v_scale);
+    const float v_scale = s->v_in_k && s->v_scale == 0 ? s->k_scale : s->v_scale;
+    const int none = s->k_scale == 0 && v_scale == 0;
+    const int both = s->k_scale > 0 && v_scale > 0 && isfinite(s->k_scale) && isfinite(v_scale);
+    REQUIRE(err, !s->v_in_k || v_scale == s->k_scale, "%s: v_in_k is 1, k_scale is %g and v_scale is %g, expected one",
+            where, (double)s->k_scale, (double)v_scale);
     REQUIRE(err, none || (both && cpa_dtype_traits_of(s->kv_dtype)->tensor_scale),
             "%s: k_scale is %g and v_scale is %g for a cache of %s, expected none, or both above 0 for fp8_e4m3", where,
             (double)s->k_scale, (double)s->v_scale, cpa_dtype_name(s->kv_dtype));
@@ -151,6 +165,7 @@ cpa_status cpa_check_cache_shape(const char *where, const cpa_attention_shape *s
             s->kv_heads, CPA_MOST_HEADS);
     CPA_TRY(check_widths(where, s, err));
     REQUIRE(err, cpa_dtype_traits_of(s->kv_dtype), "%s: kv_dtype is %d, which is none", where, (int)s->kv_dtype);
+    CPA_TRY(check_tiles(where, s, err));
     CPA_TRY(check_layout(where, s, err));
     CPA_TRY(check_head_scales(where, s, err));
     return check_scales(where, s, err);
@@ -172,9 +187,10 @@ cpa_status cpa_check_same_cache(const char *where, const cpa_cache_form *a, cons
         {"kv_heads", x->kv_heads, y->kv_heads, 1},
         {"k_dim", x->k_dim, y->k_dim, 1},
         {"v_dim", x->v_dim, y->v_dim, 1},
+        {"v_in_k", x->v_in_k, y->v_in_k, 1},
         {"dtype", x->kv_dtype, y->kv_dtype, 0},
         {"k_scale", (double)x->k_scale, (double)y->k_scale, 0},
-        {"v_scale", (double)x->v_scale, (double)y->v_scale, 0},
+        {"v_scale", (double)(x->v_in_k ? x->k_scale : x->v_scale), (double)(y->v_in_k ? y->k_scale : y->v_scale), 0},
         {"n_scales", x->n_scales, y->n_scales, 0},
     };
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
@@ -215,6 +231,19 @@ static cpa_status check_row_scales(const char *where, const cpa_kv_view *kv, cpa
     return CPA_OK;
 }
 
+/* Rows with scales of tiles are read and written 16 bytes at a time. */
+static cpa_status check_tiled_rows(const char *where, const cpa_kv_view *kv, const view_side *resolved,
+                                   cpa_error *err) {
+    const int64_t *strides = resolved->strides, places = (int64_t)(uintptr_t)resolved->pool;
+    REQUIRE(err,
+            !cpa_dtype_traits_of(kv->dtype)->rows[CPA_KEYS].tile ||
+                (places | strides[BLOCK] | strides[TOKEN] | strides[HEAD]) % 16 == 0,
+            "%s: the pool at %p has the strides %lld, %lld and %lld, expected multiples of 16 bytes for %s", where,
+            resolved->pool, (long long)strides[BLOCK], (long long)strides[TOKEN], (long long)strides[HEAD],
+            cpa_dtype_name(kv->dtype));
+    return CPA_OK;
+}
+
 /* The strides of CPA_VLLM_X are its own; it is read and written 16 bytes at a time. */
 static cpa_status check_runs(const char *where, const cpa_kv_view *kv, cpa_kv_part part, const view_side *side,
                              const int64_t *resolved, cpa_error *err) {
@@ -240,14 +269,16 @@ static cpa_status check_side(const char *where, const cpa_kv_view *kv, cpa_kv_pa
     const view_side side = side_of(kv, part), resolved = side_of(&full, part);
     const int64_t counts[STRIDES] = {kv->num_blocks, kv->block_size, kv->kv_heads};
     const int64_t element = cpa_dtype_bytes(kv->dtype);
-    int64_t elements = side.dim;
+    const int64_t row = cpa_kv_row_bytes(kv->dtype, part, side.dim) / element;
+    int64_t elements = row;
     int within = 1;
     for (int i = 0; i < STRIDES; i++) {
-        const int64_t least = i == TOKEN && kv->layout == CPA_VLLM_X ? 1 : side.dim; /* check_runs knows which it is */
+        const int64_t least = i == TOKEN && kv->layout == CPA_VLLM_X ? 1 : row; /* check_runs knows which it is */
         CPA_TRY(check_stride(where, names[part][i], side.strides[i], least, err));
         within = within && add_extent(&elements, counts[i], resolved.strides[i]);
     }
     CPA_TRY(check_row_scales(where, kv, part, &side, err));
+    CPA_TRY(check_tiled_rows(where, kv, &resolved, err));
     CPA_TRY(cpa_check_aligned(where, part == CPA_KEYS ? "the key pool" : "the value pool", side.pool, element, err));
     REQUIRE(err, within && elements <= CPA_MOST_BYTES / element,
             "%s: %lld blocks with the strides %lld, %lld and %lld reach beyond 2^60 bytes", where,
@@ -260,11 +291,12 @@ cpa_status cpa_check_view(const char *where, const cpa_kv_view *kv, cpa_error *e
     const cpa_attention_shape shape = cpa_kv_view_shape(kv);
     REQUIRE(err, CPA_RESERVED_IS_ZERO(*kv), "%s: the reserved bytes of the view are not zero", where);
     REQUIRE(err, kv->num_blocks >= 0, "%s: num_blocks is %lld, expected at least 0", where, (long long)kv->num_blocks);
-    REQUIRE(err, kv->num_blocks == 0 || (kv->k && kv->v), "%s: the %s pool is NULL", where, kv->k ? "value" : "key");
+    REQUIRE(err, kv->num_blocks == 0 || (kv->k && (kv->v || kv->v_in_k)), "%s: the %s pool is NULL", where,
+            kv->k ? "value" : "key");
     CPA_TRY(cpa_check_block_size(where, kv->block_size, err));
     CPA_TRY(cpa_check_cache_shape(where, &shape, err));
     CPA_TRY(check_side(where, kv, CPA_KEYS, err));
-    return check_side(where, kv, CPA_VALUES, err);
+    return kv->v_in_k ? CPA_OK : check_side(where, kv, CPA_VALUES, err);
 }
 
 cpa_status cpa_check_same_shape(const char *where, const cpa_kv_view *a, const cpa_kv_view *b, cpa_error *err) {

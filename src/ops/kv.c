@@ -40,10 +40,11 @@ static cpa_status check_kv_write(const cpa_kv_write_args *args, cpa_stream *stre
             (long long)args->tokens);
     CPA_TRY(cpa_check_dtype("kv_write", "dtype", args->dtype, err));
     CPA_TRY(cpa_check_view("kv_write", &args->kv, err));
-    REQUIRE(err, args->tokens == 0 || (args->k && args->v && args->slot_mapping), "kv_write: %s is NULL",
-            !args->k   ? "k"
-            : !args->v ? "v"
-                       : "slot_mapping");
+    const int has_v = args->v || args->kv.v_in_k;
+    REQUIRE(err, args->tokens == 0 || (args->k && has_v && args->slot_mapping), "kv_write: %s is NULL",
+            !args->k ? "k"
+            : !has_v ? "v"
+                     : "slot_mapping");
     const int64_t bytes = cpa_dtype_bytes(args->dtype), heads = args->kv.kv_heads;
     CPA_TRY(cpa_check_aligned("kv_write", "k", args->k, bytes, err));
     CPA_TRY(cpa_check_aligned("kv_write", "v", args->v, bytes, err));
@@ -74,9 +75,14 @@ typedef struct block_pairs {
     int64_t n;
 } block_pairs;
 
+/* The name of a pool that is that of both; NULL: there is none. */
+static const char *shared_pool(const cpa_kv_view *a, const cpa_kv_view *b) {
+    return a->k == b->k ? "key" : !a->v_in_k && a->v == b->v ? "value" : NULL;
+}
+
 /* Every block is written once, and none is read that is written. */
 static cpa_status check_once(const block_pairs *p, cpa_error *err) {
-    const int one_pool = p->src->k == p->dst->k || p->src->v == p->dst->v;
+    const int one_pool = shared_pool(p->src, p->dst) != NULL;
     cpa_checked_range *written = malloc((size_t)(p->n + 1) * sizeof *written);
     if (!written)
         return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for the check of %lld pairs", p->where, (long long)p->n);
@@ -163,8 +169,8 @@ static cpa_status check_kv_convert(const cpa_kv_convert_args *args, cpa_error *e
     CPA_TRY(cpa_check_view("kv_convert: dst", b, err));
     const cpa_cache_form src = cpa_cache_form_of("src", a), dst = cpa_cache_form_of("dst", b);
     CPA_TRY(cpa_check_same_cache("kv_convert", &src, &dst, 1, err));
-    REQUIRE(err, args->n_pairs == 0 || (a->k != b->k && a->v != b->v),
-            "kv_convert: src and dst have the same %s pool, expected two", a->k == b->k ? "key" : "value");
+    const char *shared = shared_pool(a, b);
+    REQUIRE(err, args->n_pairs == 0 || !shared, "kv_convert: src and dst have the same %s pool, expected two", shared);
     return check_pairs(&(block_pairs){"kv_convert", a, b, args->pairs, args->n_pairs}, err);
 }
 
@@ -235,8 +241,8 @@ static cpa_status check_kv_pack(const cpa_kv_pack_args *args, cpa_error *err) {
             args->ranges ? "block_tables" : "ranges");
     CPA_TRY(cpa_check_aligned("kv_pack", "ranges", args->ranges, sizeof args->ranges->first, err));
     CPA_TRY(cpa_check_aligned("kv_pack", "block_tables", args->block_tables, sizeof *args->block_tables, err));
-    REQUIRE(err, args->n_ranges == 0 || (args->src.k != args->dst.k && args->src.v != args->dst.v),
-            "kv_pack: src and dst have the same %s pool, expected two", args->src.k == args->dst.k ? "key" : "value");
+    const char *shared = shared_pool(&args->src, &args->dst);
+    REQUIRE(err, args->n_ranges == 0 || !shared, "kv_pack: src and dst have the same %s pool, expected two", shared);
     return check_spans(args, err);
 }
 

@@ -19,21 +19,22 @@ static void close_device(void) {
     cpa_test_device_close(device, stream);
 }
 
-/* Every dtype, with scales of rows and of the tensor, in every layout and many sizes of blocks and heads. */
-enum { FORMS = CPA_KV_DTYPE_COUNT + 1, LAYOUTS = 3, BLOCK_SIZES = 5, HEADS = 3, WIDTHS = 4 };
+/* Every dtype but that of latents alone, with scales of rows and of the tensor, in every layout and many sizes of blocks
+ * and heads. */
+enum { FORMS = CPA_FP8_T128 + 1, LAYOUTS = 3, BLOCK_SIZES = 5, HEADS = 3, WIDTHS = 4 };
 enum { SHAPES = FORMS * LAYOUTS * BLOCK_SIZES * HEADS * WIDTHS };
 
 static cpa_block_layout layout_of(int i) {
     static const int32_t block_sizes[BLOCK_SIZES] = {1, 2, 8, 16, 64}, heads[HEADS] = {1, 3, 8};
     static const int32_t widths[WIDTHS][2] = {{64, 32}, {16, 7}, {48, 80}, {5, 3}};
     const int form = i % FORMS, width = i / FORMS % WIDTHS;
-    cpa_attention_shape shape = {.kv_dtype = form < CPA_KV_DTYPE_COUNT ? (cpa_dtype)form : CPA_FP8_E4M3,
+    cpa_attention_shape shape = {.kv_dtype = form < CPA_FP8_T128 ? (cpa_dtype)form : CPA_FP8_E4M3,
                                  .layout = (cpa_kv_layout)(i / (FORMS * WIDTHS) % LAYOUTS),
                                  .kv_heads = heads[i / (FORMS * WIDTHS * LAYOUTS) % HEADS],
                                  .k_dim = widths[width][0],
                                  .v_dim = widths[width][1]};
     shape.q_heads = shape.kv_heads;
-    if (form == CPA_KV_DTYPE_COUNT) shape.k_scale = shape.v_scale = 0.5f;
+    if (form == CPA_FP8_T128) shape.k_scale = shape.v_scale = 0.5f;
     /* Keys of that layout are whole runs of 16 bytes. */
     if (shape.layout == CPA_VLLM_X && shape.k_dim == 5) shape.k_dim = 16;
     return cpa_block_layout_of(&shape, block_sizes[i / (FORMS * WIDTHS * LAYOUTS * HEADS)]);
@@ -151,7 +152,7 @@ static void attend_reads_sections_alone(void) {
         const int form = i % FORMS, layout = i / FORMS % LAYOUTS, size = i / (FORMS * LAYOUTS) % 3;
         const int32_t *width = widths[i / (FORMS * LAYOUTS * 3)];
         cpa_attend_case shape = {.q_dtype = form < CPA_DTYPE_COUNT ? (cpa_dtype)form : CPA_BF16,
-                                 .kv_dtype = form < CPA_KV_DTYPE_COUNT ? (cpa_dtype)form : CPA_FP8_E4M3,
+                                 .kv_dtype = form < CPA_FP8_T128 ? (cpa_dtype)form : CPA_FP8_E4M3,
                                  .q_heads = 6,
                                  .kv_heads = 3,
                                  .k_dim = width[0],
@@ -166,7 +167,7 @@ static void attend_reads_sections_alone(void) {
                                  .mask = {.causal = 1},
                                  .layout = (cpa_kv_layout)layout};
         if (layout == CPA_VLLM_X && (width[0] == 5 || shape.block_size == 1)) continue;
-        if (form == CPA_KV_DTYPE_COUNT) shape.k_scale = shape.v_scale = 0.5f;
+        if (form == CPA_FP8_T128) shape.k_scale = shape.v_scale = 0.5f;
         cpa_attend_fixture f;
         cpa_attend_result apart, together;
         cpa_attend_fixture_init(&f, &shape, 2);

@@ -112,7 +112,7 @@ static void tokens_land_in_their_slots_and_nowhere_else(void) {
  * written with the bits that it has when it is contiguous. */
 static void slices_of_wider_rows_are_written_like_contiguous_ones(void) {
     enum { TOKENS = 70, DIM = 32, WIDTH = HEADS * DIM, Q = 5 * DIM };
-    for (int pair = 0; pair < CPA_DTYPE_COUNT * CPA_KV_DTYPE_COUNT; pair++) {
+    for (int pair = 0; pair < CPA_DTYPE_COUNT * CPA_FP8_T128; pair++) {
         const cpa_dtype from = (cpa_dtype)(pair % CPA_DTYPE_COUNT), to = (cpa_dtype)(pair / CPA_DTYPE_COUNT);
         /* A stride that allows vectors, and one that does not. */
         for (int64_t stride = Q + 2 * WIDTH + 8; stride >= Q + 2 * WIDTH + 7; stride--) {
@@ -171,7 +171,7 @@ static void slices_of_wider_rows_are_written_like_contiguous_ones(void) {
  * skipped raises nothing, and what was raised before stays. */
 static void tokens_that_are_not_finite_are_told(void) {
     enum { TOKENS = 70, NAN_K = 3, INF_V = 40, SKIPPED = 50, LAST_K = 69, RAISED = 5 };
-    for (int pair = 0; pair < CPA_DTYPE_COUNT * CPA_KV_DTYPE_COUNT; pair++) {
+    for (int pair = 0; pair < CPA_DTYPE_COUNT * CPA_FP8_T128; pair++) {
         const cpa_dtype from = (cpa_dtype)(pair % CPA_DTYPE_COUNT), to = (cpa_dtype)(pair / CPA_DTYPE_COUNT);
         const int64_t k_row = HEADS * 32, bytes = TOKENS * k_row * cpa_dtype_bytes(from);
         cpa_kv_fixture f;

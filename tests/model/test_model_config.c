@@ -182,7 +182,7 @@ static void test_refusals(void) {
         {"tiny-llama", "num_attention_heads", "3", CPA_INVALID, "num_attention_heads: found 3, expected a multiple"},
         {"tiny-llama", "num_key_value_heads", "0", CPA_INVALID, "num_key_value_heads"},
         {"tiny-qwen2", "num_key_value_heads", NULL, CPA_INVALID, "num_key_value_heads: found nothing"},
-        {"tiny-llama", "head_dim", "512", CPA_INVALID, "head_dim: found 512"},
+        {"tiny-llama", "head_dim", "578", CPA_INVALID, "head_dim: found 578"},
         {"tiny-llama", "head_dim", "15", CPA_UNSUPPORTED, "head_dim: found 15"},
         {"tiny-llama2", "num_attention_heads", "12", CPA_INVALID, "hidden_size: found 32, expected a multiple"},
         {"tiny-llama", "max_position_embeddings", NULL, CPA_INVALID, "max_position_embeddings"},

@@ -89,7 +89,7 @@ static void bad_plans(void) {
     g.batch.map.cp_size = 0, refuse_plan(&g, "cp_size 0");
     g.batch.shape.q_heads = 3, refuse_plan(&g, "q_heads is 3, expected a positive multiple of kv_heads, 2");
     g.batch.shape.kv_heads = 0, refuse_plan(&g, "kv_heads, 0");
-    g.batch.shape.k_dim = 257, refuse_plan(&g, "k_dim is 257, expected 1..256");
+    g.batch.shape.k_dim = 577, refuse_plan(&g, "k_dim is 577, expected 1..576");
     g.batch.shape.v_dim = 0, refuse_plan(&g, "v_dim is 0");
     g.batch.shape.reserved[0] = 9, refuse_plan(&g, "the reserved bytes of the shape");
     g.batch.block_size = 24, refuse_plan(&g, "block_size is 24");

@@ -49,10 +49,10 @@ static void sizes_of_codes_below_a_byte(void) {
         cpa_dtype_traits traits;
         int64_t slot; /* bytes of a key and a value of 128 */
     } forms[] = {
-        {{"k8v4", 1, 0, 1, {{8, 0, 1}, {4, 4, 1}}}, 196},
-        {{"4bit", 1, 0, 1, {{4, 2, 1}, {4, 4, 1}}}, 134},
-        {{"k3v4", 1, 0, 1, {{3, 2, 1}, {4, 4, 1}}}, 118},
-        {{"3bit", 1, 0, 1, {{3, 2, 1}, {3, 4, 1}}}, 102},
+        {{"k8v4", 1, 0, 1, {{8, 0, 1, 0, 0}, {4, 4, 1, 0, 0}}}, 196},
+        {{"4bit", 1, 0, 1, {{4, 2, 1, 0, 0}, {4, 4, 1, 0, 0}}}, 134},
+        {{"k3v4", 1, 0, 1, {{3, 2, 1, 0, 0}, {4, 4, 1, 0, 0}}}, 118},
+        {{"3bit", 1, 0, 1, {{3, 2, 1, 0, 0}, {3, 4, 1, 0, 0}}}, 102},
     };
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
         const cpa_dtype_traits *traits = &forms[i].traits;
@@ -62,7 +62,10 @@ static void sizes_of_codes_below_a_byte(void) {
                             cpa_traits_block_bytes(traits, CPA_VALUES, 0, 16, 8, 128),
                         16 * 8 * forms[i].slot);
     }
-    const cpa_row_traits odd = {3, 2, 1};
+    /* Latents: 512 codes, 4 scales of tiles and 64 elements of bf16; and 128 codes and a scale. */
+    CU_ASSERT_EQUAL(cpa_kv_row_bytes(CPA_FP8_T128, CPA_KEYS, 576), 656);
+    CU_ASSERT_EQUAL(cpa_kv_row_bytes(CPA_FP8_T128, CPA_KEYS, 192), 128 + 4 + 128);
+    const cpa_row_traits odd = {3, 2, 1, 0, 0};
     CU_ASSERT_EQUAL(cpa_row_bytes(&odd, 3), 2 + 2); /* 9 bits */
 }
 
@@ -86,6 +89,10 @@ static void sizes_of_shapes(void) {
                                   .kv_dtype = CPA_BF16};
     CU_ASSERT_EQUAL(cpa_shape_block_bytes(&shape, CPA_KEYS, 64), 64 * 1152);
     CU_ASSERT_EQUAL(cpa_shape_block_bytes(&shape, CPA_VALUES, 64), 0);
+    shape.kv_dtype = CPA_FP8_T128;
+    CU_ASSERT_EQUAL(cpa_shape_block_bytes(&shape, CPA_KEYS, 64), 64 * 656);
+    shape.kv_dtype = CPA_FP8_E4M3, shape.k_scale = 0.5f;
+    CU_ASSERT_EQUAL(cpa_shape_block_bytes(&shape, CPA_KEYS, 64), 64 * 576);
 }
 
 static const cpa_attention_shape GOOD = {.q_heads = 4, .kv_heads = 2, .k_dim = 64, .v_dim = 32, .dtype = CPA_F16};
@@ -102,10 +109,10 @@ static void bad_shapes(void) {
     CU_ASSERT_EQUAL(cpa_check_shape("here", &GOOD, NULL), CPA_OK);
     bad = GOOD, bad.q_heads = 3, refuse(bad, CPA_INVALID, "q_heads is 3, expected a positive multiple of kv_heads, 2");
     bad = GOOD, bad.kv_heads = 0, refuse(bad, CPA_INVALID, "kv_heads, 0");
-    bad = GOOD, bad.k_dim = 257, refuse(bad, CPA_INVALID, "k_dim is 257, expected 1..256");
+    bad = GOOD, bad.k_dim = 577, refuse(bad, CPA_INVALID, "k_dim is 577, expected 1..576");
     bad = GOOD, bad.v_dim = 0, refuse(bad, CPA_INVALID, "v_dim is 0");
     bad = GOOD, bad.dtype = CPA_INT8, refuse(bad, CPA_INVALID, "dtype is 4");
-    bad = GOOD, bad.kv_dtype = CPA_KV_DTYPE_COUNT, refuse(bad, CPA_INVALID, "kv_dtype is 5");
+    bad = GOOD, bad.kv_dtype = CPA_KV_DTYPE_COUNT, refuse(bad, CPA_INVALID, "kv_dtype is 6");
     bad = GOOD, bad.layout = (cpa_kv_layout)3, refuse(bad, CPA_INVALID, "layout is 3");
     bad = GOOD, bad.k_scale = bad.v_scale = 1, refuse(bad, CPA_INVALID, "k_scale is 1");
     bad.kv_dtype = CPA_FP8_E4M3;
@@ -120,20 +127,41 @@ static const cpa_attention_shape LATENT = {.q_heads = 128, .kv_heads = 1, .k_dim
 static void values_in_keys(void) {
     cpa_attention_shape bad;
     CU_ASSERT_EQUAL(cpa_check_shape("here", &LATENT, NULL), CPA_OK);
-    bad = LATENT, bad.v_dim = 577, refuse(bad, CPA_INVALID, "v_dim is 577 and k_dim is 576");
-    bad = LATENT, bad.k_dim = INT32_MAX, refuse(bad, CPA_INVALID, "expected values within keys of at most 4096");
+    bad = LATENT, bad.k_dim = 511, refuse(bad, CPA_INVALID, "v_dim is 512 and k_dim is 511");
+    bad = LATENT, bad.k_dim = INT32_MAX, refuse(bad, CPA_INVALID, "expected 1..576");
+    bad = LATENT, bad.layout = CPA_VLLM_X, refuse(bad, CPA_INVALID, "layout is 2 with v_in_k");
     bad = LATENT, bad.v_in_k = 2, refuse(bad, CPA_INVALID, "v_in_k is 2");
     CU_ASSERT_EQUAL(cpa_check_cache_shape("here", &bad, NULL), CPA_INVALID);
 }
 
+/* Values in keys have the scales of keys, and tiles are those of latents. */
+static void scales_of_latents(void) {
+    static const float scales[1] = {1}, others[1] = {1};
+    cpa_attention_shape bad = LATENT;
+    bad.kv_dtype = CPA_FP8_E4M3, bad.k_scale = 0.5f;
+    CU_ASSERT_EQUAL(cpa_check_shape("here", &bad, NULL), CPA_OK);
+    bad.v_scale = 0.5f;
+    CU_ASSERT_EQUAL(cpa_check_shape("here", &bad, NULL), CPA_OK);
+    bad.v_scale = 0.25f, refuse(bad, CPA_INVALID, "k_scale is 0.5 and v_scale is 0.25, expected one");
+    bad.k_scale = bad.v_scale = 0, bad.k_scales = scales, bad.n_scales = 1;
+    CU_ASSERT_EQUAL(cpa_check_shape("here", &bad, NULL), CPA_OK);
+    bad.v_scales = others, refuse(bad, CPA_INVALID, "v_scales are other scales than k_scales");
+    bad = LATENT, bad.kv_dtype = CPA_FP8_T128;
+    CU_ASSERT_EQUAL(cpa_check_shape("here", &bad, NULL), CPA_OK);
+    bad.k_dim = 512 + 32,
+    refuse(bad, CPA_INVALID, "k_dim is 544 for a cache of fp8_t128, expected a multiple of 128 and 64");
+    bad = GOOD, bad.kv_dtype = CPA_FP8_T128, refuse(bad, CPA_INVALID, "kv_dtype is fp8_t128 and v_in_k is 0");
+}
+
 /* Each number tells two caches apart; dtype and scales do not where widths alone matter. */
 static void caches_that_differ(void) {
-    enum { WIDTHS = 4, NUMBERS = 8 };
+    enum { WIDTHS = 5, NUMBERS = 9 };
     static const char *const lines[NUMBERS] = {
         "here: the one has block_size 32, but the other has 16", "here: the one has kv_heads 4, but the other has 2",
         "here: the one has k_dim 32, but the other has 64",      "here: the one has v_dim 64, but the other has 32",
-        "here: the one has dtype 3, but the other has 2",        "here: the one has k_scale 0.5, but the other has 0",
-        "here: the one has v_scale 0.25, but the other has 0",   "here: the one has n_scales 1, but the other has 0",
+        "here: the one has v_in_k 1, but the other has 0",       "here: the one has dtype 3, but the other has 2",
+        "here: the one has k_scale 0.5, but the other has 0",    "here: the one has v_scale 0.25, but the other has 0",
+        "here: the one has n_scales 1, but the other has 0",
     };
     cpa_attention_shape shape = GOOD;
     shape.kv_dtype = CPA_F16;
@@ -147,10 +175,11 @@ static void caches_that_differ(void) {
         if (i == 1) one.shape.kv_heads = 4;
         if (i == 2) one.shape.k_dim = 32;
         if (i == 3) one.shape.v_dim = 64;
-        if (i == 4) one.shape.kv_dtype = CPA_FP8_E4M3;
-        if (i == 5) one.shape.k_scale = 0.5f;
-        if (i == 6) one.shape.v_scale = 0.25f;
-        if (i == 7) one.shape.n_scales = 1;
+        if (i == 4) one.shape.v_in_k = 1;
+        if (i == 5) one.shape.kv_dtype = CPA_FP8_E4M3;
+        if (i == 6) one.shape.k_scale = 0.5f;
+        if (i == 7) one.shape.v_scale = 0.25f;
+        if (i == 8) one.shape.n_scales = 1;
         CU_ASSERT_EQUAL(cpa_check_same_cache("here", &one, &other, 0, &err), CPA_INVALID);
         CU_ASSERT_STRING_EQUAL(err.message, lines[i]);
         CU_ASSERT_EQUAL(cpa_check_same_cache("here", &one, &other, 1, &err), i < WIDTHS ? CPA_INVALID : CPA_OK);
@@ -177,7 +206,6 @@ static void supported_shapes(void) {
     cpa_device *device;
     cpa_attend_plan *plan;
     cpa_stream *stream;
-    cpa_error err = {CPA_OK, ""};
     CU_ASSERT_EQUAL_FATAL(cpa_device_open(&options, &device, NULL), CPA_OK);
     CU_ASSERT_EQUAL_FATAL(cpa_attend_plan_create(device, &plan, NULL), CPA_OK);
     CU_ASSERT_EQUAL_FATAL(cpa_stream_create(device, &stream, NULL), CPA_OK);
@@ -186,8 +214,7 @@ static void supported_shapes(void) {
     CU_ASSERT_EQUAL(cpa_attend_supported(device, &GOOD, NULL, NULL), CPA_OK);
     expect_supported(device, GOOD, window, CPA_OK, "");
     expect_supported(device, GOOD, (cpa_mask){.window = -1}, CPA_INVALID, "attend: window is -1");
-    expect_supported(device, LATENT, causal, CPA_UNSUPPORTED,
-                     "attend: v_in_k is 1: values that are the first 512 elements of their keys of 576");
+    expect_supported(device, LATENT, causal, CPA_OK, "");
 
     /* The plan asks for its shape, an attend for its mask too; no row is attended before. */
     const cpa_owner_map map = {1, 16};
@@ -195,15 +222,12 @@ static void supported_shapes(void) {
     const int32_t table = 0;
     cpa_attend_batch batch = {.size = sizeof batch,
                               .map = map,
-                              .shape = LATENT,
+                              .shape = GOOD,
                               .block_size = 16,
                               .items = &item,
                               .n_items = 1,
                               .block_tables = &table,
                               .n_table_entries = 1};
-    CU_ASSERT_EQUAL(cpa_attend_plan_set(plan, &batch, &err), CPA_UNSUPPORTED);
-    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "attend plan: v_in_k is 1"));
-    batch.shape = GOOD;
     CU_ASSERT_EQUAL(cpa_attend_plan_set(plan, &batch, NULL), CPA_OK);
     cpa_operator_table table_without_windows = *device->operators;
     table_without_windows.attend_supported = no_windows;
@@ -230,6 +254,7 @@ static const cpa_test tests[] = {
     {"a bad shape is refused with its numbers", bad_shapes},
     {"caches that differ are told apart by each number", caches_that_differ},
     {"values may lie in keys that are at least as wide", values_in_keys},
+    {"values in keys have the scales of keys, and tiles of scales are those of latents", scales_of_latents},
     {"a device says which shapes and masks it attends, and is asked before it does", supported_shapes},
     {"a dtype has a name, and is one of tensors or one of caches alone", names_and_kinds},
     {"rows, scales and blocks of each dtype have their bytes", sizes_of_dtypes},

@@ -176,6 +176,9 @@ cpa_status cpa_cuda_attend_supported(const cpa_device *device, const char *where
                         "by CUDA devices",
                         where, shape->v_dim, shape->k_dim);
     }
+    if (shape->k_dim > 256 || shape->v_dim > 256)
+        return cpa_fail(err, CPA_UNSUPPORTED, "%s: heads of %d and %d columns, on CUDA devices at most 256", where,
+                        shape->k_dim, shape->v_dim);
     if (shape->kv_heads > MOST_KV_HEADS)
         return cpa_fail(err, CPA_UNSUPPORTED, "%s: %d KV heads, on CUDA devices at most %d", where, shape->kv_heads,
                         MOST_KV_HEADS);

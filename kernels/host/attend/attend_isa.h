@@ -28,7 +28,8 @@ typedef struct cpa_attend_pages {
     int32_t block_shift; /* log2 of the block size */
     cpa_dtype dtype;
     int32_t dim;
-    int64_t keys; /* keys in the table */
+    int32_t row_dim; /* elements of a row as it lies; more than dim for values that are a part of their keys */
+    int64_t keys;    /* keys in the table */
     const int32_t *table;
     /* Scales of a quantised cache. */
     const char *scales;        /* the word of block 0, token 0, first head; NULL: rows have none */

@@ -247,6 +247,7 @@ static cpa_attend_pages find_pages(const cpa_attend_job *job, const cpa_host_uni
         .block_shift = __builtin_ctz((unsigned)kv->block_size),
         .dtype = kv->dtype,
         .dim = pool.dim,
+        .row_dim = pool.row_dim,
         .keys = job->plan->items[unit->item].k_count,
         .table = job->plan->batch.block_tables + job->plan->items[unit->item].table,
         .run_bytes = pool.runs > 1 ? pool.run_bytes : 0,

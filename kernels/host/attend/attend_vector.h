@@ -49,6 +49,10 @@ static __attribute__((noinline)) void make_row(const cpa_attend_pages *pages, in
                         cpa_kv_row_bytes(pages->dtype, CPA_KEYS, pages->dim));
         row = whole;
     }
+    if (pages->dtype == CPA_FP8_T128) {
+        cpa_dequantise_tiles(to, row, pages->dtype, pages->row_dim, pages->dim);
+        return;
+    }
     if (!cpa_dtype_is_quantised(pages->dtype)) {
         cpa_widen(to, row, pages->dtype, pages->dim);
         return;

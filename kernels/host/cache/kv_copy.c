@@ -51,8 +51,8 @@ static void copy_part(const cpa_kv_view *dst_kv, int64_t dst_block, const cpa_kv
 
 void cpa_host_copy_tokens(const cpa_kv_view *dst, int64_t dst_block, const cpa_kv_view *src, int64_t src_block,
                           int64_t tokens) {
-    copy_part(dst, dst_block, src, src_block, tokens, CPA_KEYS);
-    copy_part(dst, dst_block, src, src_block, tokens, CPA_VALUES);
+    for (int part = CPA_KEYS; part < cpa_kv_parts(src); part++)
+        copy_part(dst, dst_block, src, src_block, tokens, (cpa_kv_part)part);
 }
 
 typedef struct copy_job {

@@ -67,7 +67,7 @@ cpa_status cpa_host_kv_move(const cpa_kv_move_args *args, cpa_stream *stream) {
     }
     job.rows = malloc((size_t)(cpa_host_device_of(stream)->thread_count * job.n * job.row_bytes));
     if (!job.rows) return cpa_fail(&stream->error, CPA_NO_MEMORY, "kv_move: no memory for %lld rows", (long long)job.n);
-    cpa_host_run(stream, 2 * (int64_t)job.src.kv_heads, move_head, &job);
+    cpa_host_run(stream, cpa_kv_parts(&job.src) * (int64_t)job.src.kv_heads, move_head, &job);
     free(job.rows);
     return CPA_OK;
 }

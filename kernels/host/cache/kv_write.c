@@ -14,7 +14,7 @@ static void write_token(const write_job *job, int64_t token) {
     const cpa_kv_write_args *args = job->args;
     const int64_t slot = args->slot_mapping[token], element = cpa_dtype_bytes(args->dtype);
     if (slot < 0) return;
-    for (int part = CPA_KEYS; part <= CPA_VALUES; part++) {
+    for (int part = CPA_KEYS; part < cpa_kv_parts(&args->kv); part++) {
         const int64_t head_bytes = job->writer.pools[part].dim * element;
         const char *src = part == CPA_KEYS ? args->k : args->v;
         src += token * job->row_bytes[part];

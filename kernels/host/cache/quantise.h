@@ -4,6 +4,7 @@
 #ifndef CPA_HOST_QUANTISE_H
 #define CPA_HOST_QUANTISE_H
 
+#include <float.h>
 #include <math.h>
 
 #include "base/convert.h"
@@ -75,6 +76,50 @@ static inline uint32_t cpa_quantise_int8(int8_t *codes, const float *x, int64_t 
         codes[i] = (int8_t)code;
     }
     return bits | (uint8_t)(int8_t)zero;
+}
+
+/* The parts of a row of `dim` elements whose tiles have scales: codes, the scales behind them, and the tail. */
+typedef struct cpa_tiled_row {
+    int32_t coded, tile, tail;  /* elements that are codes, those that share a scale, and those behind all tiles */
+    int64_t scales_at, tail_at; /* bytes from the start of the row */
+} cpa_tiled_row;
+
+static inline cpa_tiled_row cpa_tiled_row_of(cpa_dtype dtype, int32_t dim) {
+    const cpa_row_traits *row = &cpa_dtype_traits_of(dtype)->rows[CPA_KEYS];
+    const int32_t coded = dim - row->tail;
+    const int64_t tail_at = coded + coded / row->tile * (int64_t)sizeof(float);
+    return (cpa_tiled_row){coded, row->tile, row->tail, coded, tail_at};
+}
+
+static inline void cpa_quantise_tiles(void *row, const float *x, cpa_dtype dtype, int32_t dim) {
+    const cpa_tiled_row parts = cpa_tiled_row_of(dtype, dim);
+    char *scales = (char *)row + parts.scales_at;
+    uint8_t *codes = row;
+    for (int32_t first = 0; first < parts.coded; first += parts.tile, scales += sizeof(float)) {
+        float largest = 0;
+        for (int32_t i = first; i < first + parts.tile; i++) {
+            const float magnitude = fabsf(cpa_finite_or_zero(x[i]));
+            largest = magnitude > largest ? magnitude : largest;
+        }
+        const float scale = fmaxf(largest / CPA_E4M3_MAX, FLT_MIN);
+        for (int32_t i = first; i < first + parts.tile; i++) codes[i] = cpa_to_e4m3(x[i] / scale);
+        memcpy(scales, &scale, sizeof scale);
+    }
+    cpa_narrow((char *)row + parts.tail_at, x + parts.coded, CPA_BF16, parts.tail);
+}
+
+/* dst[0..n) = the first n elements of such a row. */
+static inline void cpa_dequantise_tiles(float *dst, const void *row, cpa_dtype dtype, int32_t dim, int32_t n) {
+    const cpa_tiled_row parts = cpa_tiled_row_of(dtype, dim);
+    const char *scales = (const char *)row + parts.scales_at;
+    const uint8_t *codes = row;
+    for (int32_t first = 0; first < parts.coded && first < n; first += parts.tile, scales += sizeof(float)) {
+        const int32_t end = first + parts.tile < n ? first + parts.tile : n;
+        float scale;
+        memcpy(&scale, scales, sizeof scale);
+        for (int32_t i = first; i < end; i++) dst[i] = cpa_from_bf16(cpa_to_bf16(scale * cpa_from_e4m3(codes[i])));
+    }
+    if (n > parts.coded) cpa_widen(dst + parts.coded, (const char *)row + parts.tail_at, CPA_BF16, n - parts.coded);
 }
 
 /* codes[0..n) and the scale word of a row. */

@@ -55,6 +55,10 @@ static inline void cpa_row_writer_put(const cpa_row_writer *writer, cpa_kv_part 
     } else {
         float wide[CPA_MAX_HEAD_DIM];
         cpa_widen(wide, row, writer->dtype, pool->dim);
+        if (cpa_dtype_has_tiles(writer->kv.dtype)) {
+            cpa_quantise_tiles(to, wide, writer->kv.dtype, pool->dim);
+            return;
+        }
         uint32_t word = cpa_quantise(to, wide, writer->kv.dtype, cpa_kv_head_scale(pool, head), pool->dim);
         uint32_t *words = (uint32_t *)(void *)(block + pool->scales_at);
         if (pool->scale_bytes) words[head * block_size + offset] = word;
