@@ -38,14 +38,24 @@ static cpa_cuda_attend_geometry hopper_geometry(const cpa_attention_shape *shape
         .rows = cpa_cuda_hopper_rows(shape->k_dim, shape->v_dim, block_size, 0), .heads = 1, .ctas = 1};
 }
 
-/* Latents: one KV head, as all query heads share them. Their widths are those of the kernel's tiles, or less. */
+enum { LATENT_K_DIM = 576, LATENT_V_DIM = 512 }; /* widths of the kernel's tiles */
+
+static const char *latent_codes_refuse(const cpa_cuda_attend_spec *spec) {
+    const cpa_attention_shape *shape = spec->shape;
+    const int tiled = spec->call.kv_dtype == CPA_FP8_T128;
+    if (shape->k_dim < LATENT_K_DIM || shape->v_dim < LATENT_V_DIM) return "codes of latents of fewer than 576 columns";
+    if (tiled && spec->call.q_dtype != CPA_BF16) return "queries in fp16 over rotated elements in bf16";
+    if (tiled || cpa_shape_tensor_scale(shape, CPA_KEYS) != 0) return NULL;
+    return "latents with a scale each";
+}
+
+/* Latents: one KV head, as all query heads share them. */
 static const char *latent_refuses(const cpa_cuda_attend_spec *spec) {
-    enum { MOST_K_DIM = 576, MOST_V_DIM = 512 };
     const cpa_attention_shape *shape = spec->shape;
     if (shape->kv_heads > 1) return "latents of several KV heads";
-    if (shape->k_dim > MOST_K_DIM || shape->v_dim > MOST_V_DIM) return "latents of more than 576 columns";
-    if (cpa_cuda_has_codes(spec)) return "latents in codes";
+    if (shape->k_dim > LATENT_K_DIM || shape->v_dim > LATENT_V_DIM) return "latents of more than 576 columns";
     if (spec->call.oddities & CPA_CUDA_NO_BLOCKS) return "a cache of no blocks";
+    if (cpa_cuda_has_codes(spec)) return latent_codes_refuse(spec);
     return spec->block_size < CPA_CUDA_LEAST_BOX ? "latents in blocks of fewer than 8 tokens" : NULL;
 }
 
@@ -141,7 +151,8 @@ static cpa_status launch_latent(const cpa_cuda_attend_launch *launch, cpa_stream
     const mapped_tensor latents = tensor_of(launch->kv, CPA_KEYS);
     cpa_cuda_attend_args a = *launch->args;
     cpa_cuda_hopper_maps maps = {0};
-    CPA_TRY(encode_map(&latents, 64, cpa_cuda_latent_box(launch->kv->block_size), 1, &maps.k, stream));
+    if (!cpa_cuda_has_codes(launch->spec))
+        CPA_TRY(encode_map(&latents, 64, cpa_cuda_latent_box(launch->kv->block_size), 1, &maps.k, stream));
     /* Else half of the device is left to what waits for other devices. */
     a.early = a.early && (a.alone || 2 * launch->count <= cpa_cuda_device_of(stream)->multiprocessors);
     return cpa_cuda_attend_latent(&a, &maps, launch->count, stream);

@@ -10,7 +10,7 @@
 #include "base/check.h"
 #include "base/dependent.cuh"
 #include "kernels/cuda/attend/hopper_scores.cuh"
-#include "kernels/cuda/attend/latent_tiles.cuh"
+#include "kernels/cuda/attend/latent_codes.cuh"
 
 namespace {
 
@@ -24,11 +24,11 @@ __device__ int handed_barrier(int consumer) {
 /* What one of the two warpgroups does with the tiles of a piece, `first` being the number of the first of them. */
 template <typename C>
 struct latent_rows {
-    const cpa_cuda_attend_args &a;
     latent_shared<C> &shared;
     const uint32_t tiles;
     const int consumer, thread;
     const uint32_t first;
+    const float scale_log2;
     thread_state<C> &state;
     uint32_t p[C::KEYS / 16][4];
 
@@ -38,18 +38,18 @@ struct latent_rows {
     __device__ uint32_t maxima() const { return tiles + C::MAX_AT + thread * 8; }
     /* This warpgroup's half of the values. */
     __device__ latent_part own_half() const { return consumer == 0 ? LEFT_VALUES : RIGHT_VALUES; }
-    __device__ uint32_t values(int i) const { return tile(i) + consumer * (C::V_COLUMNS / COLUMNS) * COLUMNS_TILE_BYTES; }
+    __device__ uint32_t values(int i) const { return tile(i) + consumer * (C::V_COLUMNS / COLUMNS) * COLUMNS_BYTES; }
 
     /* S = Q K^T of tile i, begun; part by part, as they come. */
     __device__ void begin_scores_of(float (&s)[C::KEYS / 2], const query_operand<C, NO_RULES> &q, int i) {
-        const uint64_t k = wgmma_descriptor(tile(i), 0);
+        const uint64_t k = wgmma_descriptor(same_in_warp(tile(i)), 0);
 #pragma unroll
         for (int part = 0; part < LATENT_PARTS; part++) {
             shared.wait_full(first + i, part);
             wgmma_fence();
 #pragma unroll
             for (int step = 4 * C::first_of(part); step < 4 * (C::first_of(part) + C::count_of(part)); step++)
-                q.multiply(s, step, wgmma_advance(k, step / 4 * COLUMNS_TILE_BYTES + step % 4 * 32));
+                q.multiply(s, step, wgmma_advance(k, step / 4 * COLUMNS_BYTES + step % 4 * 32));
         }
         wgmma_commit();
     }
@@ -90,7 +90,7 @@ struct latent_rows {
                          : "memory");
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            keep[half] = worth_of(state.max[half], max[half], a.scale_log2);
+            keep[half] = worth_of(state.max[half], max[half], scale_log2);
             state.max[half] = max[half];
             state.sum[half] *= keep[half];
         }
@@ -128,7 +128,7 @@ struct latent_rows {
         shared.release(first + i, KEYS_ALONE, lane());
         if (walk.masked(tile_of_keys))
             mask_scores<C>(s, state, walk.sinks, tile_of_keys * C::KEYS + 2 * (lane() % 4));
-        const bool grown = lagging_softmax<C>(s, state, keep, a.scale_log2);
+        const bool grown = lagging_softmax<C>(s, state, keep, scale_log2);
         if constexpr (!FIRST) {
             wgmma_hold(s);
             pin_before_wait(state.sum[0] + state.sum[1], tiles);
@@ -190,17 +190,18 @@ __device__ void join_sums(thread_state<C> &state, uint32_t tile, int consumer, i
 
 constexpr int PAIRS = 8; /* of columns of a row of a thread, whose old values are loaded together */
 
-/* A warpgroup's columns of the rows, and by the first one their LSEs. */
+/* A warpgroup's columns of the rows, and by the first one their LSEs; code_scale: that of codes, 1 of elements. */
 template <typename C>
 __device__ void store_columns(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const thread_state<C> &state,
-                              int consumer, int thread) {
+                              float code_scale, int consumer, int thread) {
     const int lane = thread % 32, first_row = piece.row_begin + thread / 32 * 16 + lane / 4;
     float *lse_at[2] = {}, lses[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int row = first_row + 8 * half;
-        const float max = state.max[half], sum = counted_sum(quad_sum(state.sum[half]), max, a.scale_log2);
-        const float inverse = inverse_of_sum(sum), lse = piece.refused ? NAN : lse_of(sum, max * a.scale + logf(sum));
+        const float max = state.max[half], sum = counted_sum(quad_sum(state.sum[half]), max, a.scale_log2 * code_scale);
+        const float inverse = inverse_of_sum(sum) * code_scale;
+        const float lse = piece.refused ? NAN : lse_of(sum, max * (a.scale * code_scale) + logf(sum));
         if (row >= piece.row_end) continue;
         const row_sink sink(a, piece, row, 0, lse);
         const auto column_of = [&](int n) { return consumer * C::V_COLUMNS + 8 * n + 2 * (lane % 4); };
@@ -234,22 +235,24 @@ __device__ void take_pieces(const cpa_cuda_attend_args &a, latent_shared<C> &sha
     const cpa_cuda_piece &piece = shared.pieces[MULTIPLYING];
     const key_walk<C::KEYS> &walk = shared.walks[MULTIPLYING];
     const int lane = thread % 32;
+    const float code_scale =
+        C::CACHE == LATENT_CODES ? head_scale(a.k_scale, a.k_head_scales, a.head_scale_step, 0) : 1;
     uint32_t n = 0;
     for (int at = blockIdx.x, next; at >= 0; at = next, n += walk.count) {
         named_sync(BOTH, BOTH_THREADS); /* nobody needs the one before */
         if (consumer == 0 && thread < 32) shared.take(a, MULTIPLYING, at, lane);
         named_sync(BOTH, BOTH_THREADS);
         next = piece.next;
-        thread_state<C> state;
-        clear_state<C>(state, a.scale_log2);
         if (walk.count > 0) load_packed_queries<C>(a, piece, tiles, consumer * WARPGROUP + thread);
+        thread_state<C> state;
         const int row = piece.row_begin + thread / 32 * 16 + lane / 4;
 #pragma unroll
         for (int half = 0; half < 2; half++) state.keys[half] = walk.keys_of(a, piece, row + 8 * half);
+        clear_state<C>(state, a.scale_log2 * code_scale);
         named_sync(BOTH, BOTH_THREADS);
-        latent_rows<C>{a, shared, tiles, consumer, thread, n, state}.attend_tiles(walk.count);
+        latent_rows<C>{shared, tiles, consumer, thread, (uint32_t)same_in_warp(n), a.scale_log2 * code_scale, state}.attend_tiles(walk.count);
         join_sums<C>(state, tiles, consumer, thread);
-        store_columns<C>(a, piece, state, consumer, thread);
+        store_columns<C>(a, piece, state, code_scale, consumer, thread);
     }
 }
 
@@ -261,7 +264,7 @@ __global__ void __launch_bounds__(C::THREADS, 1) attend_latent(const __grid_cons
     /* Shuffled, so that the compiler knows that a warp has one: descriptors then stay in uniform registers. */
     const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0), thread = threadIdx.x % WARPGROUP;
     if (threadIdx.x == 0) {
-        prefetch_map(&args.maps.k);
+        if (C::CACHE == LATENT_ELEMENTS) prefetch_map(&args.maps.k);
         shared.start();
     }
     __syncthreads();
@@ -269,16 +272,19 @@ __global__ void __launch_bounds__(C::THREADS, 1) attend_latent(const __grid_cons
     dependent_allow();
     if (warpgroup == 0) {
         registers_shrink<C::LOADER_REGISTERS>();
-        if (thread < 32) copy_latents<C>(args, shared, tiles, thread);
+        if constexpr (C::CACHE == LATENT_ELEMENTS) {
+            if (thread < 32) copy_latents<C>(args, shared, tiles, thread);
+        } else {
+            copy_codes<C>(args.a, shared, tiles, thread);
+        }
     } else {
         registers_grow<C::CONSUMER_REGISTERS>();
         take_pieces<C>(args.a, shared, tiles, warpgroup - 1, thread);
     }
 }
 
-template <typename Element>
+template <typename C>
 cpa_status launch(const hopper_args &args, int32_t ctas, cpa_stream *stream) {
-    using C = latent_config<Element>;
     static uint64_t prepared;
     CPA_TRY(cpa_cuda_shared_memory(stream, (const void *)attend_latent<C>, C::SHARED_BYTES, &prepared));
     return cpa_cuda_check(&stream->error,
@@ -287,10 +293,16 @@ cpa_status launch(const hopper_args &args, int32_t ctas, cpa_stream *stream) {
                           "attend");
 }
 
+template <typename Element>
+cpa_status launch_cache(const hopper_args &args, int32_t ctas, cpa_stream *stream) {
+    if (args.a.kv_dtype == CPA_FP8_E4M3) return launch<latent_config<Element, LATENT_CODES>>(args, ctas, stream);
+    return launch<latent_config<Element, LATENT_ELEMENTS>>(args, ctas, stream);
+}
+
 } // namespace
 
 extern "C" int32_t cpa_cuda_latent_box(int32_t block_size) {
-    constexpr int32_t KEYS = latent_config<__half>::KEYS;
+    constexpr int32_t KEYS = latent_config<__half, LATENT_ELEMENTS>::KEYS;
     return block_size < KEYS ? block_size : KEYS;
 }
 
@@ -298,5 +310,8 @@ extern "C" cpa_status cpa_cuda_attend_latent(const cpa_cuda_attend_args *a, cons
                                              int32_t ctas, cpa_stream *stream) {
     const int32_t block_size = 1 << a->block_shift;
     const hopper_args args = {*maps, *a, cpa_cuda_latent_box(block_size), block_size == CPA_TENSOR_BLOCK};
-    return a->q_dtype == CPA_BF16 ? launch<__nv_bfloat16>(args, ctas, stream) : launch<__half>(args, ctas, stream);
+    if (a->kv_dtype == CPA_FP8_T128)
+        return launch<latent_config<__nv_bfloat16, LATENT_TILED_CODES>>(args, ctas, stream);
+    return a->q_dtype == CPA_BF16 ? launch_cache<__nv_bfloat16>(args, ctas, stream)
+                                  : launch_cache<__half>(args, ctas, stream);
 }

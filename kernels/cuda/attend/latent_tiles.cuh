@@ -1,4 +1,5 @@
-/* The tiles of attend_latent.cu, the parts in which they come and go, and the warp that copies them. */
+/* The tiles of attend_latent.cu, the parts in which they come and go, and the warp that copies them where they lie as
+ * they are needed. */
 #ifndef CPA_CUDA_LATENT_TILES_CUH
 #define CPA_CUDA_LATENT_TILES_CUH
 
@@ -10,13 +11,22 @@ namespace {
  * of O; the rest, which keys alone have, by the warpgroup that multiplies the scores. */
 enum latent_part { LEFT_VALUES, RIGHT_VALUES, KEYS_ALONE, LATENT_PARTS };
 
-template <typename Element>
+/* What the cache has of a latent: elements of the queries' dtype; codes of e4m3, all with one scale; or those of
+ * CPA_FP8_T128, with scales in the row and elements behind them. */
+enum latent_cache { LATENT_ELEMENTS, LATENT_CODES, LATENT_TILED_CODES };
+
+template <typename Element, latent_cache Cache>
 struct latent_config {
     using element = Element;
+    static constexpr latent_cache CACHE = Cache;
     static constexpr int K_DIM = 576, V_DIM = 512, KEYS = 64, CONSUMERS = 2, THREADS = (1 + CONSUMERS) * WARPGROUP;
-    static constexpr int LOADER_REGISTERS = 32, CONSUMER_REGISTERS = 240;
+    static constexpr int LOADER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
+    /* What a CTA of so many threads is launched with, by eights. */
+    static constexpr int LAUNCH_REGISTERS = (64 << 10) / THREADS / 8 * 8;
+    static_assert(LOADER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= THREADS / WARPGROUP * LAUNCH_REGISTERS, "a CTA's");
+    static constexpr int LOADERS = Cache == LATENT_ELEMENTS ? 1 : WARPGROUP / 32; /* warps that say when a part is full */
     static constexpr int V_COLUMNS = V_DIM / CONSUMERS, PART = 128, PARTS = V_COLUMNS / PART; /* of O of a warpgroup */
-    static constexpr int REGISTER_STEPS = 0; /* of Q K^T, whose queries are in registers */
+    static constexpr int REGISTER_STEPS = 0;               /* of Q K^T, whose queries are in registers */
     static constexpr int RULED_STEPS[] = {REGISTER_STEPS}; /* of scores without rules, which alone there are */
     static constexpr bool RULED = false;
     static constexpr int TAIL = 0, K_WHOLE = K_DIM, V_TAIL = 0, V_WHOLE = V_COLUMNS;
@@ -29,11 +39,13 @@ struct latent_config {
 
     /* A part in tiles of COLUMNS. */
     __device__ static constexpr int first_of(int part) { return part * V_COLUMNS / COLUMNS; }
-    __device__ static constexpr int count_of(int part) { return (part == KEYS_ALONE ? K_DIM - V_DIM : V_COLUMNS) / COLUMNS; }
+    __device__ static constexpr int count_of(int part) {
+        return (part == KEYS_ALONE ? K_DIM - V_DIM : V_COLUMNS) / COLUMNS;
+    }
 };
-constexpr int COLUMNS_TILE_BYTES = 64 * COLUMNS * 2; /* of 64 rows */
+constexpr int COLUMNS_BYTES = 64 * COLUMNS * 2; /* of 64 rows of COLUMNS elements */
 
-/* The warp that copies goes through the pieces by itself, ahead of the warpgroups that multiply. */
+/* Those who copy go through the pieces by themselves, ahead of the warpgroups that multiply. */
 enum latent_reader { COPYING, MULTIPLYING, LATENT_READERS };
 
 /* Barriers of the parts of each stage: full when the bytes are there, empty when the last readers are done. Tiles are
@@ -47,7 +59,7 @@ struct latent_shared {
     __device__ void start() {
         for (int stage = 0; stage < STAGES; stage++)
             for (int part = 0; part < LATENT_PARTS; part++) {
-                barrier_init(shared_address(&full[stage][part]), 1);
+                barrier_init(shared_address(&full[stage][part]), C::LOADERS);
                 barrier_init(shared_address(&empty[stage][part]), WARPGROUP / 32);
             }
         barrier_init_fence();
@@ -88,12 +100,12 @@ __device__ void copy_latents(const hopper_args &args, latent_shared<C> &shared, 
             for (const latent_part part : ORDER) {
                 const uint32_t barrier = shared.full_at(n, part);
                 shared.wait_empty(n, part);
-                if (lane == 0) barrier_expect(barrier, C::count_of(part) * COLUMNS_TILE_BYTES);
+                if (lane == 0) barrier_expect(barrier, C::count_of(part) * COLUMNS_BYTES);
                 __syncwarp();
                 if (row < C::KEYS) {
 #pragma unroll
-                    for (int i = C::first_of(part); i < C::first_of(part) + C::count_of(part); i++)
-                        copy_box(tile + i * COLUMNS_TILE_BYTES + row * COLUMNS * 2, &args.maps.k, barrier, i * COLUMNS,
+                    for (int j = C::first_of(part); j < C::first_of(part) + C::count_of(part); j++)
+                        copy_box(tile + j * COLUMNS_BYTES + row * COLUMNS * 2, &args.maps.k, barrier, j * COLUMNS,
                                  place.token, 0, place.block);
                 }
                 __syncwarp();
