@@ -131,8 +131,11 @@ static void count_work(const attend_state *s, cpa_bench_row *row) {
     const cpa_bench_options *o = &s->site->options;
     double widths = (double)(o->k_dim + o->v_dim);
     double q_bytes = widths * (double)(o->q_heads * cpa_dtype_bytes((cpa_dtype)o->dtype));
-    double kv_bytes = widths * (double)(o->kv_heads * cpa_dtype_bytes((cpa_dtype)o->kv_dtype)) +
-                      2.0 * (double)(o->kv_heads * cpa_kv_scale_bytes((cpa_dtype)o->kv_dtype, CPA_KEYS, 0));
+    const cpa_attention_shape shape = cpa_bench_shape(o);
+    double kv_bytes = 0;
+    for (int part = CPA_KEYS; part <= CPA_VALUES - shape.v_in_k; part++)
+        kv_bytes += (double)(o->kv_heads * (cpa_shape_row_bytes(&shape, (cpa_kv_part)part) +
+                                            cpa_kv_scale_bytes(shape.kv_dtype, (cpa_kv_part)part, 0)));
     row->flops = row->bytes = 0;
     for (int64_t i = 0; i < s->work.n_pieces; i++) {
         double first = (double)s->work.pieces[i].first, t = (double)s->work.pieces[i].count;
@@ -149,13 +152,14 @@ static cpa_attend_args args_of(attend_state *s, int64_t call) {
     cpa_kv_view kv = s->kv;
     kv.num_blocks /= s->copies;
     kv.k = (char *)kv.k + copy * s->cache_bytes;
-    kv.v = (char *)kv.v + copy * s->cache_bytes;
+    if (!kv.v_in_k) kv.v = (char *)kv.v + copy * s->cache_bytes;
     cpa_attend_args args = {
         .size = sizeof args,
         .q = s->q,
         .q_dtype = (cpa_dtype)s->site->options.dtype,
         .kv = kv,
         .mask = {.causal = !s->site->options.full && !s->score.device.bits.bits},
+        .scale = cpa_bench_scale(&s->site->options),
         .state = {.lse = s->lse, .lse_row_stride = s->site->options.q_heads},
         .out = s->out,
     };
@@ -260,7 +264,7 @@ const cpa_bench cpa_bench_attend = {
     .name = "attend",
     .dims = "sequences x new tokens x context",
     .n_dims = 3,
-    .shapes_host = "1x1Kx1K,1x2Kx2K,1x8Kx8K,4x1x64K",
+    .shapes_host = "1x1Kx1K,1x2Kx2K,1x8Kx8K,4x1x64K,1x1x16K:v-in-k=true:q-heads=16:dtype=bf16",
     .shapes_cuda =
         "1x8Kx8K,1x16Kx16K,1x32Kx32K,1x64Kx64K,"
         "1x8Kx8K:pages=ordered,1x16Kx16K:pages=ordered,1x32Kx32K:pages=ordered,1x64Kx64K:pages=ordered,"
@@ -271,7 +275,8 @@ const cpa_bench cpa_bench_attend = {
         "1x1x1K,1x1x16K,1x1x128K,16x1x1K,16x1x16K,16x1x128K,128x1x1K,128x1x16K,64x1x16K,"
         "1x1x16K:block-size=16,16x1x16K:block-size=16,128x1x16K:block-size=16,64x1x16K:block-size=16,"
         "64x1x16K:ragged=true,64x4x16K,64x1x16K:head-dim=64,64x1x16K:head-dim=192:v-head-dim=128,"
-        "64x1x16K:head-dim=256",
+        "64x1x16K:head-dim=256,"
+        "64x1x16K:v-in-k=true:q-heads=16,64x1x16K:v-in-k=true:q-heads=128",
     .checked = "sampled rows, a token and head each",
     .min_ranks = 1,
     .floor = CPA_BENCH_READ,

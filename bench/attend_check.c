@@ -122,9 +122,10 @@ static void judge_row(void *ctx, int64_t item, int32_t thread) {
                                     .q = c->in->q + at * o->k_dim * element,
                                     .q_dtype = (cpa_dtype)o->dtype,
                                     .k = c->k,
-                                    .v = c->v,
+                                    .v = o->v_in_k ? c->k : c->v,
                                     .k_stride = o->k_dim,
-                                    .v_stride = o->v_dim,
+                                    .v_stride = o->v_in_k ? o->k_dim : o->v_dim,
+                                    .scale = (double)cpa_bench_scale(o),
                                     .n_keys = c->in->visible[token],
                                     .index = c->in->positions[token],
                                     .score = c->score,
@@ -157,7 +158,7 @@ static cpa_status check_piece(cpa_bench_site *site, const cpa_bench_attend_check
     for (int64_t i = 0; status == CPA_OK && i < heads; i++) {
         c.kv_head = (head + i) % o->kv_heads;
         load_keys(&in, CPA_SYNTH_K, c.kv_head, o->k_dim, c.k);
-        load_keys(&in, CPA_SYNTH_V, c.kv_head, o->v_dim, c.v);
+        if (!o->v_in_k) load_keys(&in, CPA_SYNTH_V, c.kv_head, o->v_dim, c.v);
         cpa_threads_run(threads, rows, judge_row, &c, NULL);
         for (int64_t row = 0; row < rows; row++) *wrong += c.wrong[row];
         *checked += rows;

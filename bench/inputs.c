@@ -63,6 +63,8 @@ cpa_status cpa_bench_make_cache(cpa_bench_site *site, int64_t blocks, cpa_kv_vie
     const cpa_attention_shape shape = cpa_bench_shape(o);
     *out = cpa_kv_view_of(&shape, (int32_t)o->block_size, blocks);
     CPA_TRY(cpa_bench_poisoned(site, blocks * cpa_bench_block_bytes(o, CPA_SYNTH_K), &out->k, err));
+    out->v = NULL;
+    if (out->v_in_k) return CPA_OK;
     return cpa_bench_poisoned(site, blocks * cpa_bench_block_bytes(o, CPA_SYNTH_V), &out->v, err);
 }
 
@@ -80,7 +82,7 @@ static cpa_status fill_piece(cpa_bench_site *site, int64_t sequence, const int64
     }
     CPA_TRY(cpa_bench_copy(site, p->slots, p->host_slots, n * (int64_t)sizeof *p->host_slots, err));
     CPA_TRY(cpa_bench_synthesize(site, CPA_SYNTH_K, sequence, positions + first, n, p->k, err));
-    CPA_TRY(cpa_bench_synthesize(site, CPA_SYNTH_V, sequence, positions + first, n, p->v, err));
+    if (!kv->v_in_k) CPA_TRY(cpa_bench_synthesize(site, CPA_SYNTH_V, sequence, positions + first, n, p->v, err));
     cpa_kv_write_args args = {.size = sizeof args,
                               .tokens = n,
                               .dtype = written_dtype(&site->options),
@@ -134,7 +136,7 @@ static cpa_status recall_on_device(cpa_bench_site *site, int64_t sequence, const
         return cpa_bench_fill_cache(site, sequence, positions, n, table, kv, err);
     }
     CPA_TRY(cpa_bench_synthesize(site, CPA_SYNTH_K, sequence, positions, n, kv->k, err));
-    return cpa_bench_synthesize(site, CPA_SYNTH_V, sequence, positions, n, kv->v, err);
+    return kv->v_in_k ? CPA_OK : cpa_bench_synthesize(site, CPA_SYNTH_V, sequence, positions, n, kv->v, err);
 }
 
 /* A copy of device memory on the host, to be freed; NULL and *status unless all is well. */

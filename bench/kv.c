@@ -51,6 +51,8 @@ static cpa_status prepare_common(cpa_bench_site *site, const int64_t *shape, kv_
         return cpa_fail(err, CPA_INVALID, "bench: --kv-cache-dtype: found %s, expected fp32, bf16 or fp16 here",
                         cpa_dtype_name((cpa_dtype)site->options.kv_dtype));
     }
+    if (site->options.v_in_k)
+        return cpa_fail(err, CPA_INVALID, "bench: --v-in-k: found here, expected keys and values apart");
     kv_state *s = calloc(1, sizeof *s);
     if (!s) return cpa_fail(err, CPA_NO_MEMORY, "bench: no memory");
     *state = *out = s;

@@ -1,6 +1,7 @@
 #include "bench/options.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -42,14 +43,19 @@ static const cpa_field table[] = {
     {CASE, "dtype", "TYPE", CHOICE_AT(dtype, dtypes), .initial = "auto",
      .help = "fp32, bf16 or fp16; auto: fp32 on the host, bf16 on cuda"},
     {CASE, "kv-cache-dtype", "TYPE", CHOICE_AT(kv_dtype, kv_dtypes), .initial = "auto",
-     .help = "of the KV cache, fp8_e4m3 and int8 with a scale for each token and head; auto: as --dtype"},
+     .help = "of the KV cache, fp8_e4m3 and int8 with a scale for each token and head, fp8_t128 of latents; auto: as "
+             "--dtype"},
     {CASE, "q-heads", "N", INT_AT(q_heads, 1, 1024), .initial = "auto", .word = "auto",
      .help = "query heads; auto: 8 on the host, 32 on cuda"},
     {CASE, "kv-heads", "N", INT_AT(kv_heads, 1, 1024), .initial = "auto", .word = "auto",
      .help = "key and value heads; auto: 2 on the host, 8 on cuda"},
-    {CASE, "head-dim", "N", INT_AT(k_dim, 1, CPA_MAX_HEAD_DIM), .initial = "128", .help = "width of a head"},
+    {CASE, "head-dim", "N", INT_AT(k_dim, 1, CPA_MAX_HEAD_DIM), .initial = "auto", .word = "auto",
+     .help = "width of a head; auto: 128"},
     {CASE, "v-head-dim", "N", INT_AT(v_dim, 1, CPA_MAX_HEAD_DIM), .initial = "auto", .word = "auto",
      .help = "width of a value and result head; auto: as --head-dim"},
+    {CASE, "v-in-k", NULL, FLAG_AT(v_in_k),
+     .help = "attend: values are the first elements of keys, as those of latents: one KV head, 576 wide keys, 512 of "
+             "them values, where these are not given"},
     {CASE, "block-size", "N", INT_AT(block_size, 1, 4096), .initial = "auto", .word = "auto", .power_of_two = 1,
      .help = "tokens in a block of the KV cache; auto: 16 on the host, 64 on cuda"},
     {CASE, "mask", "NAME", CHOICE_AT(full, masks), .initial = "causal", .help = "attend: causal or full"},
@@ -128,7 +134,9 @@ cpa_status cpa_bench_options_resolve(cpa_bench_options *o, cpa_backend backend, 
     if (o->dtype == CPA_DTYPE_COUNT) o->dtype = cuda ? CPA_BF16 : CPA_F32;
     if (o->kv_dtype == CPA_KV_DTYPE_COUNT) o->kv_dtype = o->dtype;
     if (!o->q_heads) o->q_heads = cuda ? 32 : 8;
-    if (!o->kv_heads) o->kv_heads = cuda ? 8 : 2;
+    if (!o->kv_heads) o->kv_heads = o->v_in_k ? 1 : cuda ? 8 : 2;
+    if (!o->v_dim) o->v_dim = o->k_dim || !o->v_in_k ? o->k_dim : 512;
+    if (!o->k_dim) o->k_dim = o->v_in_k ? 576 : 128;
     if (!o->v_dim) o->v_dim = o->k_dim;
     if (!o->block_size) o->block_size = cuda ? 64 : 16;
     if (!o->interleave) o->interleave = o->block_size;
@@ -145,9 +153,14 @@ cpa_attention_shape cpa_bench_shape(const cpa_bench_options *o) {
                                  .kv_heads = (int32_t)o->kv_heads,
                                  .k_dim = (int32_t)o->k_dim,
                                  .v_dim = (int32_t)o->v_dim,
+                                 .v_in_k = (int32_t)o->v_in_k,
                                  .dtype = (cpa_dtype)o->dtype,
                                  .kv_dtype = (cpa_dtype)o->kv_dtype,
                                  .layout = (cpa_kv_layout)o->layout};
+}
+
+float cpa_bench_scale(const cpa_bench_options *o) {
+    return o->v_in_k ? 1 / sqrtf((float)o->k_dim) : 0;
 }
 
 bool cpa_bench_is_timed(const cpa_bench_options *options, int64_t n, double total_s, double min_s) {

@@ -14,6 +14,7 @@ typedef struct cpa_bench_options {
     int64_t device;              /* cpa_device_choice */
     int64_t dtype, kv_dtype;     /* cpa_dtype, of tensors and of the cache */
     int64_t q_heads, kv_heads, k_dim, v_dim, block_size, interleave;
+    int64_t v_in_k;             /* 1: values are the first elements of keys, as those of latents */
     int64_t full;               /* 0 causal, 1 without a mask */
     int64_t rules;              /* cpa_bench_rule, for attend */
     int64_t pages_ordered;      /* pages lie one after another; else in random order */
@@ -56,6 +57,9 @@ cpa_status cpa_bench_options_resolve(cpa_bench_options *options, cpa_backend bac
 
 /* The attention that the options, resolved, ask for. */
 cpa_attention_shape cpa_bench_shape(const cpa_bench_options *options);
+
+/* The scale of scores; 0 stands for 1 / sqrt(k_dim), which keys that hold their values have to be told. */
+float cpa_bench_scale(const cpa_bench_options *options);
 
 /* Whether n batches, which took total_s, are as many as --iters asks for, or else enough for min_s seconds. */
 bool cpa_bench_is_timed(const cpa_bench_options *options, int64_t n, double total_s, double min_s);

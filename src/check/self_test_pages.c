@@ -60,6 +60,11 @@ static void set_positions(cpa_kernel_test *t, int64_t prefill) {
     }
 }
 
+static int64_t values_of_token(const cpa_kernel_test *t) {
+    const cpa_attention_shape *shape = &t->options->model.attention;
+    return (int64_t)shape->kv_heads * shape->v_dim;
+}
+
 cpa_status cpa_self_test_make_inputs(cpa_kernel_test *t, int64_t prefill, cpa_error *err) {
     const int64_t n = cpa_self_test_total_keys(t), rows = t->rows, index = (int64_t)sizeof(int64_t);
     CPA_TRY(cpa_self_test_host(t, n * index, &t->k_positions, err));
@@ -68,7 +73,10 @@ cpa_status cpa_self_test_make_inputs(cpa_kernel_test *t, int64_t prefill, cpa_er
     set_positions(t, prefill);
     CPA_TRY(generate(t, CPA_SYNTH_Q, rows, t->q_positions, &t->q_raw, &t->q, err));
     CPA_TRY(generate(t, CPA_SYNTH_K, n, t->k_positions, &t->k_raw, &t->k, err));
-    CPA_TRY(generate(t, CPA_SYNTH_V, n, t->k_positions, &t->v_raw, &t->v, err));
+    if (t->options->model.attention.v_in_k)
+        CPA_TRY(cpa_self_test_host(t, n * values_of_token(t) * (int64_t)sizeof *t->v, &t->v, err));
+    else
+        CPA_TRY(generate(t, CPA_SYNTH_V, n, t->k_positions, &t->v_raw, &t->v, err));
     return cpa_self_test_device(t, rows * cpa_shape_q_bytes(&t->options->model.attention), t->q_raw, &t->q_device, err);
 }
 
@@ -108,7 +116,7 @@ cpa_status cpa_self_test_write_pages(cpa_kernel_test *t, cpa_error *err) {
     CPA_TRY(make_pool(t, &t->kv, err));
     CPA_TRY(cpa_self_test_device(t, n * (int64_t)sizeof *slots, slots, &slots_device, err));
     CPA_TRY(cpa_self_test_device(t, n * shape->kv_heads * shape->k_dim * element, t->k_raw, &k_device, err));
-    CPA_TRY(cpa_self_test_device(t, n * shape->kv_heads * shape->v_dim * element, t->v_raw, &v_device, err));
+    if (!shape->v_in_k) CPA_TRY(cpa_self_test_device(t, n * values_of_token(t) * element, t->v_raw, &v_device, err));
     cpa_kv_write_args args = {sizeof args, n, shape->dtype, k_device, v_device, slots_device, t->kv, NULL, 0, 0};
     return cpa_kv_write(&args, t->stream);
 }
@@ -152,6 +160,13 @@ static cpa_status check_block(cpa_kernel_test *t, const cpa_kv_view *view, cpa_k
     return CPA_OK;
 }
 
+/* Values that lie in keys are the first elements of what the cache holds of these. */
+static void take_values_of_keys(cpa_kernel_test *t) {
+    const cpa_attention_shape *shape = &t->options->model.attention;
+    for (int64_t i = 0; i < cpa_self_test_total_keys(t) * shape->kv_heads; i++)
+        memcpy(t->v + i * shape->v_dim, t->k + i * shape->k_dim, (size_t)shape->v_dim * sizeof *t->v);
+}
+
 cpa_status cpa_self_test_check_pages(cpa_kernel_test *t, cpa_error *err) {
     const int64_t block = t->options->block_size, heads = t->options->model.attention.kv_heads;
     const cpa_block_layout layout = layout_of(t);
@@ -162,10 +177,11 @@ cpa_status cpa_self_test_check_pages(cpa_kernel_test *t, cpa_error *err) {
     cpa_kv_pack_args args = {
         sizeof args, t->kv, packed, t->tables, t->n_blocks - CPA_SELF_TEST_SPARE_BLOCKS, ranges, CPA_SELF_TEST_SHARDS};
     CPA_TRY(cpa_kv_pack(&args, t->stream));
-    for (int i = 0; i < 2 * CPA_SELF_TEST_SHARDS; i++) {
-        const cpa_kv_part part = i % 2 ? CPA_VALUES : CPA_KEYS;
+    const int parts = cpa_kv_parts(&packed);
+    for (int i = 0; i < parts * CPA_SELF_TEST_SHARDS; i++) {
+        const cpa_kv_part part = (cpa_kv_part)(i % parts);
         const cpa_kv_pool pool = cpa_kv_pool_of(&packed, part);
-        const int shard = i / 2;
+        const int shard = i / parts;
         const int64_t bytes = layout.sections[part].bytes, before = shard ? t->keys[0] : 0;
         for (int64_t done = 0; done < t->keys[shard]; done += block) {
             int64_t left = t->keys[shard] - done;
@@ -175,5 +191,6 @@ cpa_status cpa_self_test_check_pages(cpa_kernel_test *t, cpa_error *err) {
             CPA_TRY(check_block(t, &packed, part, (left < block ? left : block) * heads, (before + done) * heads, err));
         }
     }
+    if (packed.v_in_k) take_values_of_keys(t);
     return CPA_OK;
 }

@@ -31,7 +31,7 @@ static void expect_row(cpa_kernel_test *t, cpa_mask mask, const cpa_case_score *
     const cpa_attention_shape *shape = &t->options->model.attention;
     const int64_t at = row * shape->q_heads + head, from = both ? 0 : t->keys[0];
     const cpa_case_sequence all = {
-        cpa_self_test_total_keys(t), shape->q_heads, shape->kv_heads, shape->k_dim, shape->v_dim, t->q, t->k, t->v};
+        cpa_self_test_total_keys(t), shape->q_heads, shape->kv_heads, shape->k_dim, shape->v_dim, t->q, t->k, t->v, 0};
     cpa_case_row question = cpa_case_row_of(&all, row, head, t->coarser);
     cpa_case_expected expected;
     question.scale = (double)t->scale;

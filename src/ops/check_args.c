@@ -231,14 +231,13 @@ static cpa_status check_row_scales(const char *where, const cpa_kv_view *kv, cpa
     return CPA_OK;
 }
 
-/* Rows with scales of tiles are read and written 16 bytes at a time. */
+/* Rows with scales of tiles hold them as floats, and bf16 behind. */
 static cpa_status check_tiled_rows(const char *where, const cpa_kv_view *kv, const view_side *resolved,
                                    cpa_error *err) {
-    const int64_t *strides = resolved->strides, places = (int64_t)(uintptr_t)resolved->pool;
-    REQUIRE(err,
-            !cpa_dtype_traits_of(kv->dtype)->rows[CPA_KEYS].tile ||
-                (places | strides[BLOCK] | strides[TOKEN] | strides[HEAD]) % 16 == 0,
-            "%s: the pool at %p has the strides %lld, %lld and %lld, expected multiples of 16 bytes for %s", where,
+    const int64_t *strides = resolved->strides, bytes = sizeof(float);
+    const int64_t places = (int64_t)(uintptr_t)resolved->pool | strides[BLOCK] | strides[TOKEN] | strides[HEAD];
+    REQUIRE(err, !cpa_dtype_has_tiles(kv->dtype) || places % bytes == 0,
+            "%s: the pool at %p has the strides %lld, %lld and %lld, expected multiples of 4 bytes for %s", where,
             resolved->pool, (long long)strides[BLOCK], (long long)strides[TOKEN], (long long)strides[HEAD],
             cpa_dtype_name(kv->dtype));
     return CPA_OK;

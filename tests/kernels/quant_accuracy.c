@@ -173,7 +173,7 @@ int main(int argc, char **argv) {
     printf("\n|---:|---:|---:|---:|---:|\n");
     for (int64_t length = 128; length <= longest; length *= 4) {
         static float exact[QUERIES * Q_HEADS * DIM], got[QUERIES * Q_HEADS * DIM];
-        cpa_case_sequence s = {length, Q_HEADS, KV_HEADS, DIM, DIM, NULL, NULL, NULL};
+        cpa_case_sequence s = {length, Q_HEADS, KV_HEADS, DIM, DIM, NULL, NULL, NULL, 0};
         if (cpa_case_sequence_make(&s, 3, 0, CPA_F32, NULL) != CPA_OK) abort();
         add_outliers(&s);
         attend(&s, &exact_kind, exact);

@@ -218,7 +218,7 @@ static void deal_sequences(cascade_fixture *f) {
         if (i > 0 && along > other->length) along = other->length / c->prefix * c->prefix;
         const int64_t more = cpa_test_random_below(4 - along / c->prefix);
         const int64_t length = along + (i == 0 ? 3 : more) * c->prefix + rows + cpa_test_random_below(300);
-        *own = (cpa_case_sequence){length, c->q_heads, c->kv_heads, c->dim, c->dim, NULL, NULL, NULL};
+        *own = (cpa_case_sequence){length, c->q_heads, c->kv_heads, c->dim, c->dim, NULL, NULL, NULL, 0};
         if (cpa_case_sequence_make(own, 100 + (uint64_t)i, 0, c->dtype, NULL) != CPA_OK) abort();
         const size_t width = (size_t)c->kv_heads * (size_t)c->dim * sizeof(float);
         if (along > 0) {

@@ -56,7 +56,7 @@ cpa_status cpa_case_sequence_make(cpa_case_sequence *s, uint64_t seed, int64_t q
     for (int64_t i = 0; i < s->length; i++) positions[i] = i;
     CPA_TRY_GOTO(make_tensor(s, q, q_first, dtype, positions, &s->q, err), done);
     CPA_TRY_GOTO(make_tensor(s, k, 0, dtype, positions, &s->k, err), done);
-    status = make_tensor(s, v, 0, dtype, positions, &s->v, err);
+    status = s->v_in_k ? CPA_OK : make_tensor(s, v, 0, dtype, positions, &s->v, err);
 done:
     free(positions);
     return status;

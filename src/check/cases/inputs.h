@@ -10,11 +10,12 @@
 cpa_status cpa_case_synthesize(cpa_synth_args args, void *out, cpa_error *err);
 
 /* A whole sequence as floats that a dtype holds: q [length, q_heads, k_dim], k [length, kv_heads, k_dim],
- * v [length, kv_heads, v_dim]. */
+ * v [length, kv_heads, v_dim], or NULL where values are the first v_dim elements of their keys. */
 typedef struct cpa_case_sequence {
     int64_t length;
     int32_t q_heads, kv_heads, k_dim, v_dim;
     float *q, *k, *v;
+    int32_t v_in_k; /* 1: there are no values but those in keys */
 } cpa_case_sequence;
 
 /* Makes the sequence, whose length, heads and widths are set; of its queries those from position q_first on, the others

@@ -7,15 +7,15 @@
 enum { KEYS_AT_ONCE = 64 }; /* which the reference takes in a fraction of the time that it takes for them one by one */
 
 cpa_case_row cpa_case_row_of(const cpa_case_sequence *s, int64_t index, int32_t head, cpa_dtype dtype) {
-    const int64_t kv_head = head / (s->q_heads / s->kv_heads);
+    const int64_t kv_head = head / (s->q_heads / s->kv_heads), v_dim = s->v_in_k ? s->k_dim : s->v_dim;
     return (cpa_case_row){.dtype = dtype,
                           .k_dim = s->k_dim,
                           .v_dim = s->v_dim,
                           .q = s->q + (index * s->q_heads + head) * s->k_dim,
                           .k = s->k + kv_head * s->k_dim,
-                          .v = s->v + kv_head * s->v_dim,
+                          .v = (s->v_in_k ? s->k : s->v) + kv_head * v_dim,
                           .k_stride = (int64_t)s->kv_heads * s->k_dim,
-                          .v_stride = (int64_t)s->kv_heads * s->v_dim,
+                          .v_stride = s->kv_heads * v_dim,
                           .n_keys = s->length,
                           .index = index,
                           .head = head};
