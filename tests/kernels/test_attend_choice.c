@@ -269,6 +269,59 @@ static void long_pieces_have_ctas_of_their_own(void) {
     }
 }
 
+/* Latents: those of DeepSeek V3 under 128 query heads. */
+static cpa_attention_shape latents_of(cpa_dtype kv_dtype, float k_scale) {
+    return (cpa_attention_shape){.q_heads = 128,
+                                 .kv_heads = 1,
+                                 .k_dim = 576,
+                                 .v_dim = 512,
+                                 .v_in_k = 1,
+                                 .kv_dtype = kv_dtype,
+                                 .k_scale = k_scale};
+}
+
+static void latents_have_a_kernel(void) {
+    static const struct {
+        cpa_dtype q_dtype, kv_dtype;
+        float k_scale;
+        cpa_cuda_path path;
+        int32_t block_size;
+        const char *why; /* NULL: it takes them */
+    } cases[] = {{CPA_BF16, CPA_BF16, 0, CPA_CUDA_HOPPER, 64, NULL},
+                 {CPA_F16, CPA_F16, 0, CPA_CUDA_HOPPER, 16, NULL},
+                 {CPA_BF16, CPA_FP8_E4M3, 0.1f, CPA_CUDA_HOPPER, 1, NULL},
+                 {CPA_BF16, CPA_FP8_T128, 0, CPA_CUDA_HOPPER, 64, NULL},
+                 {CPA_F16, CPA_FP8_T128, 0, CPA_CUDA_HOPPER, 64, "queries in fp16"},
+                 {CPA_BF16, CPA_FP8_E4M3, 0, CPA_CUDA_HOPPER, 64, "a scale each"},
+                 {CPA_BF16, CPA_INT8, 0, CPA_CUDA_HOPPER, 64, "a scale each"},
+                 {CPA_BF16, CPA_BF16, 0, CPA_CUDA_HOPPER, 4, "fewer than 8 tokens"},
+                 {CPA_BF16, CPA_BF16, 0, CPA_CUDA_PORTABLE, 64, "before 9.0"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const cpa_attention_shape shape = latents_of(cases[i].kv_dtype, cases[i].k_scale);
+        const int codes = cpa_dtype_is_quantised(cases[i].kv_dtype);
+        const cpa_cuda_attend_spec spec = {
+            .call = {.path = cases[i].path,
+                     .q_dtype = cases[i].q_dtype,
+                     .kv_dtype = cases[i].kv_dtype,
+                     .cache = codes                      ? CPA_CUDA_CODES
+                              : cases[i].block_size < 16 ? CPA_CUDA_ELEMENTS_APART
+                                                         : CPA_CUDA_ELEMENTS},
+            .shape = &shape,
+            .block_size = cases[i].block_size,
+            .width = cpa_cuda_width_of(shape.k_dim, shape.v_dim),
+            .pieces = OF_DECODE | OF_PREFILL,
+            .cp_size = 1,
+        };
+        const cpa_cuda_attend_choice choice = cpa_cuda_choose_attend(&spec);
+        for (int pieces = CPA_CUDA_DECODE; pieces <= CPA_CUDA_PREFILL; pieces++) {
+            const cpa_cuda_chosen *chosen = &choice.of[pieces];
+            CU_ASSERT_PTR_EQUAL(chosen->fastest, &cpa_cuda_kernel_latent);
+            CU_ASSERT_PTR_EQUAL(chosen->kernel, cases[i].why ? &cpa_cuda_kernel_simple : &cpa_cuda_kernel_latent);
+            CU_ASSERT(cases[i].why ? chosen->why && strstr(chosen->why, cases[i].why) : !chosen->why);
+        }
+    }
+}
+
 /* ---- the rows of the table ---- */
 
 /* A call that a kernel takes, of the first of the caches that it is for. */
@@ -319,6 +372,7 @@ static void take_away(cpa_cuda_attend_spec *spec, cpa_attention_shape *shape, co
         shape->kv_dtype = call->kv_dtype = CPA_FP8_E4M3, shape->k_dim = 256;
         call->cache = CPA_CUDA_CODES, spec->width = CPA_CUDA_256;
     }
+    if (!strcmp(what, "one head")) shape->kv_heads = 2;
     if (!strcmp(what, "small tiles")) spec->tile_rows = 192;
     if (!strcmp(what, "group")) shape->q_heads = 5 * shape->kv_heads;
     if (!strcmp(what, "one rank")) spec->cp_size = 2;
@@ -338,6 +392,10 @@ static void a_kernel_says_what_it_misses(void) {
                  {NULL, "scale", "not positive"},
                  {NULL, "alignment", "off 16 bytes"},
                  {NULL, "shared memory", "shared memory of a CTA"},
+                 {&cpa_cuda_kernel_latent, "9.0", "before 9.0"},
+                 {&cpa_cuda_kernel_latent, "no rules", "score rules"},
+                 {&cpa_cuda_kernel_latent, "blocks", "no blocks"},
+                 {&cpa_cuda_kernel_latent, "one head", "several KV heads"},
                  {&cpa_cuda_kernel_decode_blocks, "9.0", "before 9.0"},
                  {&cpa_cuda_kernel_decode_blocks, "no rules", "score rules"},
                  {&cpa_cuda_kernel_decode_blocks, "width", "more than 128 columns"},
@@ -367,9 +425,10 @@ static void a_kernel_says_what_it_misses(void) {
                  {&cpa_cuda_kernel_portable_ruled_codes, "rules", "without rules"},
                  {&cpa_cuda_kernel_portable, "narrow codes", "score rules over codes"},
                  {&cpa_cuda_kernel_widen_portable, "room", "no memory"}};
-    const cpa_attention_shape usual = {.q_heads = 32, .kv_heads = 8, .k_dim = 128, .v_dim = 128, .layout = CPA_VLLM_X};
+    const cpa_attention_shape apart = {.q_heads = 32, .kv_heads = 8, .k_dim = 128, .v_dim = 128, .layout = CPA_VLLM_X};
     for (int k = 0; cpa_cuda_attend_kernels[k] != &cpa_cuda_kernel_simple; k++) {
         const cpa_cuda_attend_kernel *kernel = cpa_cuda_attend_kernels[k];
+        const cpa_attention_shape usual = kernel->takes.latents ? latents_of(CPA_BF16, 0) : apart;
         const cpa_cuda_attend_spec taken = taken_by(kernel, &usual);
         CU_ASSERT_PTR_NULL(cpa_cuda_kernel_refuses(kernel, &taken));
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -391,6 +450,7 @@ static const cpa_test tests[] = {
     {"keys by lists and by blocks", keys_that_are_selected},
     {"rows that share keys", rows_that_share_keys},
     {"long pieces have CTAs of their own", long_pieces_have_ctas_of_their_own},
+    {"latents have a kernel", latents_have_a_kernel},
     {"the reason for the plain kernel is told", the_reason_is_told},
     {"a kernel says what it misses", a_kernel_says_what_it_misses},
 };
