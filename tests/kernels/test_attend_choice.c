@@ -322,6 +322,39 @@ static void latents_have_a_kernel(void) {
     }
 }
 
+static void wide_heads_have_a_kernel(void) {
+    static const struct {
+        int32_t k_dim, v_dim;
+        cpa_cuda_cache cache;
+        const cpa_cuda_attend_kernel *kernel;
+        const char *why; /* NULL: it is the fastest */
+    } cases[] = {{512, 512, CPA_CUDA_ELEMENTS, &cpa_cuda_kernel_wide, NULL},
+                 {320, 64, CPA_CUDA_ELEMENTS_APART, &cpa_cuda_kernel_wide, NULL},
+                 {64, 264, CPA_CUDA_ELEMENTS, &cpa_cuda_kernel_wide, NULL},
+                 {576, 512, CPA_CUDA_ELEMENTS, &cpa_cuda_kernel_simple, "more than 512 columns"},
+                 {512, 512, CPA_CUDA_CODES, &cpa_cuda_kernel_simple, "more than 256 columns"},
+                 {256, 256, CPA_CUDA_ELEMENTS, &cpa_cuda_kernel_decode, NULL}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const cpa_attention_shape shape = {
+            .q_heads = 8, .kv_heads = 2, .k_dim = cases[i].k_dim, .v_dim = cases[i].v_dim, .kv_dtype = CPA_BF16};
+        const cpa_cuda_attend_spec spec = {
+            .call = {.path = CPA_CUDA_HOPPER,
+                     .q_dtype = CPA_BF16,
+                     .kv_dtype = cases[i].cache == CPA_CUDA_CODES ? CPA_FP8_E4M3 : CPA_BF16,
+                     .cache = cases[i].cache},
+            .shape = &shape,
+            .block_size = cases[i].cache == CPA_CUDA_ELEMENTS_APART ? 8 : 64,
+            .width = cpa_cuda_width_of(shape.k_dim, shape.v_dim),
+            .pieces = OF_DECODE,
+            .cp_size = 1,
+        };
+        const cpa_cuda_attend_choice choice = cpa_cuda_choose_attend(&spec);
+        const cpa_cuda_chosen *chosen = &choice.of[CPA_CUDA_DECODE];
+        CU_ASSERT_PTR_EQUAL(chosen->kernel, cases[i].kernel);
+        CU_ASSERT(cases[i].why ? chosen->why && strstr(chosen->why, cases[i].why) : !chosen->why);
+    }
+}
+
 /* ---- the rows of the table ---- */
 
 /* A call that a kernel takes, of the first of the caches that it is for. */
@@ -451,6 +484,7 @@ static const cpa_test tests[] = {
     {"rows that share keys", rows_that_share_keys},
     {"long pieces have CTAs of their own", long_pieces_have_ctas_of_their_own},
     {"latents have a kernel", latents_have_a_kernel},
+    {"wide heads have a kernel", wide_heads_have_a_kernel},
     {"the reason for the plain kernel is told", the_reason_is_told},
     {"a kernel says what it misses", a_kernel_says_what_it_misses},
 };

@@ -27,6 +27,7 @@ typedef struct launch_case {
 static const struct {
     const char *name, *kernels[2];
 } LAUNCHES[] = {{"latent", {"13attend_latentI"}},
+                {"wide", {"13attend_latentI"}},
                 {"decode_blocks", {"20attend_decode_blocksI"}},
                 {"decode", {"13attend_decodeI"}},
                 {"decode_ruled", {"13attend_decodeI"}},
@@ -181,20 +182,20 @@ static void check_case(const launch_case *c, void *const (*memory)[5]) {
 
 static void what_is_told_is_launched(void) {
     static const cpa_dtype cached[] = {CPA_F32, CPA_BF16, CPA_F16, CPA_FP8_E4M3, CPA_INT8};
-    static const int32_t blocks[] = {8, 16, 64}, dims[] = {64, 128, 256, LATENT};
+    static const int32_t blocks[] = {8, 16, 64}, dims[] = {64, 128, 256, 512, LATENT};
     void *const memory[5] = {memory_of(POOL), memory_of(POOL), memory_of(POOL), memory_of(POOL), memory_of(POOL)};
     const char *path;
     for (int32_t p = 0; (path = device->self_test->attend_path(device, p)); p++) {
-        for (int i = 0; i < 5 * 3 * 4 * 2 * 2 * 2 * 2; i++) {
+        for (int i = 0; i < 5 * 3 * 5 * 2 * 2 * 2 * 2; i++) {
             const cpa_dtype kv_dtype = cached[i % 5];
             const launch_case c = {.q_dtype = cpa_dtype_is_quantised(kv_dtype) ? CPA_BF16 : kv_dtype,
                                    .kv_dtype = kv_dtype,
                                    .block_size = blocks[i / 5 % 3],
-                                   .dim = dims[i / 15 % 4],
-                                   .layout = i / 60 % 2 ? CPA_VLLM_X : 0,
-                                   .rows = i / 120 % 2 ? MOST_ROWS : 1,
-                                   .with_state = i / 240 % 2,
-                                   .softcap = i / 480};
+                                   .dim = dims[i / 15 % 5],
+                                   .layout = i / 75 % 2 ? CPA_VLLM_X : 0,
+                                   .rows = i / 150 % 2 ? MOST_ROWS : 1,
+                                   .with_state = i / 300 % 2,
+                                   .softcap = i / 600};
             /* There are no such caches. */
             if (c.layout == CPA_VLLM_X && (kv_dtype == CPA_INT8 || c.dim == LATENT)) continue;
             check_case(&c, &memory);

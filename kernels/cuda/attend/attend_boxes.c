@@ -59,10 +59,12 @@ static const char *latent_refuses(const cpa_cuda_attend_spec *spec) {
     return spec->block_size < CPA_CUDA_LEAST_BOX ? "latents in blocks of fewer than 8 tokens" : NULL;
 }
 
-/* A CTA has a multiprocessor to itself. */
-cpa_cuda_attend_geometry cpa_cuda_latent_geometry(const cpa_attention_shape *shape, int32_t block_size) {
-    (void)shape, (void)block_size;
-    return (cpa_cuda_attend_geometry){.rows = GROUP_ROWS, .heads = 1, .ctas = 1};
+/* Heads of latents' widths whose values lie apart. */
+static const char *wide_refuses(const cpa_cuda_attend_spec *spec) {
+    const cpa_attention_shape *shape = spec->shape;
+    if (shape->k_dim > LATENT_V_DIM || shape->v_dim > LATENT_V_DIM) return "heads of more than 512 columns";
+    if (spec->call.oddities & CPA_CUDA_NO_BLOCKS) return "a cache of no blocks";
+    return spec->block_size < CPA_CUDA_LEAST_BOX ? "wide heads in blocks of fewer than 8 tokens" : NULL;
 }
 
 /* ---- maps ---- */
@@ -92,24 +94,19 @@ static cpa_status encode_map(const mapped_tensor *tensor, int32_t columns, int32
     return CPA_OK;
 }
 
-/* The pool of keys, or of values, as a tensor of (dim, token, head, block). What has no pages is one block of all
- * rows. */
-static mapped_tensor tensor_of(const cpa_kv_view *kv, cpa_kv_part part) {
-    const int flat = kv->block_size == CPA_TENSOR_BLOCK;
-    const cpa_kv_pool pool = cpa_kv_pool_of(kv, part);
-    return (mapped_tensor){
-        .memory = pool.memory,
-        .dtype = kv->dtype,
-        .dims = {(cuuint64_t)pool.dim, (cuuint64_t)(flat ? kv->num_blocks : kv->block_size), (cuuint64_t)kv->kv_heads,
-                 (cuuint64_t)(kv->num_blocks > 0 && !flat ? kv->num_blocks : 1)},
-        .strides = {(cuuint64_t)pool.token_stride, (cuuint64_t)pool.head_stride, (cuuint64_t)pool.block_stride}};
-}
-
-/* Maps of both pools, with boxes of `box` tokens. */
+/* The pools of keys and of values as tensors of (dim, token, head, block), with boxes of `box` tokens. What has no
+ * pages is one block of all rows. */
 static cpa_status encode_pools(const cpa_kv_view *kv, int32_t box, int32_t tail, cpa_cuda_hopper_maps *maps,
                                cpa_stream *stream) {
+    const int flat = kv->block_size == CPA_TENSOR_BLOCK;
     for (cpa_kv_part part = CPA_KEYS; part <= CPA_VALUES; part++) {
-        const mapped_tensor tensor = tensor_of(kv, part);
+        const cpa_kv_pool pool = cpa_kv_pool_of(kv, part);
+        const mapped_tensor tensor = {
+            .memory = pool.memory,
+            .dtype = kv->dtype,
+            .dims = {(cuuint64_t)pool.dim, (cuuint64_t)(flat ? kv->num_blocks : kv->block_size),
+                     (cuuint64_t)kv->kv_heads, (cuuint64_t)(kv->num_blocks > 0 && !flat ? kv->num_blocks : 1)},
+            .strides = {(cuuint64_t)pool.token_stride, (cuuint64_t)pool.head_stride, (cuuint64_t)pool.block_stride}};
         CPA_TRY(encode_map(&tensor, 64, box, 1, part == CPA_KEYS ? &maps->k : &maps->v, stream));
         if (tail) CPA_TRY(encode_map(&tensor, tail, box, 1, part == CPA_KEYS ? &maps->k_tail : &maps->v_tail, stream));
     }
@@ -147,15 +144,16 @@ static cpa_status launch_persistent(const cpa_cuda_attend_launch *launch, cpa_st
     return cpa_cuda_attend_persistent(a, &maps, launch->count, tickets, stream);
 }
 
+/* Latents, or wide heads. */
 static cpa_status launch_latent(const cpa_cuda_attend_launch *launch, cpa_stream *stream) {
-    const mapped_tensor latents = tensor_of(launch->kv, CPA_KEYS);
+    const int32_t box = cpa_cuda_latent_box(launch->kv->block_size);
     cpa_cuda_attend_args a = *launch->args;
     cpa_cuda_hopper_maps maps = {0};
-    if (!cpa_cuda_has_codes(launch->spec))
-        CPA_TRY(encode_map(&latents, 64, cpa_cuda_latent_box(launch->kv->block_size), 1, &maps.k, stream));
+    if (!cpa_cuda_has_codes(launch->spec)) CPA_TRY(encode_pools(launch->kv, box, 0, &maps, stream));
     /* Else half of the device is left to what waits for other devices. */
-    a.early = a.early && (a.alone || 2 * launch->count <= cpa_cuda_device_of(stream)->multiprocessors);
-    return cpa_cuda_attend_latent(&a, &maps, launch->count, stream);
+    a.early =
+        a.early && (a.alone || 2 * (int64_t)launch->count * a.kv_heads <= cpa_cuda_device_of(stream)->multiprocessors);
+    return cpa_cuda_attend_latent(&a, &maps, launch->kv->v_in_k, launch->count, stream);
 }
 
 const cpa_cuda_attend_kernel cpa_cuda_kernel_hopper = {
@@ -175,9 +173,18 @@ const cpa_cuda_attend_kernel cpa_cuda_kernel_persistent = {
 };
 const cpa_cuda_attend_kernel cpa_cuda_kernel_latent = {
     .name = "latent",
-    .takes = {1 << CPA_CUDA_DECODE | 1 << CPA_CUDA_PREFILL, CPA_CUDA_ALL_CACHES, 0, CPA_CUDA_HOPPER, CPA_CUDA_256, 1},
+    .takes = {1 << CPA_CUDA_DECODE | 1 << CPA_CUDA_PREFILL, CPA_CUDA_ALL_CACHES, 0, CPA_CUDA_HOPPER, CPA_CUDA_576, 1},
     .refuses = latent_refuses,
-    .geometry = cpa_cuda_latent_geometry,
+    .geometry = cpa_cuda_decode_geometry,
+    .launch = launch_latent,
+    .leaves_units = 1,
+};
+const cpa_cuda_attend_kernel cpa_cuda_kernel_wide = {
+    .name = "wide",
+    .takes = {1 << CPA_CUDA_DECODE | 1 << CPA_CUDA_PREFILL, CPA_CUDA_ROWS, 0, CPA_CUDA_HOPPER, CPA_CUDA_576, 0,
+              CPA_CUDA_576},
+    .refuses = wide_refuses,
+    .geometry = cpa_cuda_decode_geometry,
     .launch = launch_latent,
     .leaves_units = 1,
 };

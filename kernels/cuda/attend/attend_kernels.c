@@ -36,7 +36,7 @@ const char *cpa_cuda_kernel_refuses(const cpa_cuda_attend_kernel *kernel, const 
     if (kernel->takes.path == CPA_CUDA_SIMPLE) return NULL;
     if (kernel->over) {
         why = cpa_cuda_kernel_refuses(kernel->over, spec);
-        if (!why && cpa_cuda_has_codes(spec) && spec->width == CPA_CUDA_256) why = "codes of heads so wide";
+        if (!why && cpa_cuda_has_codes(spec) && spec->width >= CPA_CUDA_256) why = "codes of heads so wide";
         if (!why && !spec->prepared) why = "keys that there is no memory to widen in, or the plan was not told of";
     } else {
         why = tensor_cores_refuse(spec);
@@ -45,7 +45,8 @@ const char *cpa_cuda_kernel_refuses(const cpa_cuda_attend_kernel *kernel, const 
     if (spec->call.path < kernel->takes.path) return "a device before 9.0";
     const int32_t unknown = spec->call.rules & ~kernel->takes.rules;
     if (unknown) return unknown_rules(kernel, unknown);
-    if (spec->width > kernel->takes.width) return "heads of more than 128 columns";
+    if (spec->width > kernel->takes.width)
+        return kernel->takes.width < CPA_CUDA_256 ? "heads of more than 128 columns" : "heads of more than 256 columns";
     return kernel->refuses ? kernel->refuses(spec) : NULL;
 }
 
@@ -55,6 +56,7 @@ static cpa_cuda_chosen choose(const cpa_cuda_attend_spec *spec, cpa_cuda_pieces 
         const cpa_cuda_attend_kernel *kernel = chosen.kernel = cpa_cuda_attend_kernels[i];
         if (!(kernel->takes.pieces & 1 << pieces) || !(kernel->takes.caches & spec->call.cache)) continue;
         if (kernel->takes.path != CPA_CUDA_SIMPLE && kernel->takes.latents != spec->shape->v_in_k) continue;
+        if (spec->width < kernel->takes.narrowest) continue;
         const char *why = cpa_cuda_kernel_refuses(kernel, spec);
         if (!chosen.fastest) chosen.fastest = kernel, chosen.why = why;
         if (!why) break;
@@ -140,7 +142,7 @@ const cpa_cuda_attend_kernel cpa_cuda_kernel_portable_ruled_codes = {
 const cpa_cuda_attend_kernel cpa_cuda_kernel_simple = {
     .name = "simple",
     .takes = {OF_DECODE | OF_PREFILL | OF_SHARED, CPA_CUDA_ALL_CACHES,
-              CPA_CUDA_ALL_RULES | CPA_CUDA_LISTS | CPA_CUDA_BLOCKS, CPA_CUDA_SIMPLE, CPA_CUDA_256},
+              CPA_CUDA_ALL_RULES | CPA_CUDA_LISTS | CPA_CUDA_BLOCKS, CPA_CUDA_SIMPLE, CPA_CUDA_576},
     .geometry = portable_geometry,
     .launch = cpa_cuda_attend_simple,
 };

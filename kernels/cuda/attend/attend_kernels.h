@@ -60,11 +60,18 @@ typedef enum cpa_cuda_oddities {
 } cpa_cuda_oddities;
 
 /* Widths of heads that kernels are compiled for, each wide enough for those before it. */
-typedef enum cpa_cuda_width { CPA_CUDA_64, CPA_CUDA_128, CPA_CUDA_192_128, CPA_CUDA_256 } cpa_cuda_width;
+typedef enum cpa_cuda_width { CPA_CUDA_64, CPA_CUDA_128, CPA_CUDA_192_128, CPA_CUDA_256, CPA_CUDA_576 } cpa_cuda_width;
 static inline cpa_cuda_width cpa_cuda_width_of(int32_t k_dim, int32_t v_dim) {
+    if (v_dim > 256 || k_dim > 256) return CPA_CUDA_576;
     if (v_dim > 128 || k_dim > 192) return CPA_CUDA_256;
     if (k_dim > 128) return CPA_CUDA_192_128;
     return k_dim > 64 || v_dim > 64 ? CPA_CUDA_128 : CPA_CUDA_64;
+}
+
+/* Whether a cache has latents, or heads so wide, that kernels of their own take them, in tiles of CPA_CUDA_WIDE_ROWS. */
+enum { CPA_CUDA_WIDE_ROWS = 64 };
+static inline int cpa_cuda_is_wide(const cpa_attention_shape *shape) {
+    return shape->v_in_k || cpa_cuda_width_of(shape->k_dim, shape->v_dim) == CPA_CUDA_576;
 }
 
 /* What a call says that its plan does not know; choices are kept by it. */
@@ -126,7 +133,7 @@ typedef struct cpa_cuda_attend_geometry {
     int32_t wide;  /* not 0: there are CTAs of twice as many warps, each with a multiprocessor to itself */
 } cpa_cuda_attend_geometry;
 typedef cpa_cuda_attend_geometry cpa_cuda_attend_cut(const cpa_attention_shape *shape, int32_t block_size);
-cpa_cuda_attend_cut cpa_cuda_decode_geometry, cpa_cuda_latent_geometry;
+cpa_cuda_attend_cut cpa_cuda_decode_geometry;
 
 /* What is done to keys and values before a kernel attends them. Which cache it is for, a kernel's row says. */
 typedef struct cpa_cuda_preparation {
@@ -147,7 +154,8 @@ typedef struct cpa_cuda_attend_kernel {
         int32_t pieces, caches, rules;
         cpa_cuda_path path;
         cpa_cuda_width width;
-        int32_t latents; /* 1: caches whose keys hold their values (v_in_k), and no others; 0: others alone */
+        int32_t latents;          /* 1: caches whose keys hold their values (v_in_k), and no others; 0: others alone */
+        cpa_cuda_width narrowest; /* the narrowest heads */
     } takes;
     /* What of that it does not take, in words; NULL: nothing. Without a function it takes all of it. */
     const char *(*refuses)(const cpa_cuda_attend_spec *spec);
@@ -162,6 +170,7 @@ typedef struct cpa_cuda_attend_kernel {
 
 #define CPA_CUDA_ATTEND_KERNELS(KERNEL)                                                                                \
     KERNEL(latent)                                                                                                     \
+    KERNEL(wide)                                                                                                       \
     KERNEL(decode_blocks)                                                                                              \
     KERNEL(decode)                                                                                                     \
     KERNEL(decode_ruled)                                                                                               \

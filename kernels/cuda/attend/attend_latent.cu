@@ -1,6 +1,7 @@
 /* attend over latents (multi-head latent attention with absorbed queries, DeepSeek-V2, arXiv:2405.04434) on compute
  * capability 9.0: one KV head for all query heads, whose keys have up to 576 columns, of which the first, 512 at most,
- * are the values. A tile of 64 keys is copied once for both products.
+ * are the values. A tile of 64 keys is copied once for both products. And over ordinary heads of 257 to 512 columns,
+ * whose values are copied by themselves.
  *
  * A CTA takes 64 packed rows, piece by piece. The sums of 512 columns are more than a warpgroup has registers for: two
  * have a half each, of the same rows, and a thread of one has the rows of that thread of the other. They take turns
@@ -33,7 +34,9 @@ struct latent_rows {
     uint32_t p[C::KEYS / 16][4];
 
     __device__ int lane() const { return thread % 32; }
-    __device__ uint32_t tile(int i) const { return tiles + C::K_AT + (first + i) % STAGES * C::K_BYTES; }
+    __device__ uint32_t tile(int i) const {
+        return tiles + C::STAGES_AT + (first + i) % C::STAGES * C::STAGE_BYTES;
+    }
     __device__ uint32_t handed() const { return tiles + C::P_AT + thread * 16; }
     __device__ uint32_t maxima() const { return tiles + C::MAX_AT + thread * 8; }
     /* This warpgroup's half of the values. */
@@ -42,14 +45,16 @@ struct latent_rows {
 
     /* S = Q K^T of tile i, begun; part by part, as they come. */
     __device__ void begin_scores_of(float (&s)[C::KEYS / 2], const query_operand<C, NO_RULES> &q, int i) {
-        const uint64_t k = wgmma_descriptor(same_in_warp(tile(i)), 0);
+        constexpr int STEPS = COLUMNS / 16;
+        const uint64_t k = wgmma_descriptor(same_in_warp(tile(i)) + C::FIRST_OF_KEYS * COLUMNS_BYTES, 0);
 #pragma unroll
-        for (int part = 0; part < LATENT_PARTS; part++) {
+        for (int part = C::APART ? KEYS_ALONE : LEFT_VALUES; part < LATENT_PARTS; part++) {
+            const int columns = C::first_of(part) - C::FIRST_OF_KEYS;
             shared.wait_full(first + i, part);
             wgmma_fence();
 #pragma unroll
-            for (int step = 4 * C::first_of(part); step < 4 * (C::first_of(part) + C::count_of(part)); step++)
-                q.multiply(s, step, wgmma_advance(k, step / 4 * COLUMNS_BYTES + step % 4 * 32));
+            for (int step = STEPS * columns; step < STEPS * (columns + C::count_of(part)); step++)
+                q.multiply(s, step, wgmma_advance(k, step / STEPS * COLUMNS_BYTES + step % STEPS * 32));
         }
         wgmma_commit();
     }
@@ -136,6 +141,7 @@ struct latent_rows {
         }
         pack_probabilities<C>(p, s);
         hand_on();
+        if (C::APART) shared.wait_full(first + i, own_half());
         if (FIRST) clear_rest(i);
         if (grown) rescale<C>(state, keep);
         add_values(i);
@@ -159,14 +165,14 @@ struct latent_rows {
 
 /* The queries of a piece, by both warpgroups; zeros past the last row. */
 template <typename C>
-__device__ void load_packed_queries(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, uint32_t tile,
-                                    int thread) {
+__device__ void load_packed_queries(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_head,
+                                    uint32_t tile, int thread) {
     constexpr int CHUNKS = C::K_DIM / 8;
     const char *q = queries_of(a, piece);
     for (int i = thread; i < GROUP_ROWS * CHUNKS; i += BOTH_THREADS) {
         const int row = i / CHUNKS, chunk = i % CHUNKS;
         const bool valid = piece.row_begin + row < piece.row_end && chunk * 8 < a.k_dim;
-        const row_place place(a, piece.q_row, valid ? piece.row_begin + row : piece.row_begin, 0);
+        const row_place place(a, piece.q_row, valid ? piece.row_begin + row : piece.row_begin, kv_head);
         const char *from =
             q + (place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim + (valid ? chunk * 8 : 0)) * 2;
         copy_async_16(tile + chunk_at<C>(row, chunk), from, valid);
@@ -193,7 +199,7 @@ constexpr int PAIRS = 8; /* of columns of a row of a thread, whose old values ar
 /* A warpgroup's columns of the rows, and by the first one their LSEs; code_scale: that of codes, 1 of elements. */
 template <typename C>
 __device__ void store_columns(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const thread_state<C> &state,
-                              float code_scale, int consumer, int thread) {
+                              float code_scale, int kv_head, int consumer, int thread) {
     const int lane = thread % 32, first_row = piece.row_begin + thread / 32 * 16 + lane / 4;
     float *lse_at[2] = {}, lses[2];
 #pragma unroll
@@ -203,7 +209,7 @@ __device__ void store_columns(const cpa_cuda_attend_args &a, const cpa_cuda_piec
         const float inverse = inverse_of_sum(sum) * code_scale;
         const float lse = piece.refused ? NAN : lse_of(sum, max * (a.scale * code_scale) + logf(sum));
         if (row >= piece.row_end) continue;
-        const row_sink sink(a, piece, row, 0, lse);
+        const row_sink sink(a, piece, row, kv_head, lse);
         const auto column_of = [&](int n) { return consumer * C::V_COLUMNS + 8 * n + 2 * (lane % 4); };
         lse_at[half] = sink.lse;
         lses[half] = sink.weights.lse;
@@ -234,7 +240,7 @@ __device__ void take_pieces(const cpa_cuda_attend_args &a, latent_shared<C> &sha
                             int thread) {
     const cpa_cuda_piece &piece = shared.pieces[MULTIPLYING];
     const key_walk<C::KEYS> &walk = shared.walks[MULTIPLYING];
-    const int lane = thread % 32;
+    const int lane = thread % 32, kv_head = blockIdx.y;
     const float code_scale =
         C::CACHE == LATENT_CODES ? head_scale(a.k_scale, a.k_head_scales, a.head_scale_step, 0) : 1;
     uint32_t n = 0;
@@ -243,7 +249,7 @@ __device__ void take_pieces(const cpa_cuda_attend_args &a, latent_shared<C> &sha
         if (consumer == 0 && thread < 32) shared.take(a, MULTIPLYING, at, lane);
         named_sync(BOTH, BOTH_THREADS);
         next = piece.next;
-        if (walk.count > 0) load_packed_queries<C>(a, piece, tiles, consumer * WARPGROUP + thread);
+        if (walk.count > 0) load_packed_queries<C>(a, piece, kv_head, tiles, consumer * WARPGROUP + thread);
         thread_state<C> state;
         const int row = piece.row_begin + thread / 32 * 16 + lane / 4;
 #pragma unroll
@@ -252,7 +258,7 @@ __device__ void take_pieces(const cpa_cuda_attend_args &a, latent_shared<C> &sha
         named_sync(BOTH, BOTH_THREADS);
         latent_rows<C>{shared, tiles, consumer, thread, (uint32_t)same_in_warp(n), a.scale_log2 * code_scale, state}.attend_tiles(walk.count);
         join_sums<C>(state, tiles, consumer, thread);
-        store_columns<C>(a, piece, state, code_scale, consumer, thread);
+        store_columns<C>(a, piece, state, code_scale, kv_head, consumer, thread);
     }
 }
 
@@ -264,7 +270,8 @@ __global__ void __launch_bounds__(C::THREADS, 1) attend_latent(const __grid_cons
     /* Shuffled, so that the compiler knows that a warp has one: descriptors then stay in uniform registers. */
     const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0), thread = threadIdx.x % WARPGROUP;
     if (threadIdx.x == 0) {
-        if (C::CACHE == LATENT_ELEMENTS) prefetch_map(&args.maps.k);
+        if (!C::CODES) prefetch_map(&args.maps.k);
+        if (C::APART) prefetch_map(&args.maps.v);
         shared.start();
     }
     __syncthreads();
@@ -272,10 +279,10 @@ __global__ void __launch_bounds__(C::THREADS, 1) attend_latent(const __grid_cons
     dependent_allow();
     if (warpgroup == 0) {
         registers_shrink<C::LOADER_REGISTERS>();
-        if constexpr (C::CACHE == LATENT_ELEMENTS) {
-            if (thread < 32) copy_latents<C>(args, shared, tiles, thread);
-        } else {
+        if constexpr (C::CODES) {
             copy_codes<C>(args.a, shared, tiles, thread);
+        } else {
+            if (thread < 32) copy_boxes<C>(args, shared, tiles, blockIdx.y, thread);
         }
     } else {
         registers_grow<C::CONSUMER_REGISTERS>();
@@ -288,13 +295,14 @@ cpa_status launch(const hopper_args &args, int32_t ctas, cpa_stream *stream) {
     static uint64_t prepared;
     CPA_TRY(cpa_cuda_shared_memory(stream, (const void *)attend_latent<C>, C::SHARED_BYTES, &prepared));
     return cpa_cuda_check(&stream->error,
-                          launch_dependent(attend_latent<C>, dim3(ctas), C::THREADS, args, args.a.early,
+                          launch_dependent(attend_latent<C>, dim3(ctas, args.a.kv_heads), C::THREADS, args, args.a.early,
                                            cpa_cuda_handle(stream), C::SHARED_BYTES),
                           "attend");
 }
 
 template <typename Element>
-cpa_status launch_cache(const hopper_args &args, int32_t ctas, cpa_stream *stream) {
+cpa_status launch_cache(const hopper_args &args, int32_t v_in_k, int32_t ctas, cpa_stream *stream) {
+    if (!v_in_k) return launch<latent_config<Element, VALUES_APART>>(args, ctas, stream);
     if (args.a.kv_dtype == CPA_FP8_E4M3) return launch<latent_config<Element, LATENT_CODES>>(args, ctas, stream);
     return launch<latent_config<Element, LATENT_ELEMENTS>>(args, ctas, stream);
 }
@@ -307,11 +315,11 @@ extern "C" int32_t cpa_cuda_latent_box(int32_t block_size) {
 }
 
 extern "C" cpa_status cpa_cuda_attend_latent(const cpa_cuda_attend_args *a, const cpa_cuda_hopper_maps *maps,
-                                             int32_t ctas, cpa_stream *stream) {
+                                             int32_t v_in_k, int32_t ctas, cpa_stream *stream) {
     const int32_t block_size = 1 << a->block_shift;
     const hopper_args args = {*maps, *a, cpa_cuda_latent_box(block_size), block_size == CPA_TENSOR_BLOCK};
     if (a->kv_dtype == CPA_FP8_T128)
         return launch<latent_config<__nv_bfloat16, LATENT_TILED_CODES>>(args, ctas, stream);
-    return a->q_dtype == CPA_BF16 ? launch_cache<__nv_bfloat16>(args, ctas, stream)
-                                  : launch_cache<__half>(args, ctas, stream);
+    return a->q_dtype == CPA_BF16 ? launch_cache<__nv_bfloat16>(args, v_in_k, ctas, stream)
+                                  : launch_cache<__half>(args, v_in_k, ctas, stream);
 }

@@ -6,7 +6,7 @@
 /* Where rows of elements have the width of most heads and lie together, two warps walk through the same keys, each with
  * a tile of rows. Rows in runs are not short where they lie. */
 cpa_cuda_attend_geometry cpa_cuda_decode_geometry(const cpa_attention_shape *shape, int32_t block_size) {
-    if (shape->v_in_k) return cpa_cuda_latent_geometry(shape, block_size);
+    if (cpa_cuda_is_wide(shape)) return (cpa_cuda_attend_geometry){.rows = CPA_CUDA_WIDE_ROWS, .heads = 1, .ctas = 1};
     const int codes = cpa_dtype_is_quantised(shape->kv_dtype), runs = shape->layout == CPA_VLLM_X;
     const cpa_cuda_width width = cpa_cuda_width_of(shape->k_dim, shape->v_dim);
     const int usual = width == CPA_CUDA_128 && !codes && !runs && block_size >= CPA_CUDA_DECODE_RUN;

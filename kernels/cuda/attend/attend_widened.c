@@ -8,7 +8,9 @@ enum { ELEMENT = 2 /* bytes, of the queries */ };
 /* Keys and values, and scales of keys. The kernel for the widest heads has no registers for those. */
 static int64_t token_bytes(const cpa_attention_shape *shape) {
     const int codes = cpa_dtype_is_quantised(shape->kv_dtype);
-    if (codes ? cpa_cuda_width_of(shape->k_dim, shape->v_dim) == CPA_CUDA_256 : shape->layout != CPA_VLLM_X) return 0;
+    const cpa_cuda_width width = cpa_cuda_width_of(shape->k_dim, shape->v_dim),
+                         widest = codes ? CPA_CUDA_192_128 : CPA_CUDA_256;
+    if (width > widest || shape->v_in_k || (!codes && shape->layout != CPA_VLLM_X)) return 0;
     return shape->kv_heads * ((int64_t)(shape->k_dim + shape->v_dim) * ELEMENT + (int64_t)sizeof(float));
 }
 

@@ -173,7 +173,7 @@ __device__ void copy_codes(const cpa_cuda_attend_args &a, latent_shared<C> &shar
         next = piece.next;
         if (walk.count > 0) loader.look_up(walk.tile(walk.count - 1));
         for (int i = walk.count - 1; i >= 0; i--, n++)
-            loader.load(n, tiles + C::K_AT + n % STAGES * C::K_BYTES, i > 0 ? walk.tile(i - 1) : -1);
+            loader.load(n, tiles + C::STAGES_AT + n % C::STAGES * C::STAGE_BYTES, i > 0 ? walk.tile(i - 1) : -1);
     }
 }
 

@@ -11,37 +11,42 @@ namespace {
  * of O; the rest, which keys alone have, by the warpgroup that multiplies the scores. */
 enum latent_part { LEFT_VALUES, RIGHT_VALUES, KEYS_ALONE, LATENT_PARTS };
 
-/* What the cache has of a latent: elements of the queries' dtype; codes of e4m3, all with one scale; or those of
- * CPA_FP8_T128, with scales in the row and elements behind them. */
-enum latent_cache { LATENT_ELEMENTS, LATENT_CODES, LATENT_TILED_CODES };
+/* What the cache has: latents as elements of the queries' dtype; as codes of e4m3, all with one scale; or as those of
+ * CPA_FP8_T128, with scales in the row and elements behind them; or keys and values apart, as elements. */
+enum latent_cache { LATENT_ELEMENTS, LATENT_CODES, LATENT_TILED_CODES, VALUES_APART };
 
 template <typename Element, latent_cache Cache>
 struct latent_config {
     using element = Element;
     static constexpr latent_cache CACHE = Cache;
-    static constexpr int K_DIM = 576, V_DIM = 512, KEYS = 64, CONSUMERS = 2, THREADS = (1 + CONSUMERS) * WARPGROUP;
+    static constexpr bool APART = Cache == VALUES_APART, CODES = Cache == LATENT_CODES || Cache == LATENT_TILED_CODES;
+    static constexpr int K_DIM = APART ? 512 : 576, V_DIM = 512, KEYS = 64;
+    static constexpr int CONSUMERS = 2, THREADS = (1 + CONSUMERS) * WARPGROUP;
     static constexpr int LOADER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
     /* What a CTA of so many threads is launched with, by eights. */
     static constexpr int LAUNCH_REGISTERS = (64 << 10) / THREADS / 8 * 8;
     static_assert(LOADER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= THREADS / WARPGROUP * LAUNCH_REGISTERS, "a CTA's");
-    static constexpr int LOADERS = Cache == LATENT_ELEMENTS ? 1 : WARPGROUP / 32; /* warps that say when a part is full */
+    static constexpr int LOADERS = CODES ? WARPGROUP / 32 : 1; /* warps that say when a part is full */
     static constexpr int V_COLUMNS = V_DIM / CONSUMERS, PART = 128, PARTS = V_COLUMNS / PART; /* of O of a warpgroup */
     static constexpr int REGISTER_STEPS = 0;               /* of Q K^T, whose queries are in registers */
     static constexpr int RULED_STEPS[] = {REGISTER_STEPS}; /* of scores without rules, which alone there are */
     static constexpr bool RULED = false;
     static constexpr int TAIL = 0, K_WHOLE = K_DIM, V_TAIL = 0, V_WHOLE = V_COLUMNS;
-    static constexpr int Q_BYTES = GROUP_ROWS * K_DIM * 2, K_BYTES = KEYS * K_DIM * 2;
+    /* A stage has a tile. Of keys and values apart there is room for one: either is copied while the other is read. */
+    static constexpr int STAGES = APART ? 1 : 2, STAGE_BYTES = KEYS * (APART ? K_DIM + V_DIM : K_DIM) * 2;
+    static constexpr int Q_BYTES = GROUP_ROWS * K_DIM * 2;
     /* What one warpgroup hands to the other: probabilities, 16 bytes of each thread behind those of the thread before
      * it; and the maxima of each thread's two rows. */
     static constexpr int P_BYTES = GROUP_ROWS * KEYS * 2, MAX_BYTES = WARPGROUP * 8;
-    static constexpr int K_AT = Q_BYTES, P_AT = K_AT + STAGES * K_BYTES, MAX_AT = P_AT + P_BYTES;
+    static constexpr int STAGES_AT = Q_BYTES, P_AT = STAGES_AT + STAGES * STAGE_BYTES, MAX_AT = P_AT + P_BYTES;
     static constexpr int SHARED_BYTES = MAX_AT + MAX_BYTES + TILE_ALIGNMENT;
 
-    /* A part in tiles of COLUMNS. */
+    /* A part in tiles of COLUMNS; where those of keys begin. */
     __device__ static constexpr int first_of(int part) { return part * V_COLUMNS / COLUMNS; }
     __device__ static constexpr int count_of(int part) {
-        return (part == KEYS_ALONE ? K_DIM - V_DIM : V_COLUMNS) / COLUMNS;
+        return (part < KEYS_ALONE ? V_COLUMNS : APART ? K_DIM : K_DIM - V_DIM) / COLUMNS;
     }
+    static constexpr int FIRST_OF_KEYS = APART ? V_DIM / COLUMNS : 0;
 };
 constexpr int COLUMNS_BYTES = 64 * COLUMNS * 2; /* of 64 rows of COLUMNS elements */
 
@@ -54,23 +59,23 @@ template <typename C>
 struct latent_shared {
     cpa_cuda_piece pieces[LATENT_READERS];
     key_walk<C::KEYS> walks[LATENT_READERS];
-    uint64_t full[STAGES][LATENT_PARTS], empty[STAGES][LATENT_PARTS];
+    uint64_t full[C::STAGES][LATENT_PARTS], empty[C::STAGES][LATENT_PARTS];
 
     __device__ void start() {
-        for (int stage = 0; stage < STAGES; stage++)
+        for (int stage = 0; stage < C::STAGES; stage++)
             for (int part = 0; part < LATENT_PARTS; part++) {
                 barrier_init(shared_address(&full[stage][part]), C::LOADERS);
                 barrier_init(shared_address(&empty[stage][part]), WARPGROUP / 32);
             }
         barrier_init_fence();
     }
-    __device__ uint32_t full_at(uint32_t n, int part) { return shared_address(&full[n % STAGES][part]); }
-    __device__ void wait_full(uint32_t n, int part) { barrier_wait(full_at(n, part), phase_of<STAGES>(n)); }
+    __device__ uint32_t full_at(uint32_t n, int part) { return shared_address(&full[n % C::STAGES][part]); }
+    __device__ void wait_full(uint32_t n, int part) { barrier_wait(full_at(n, part), phase_of<C::STAGES>(n)); }
     __device__ void wait_empty(uint32_t n, int part) {
-        barrier_wait(shared_address(&empty[n % STAGES][part]), phase_of<STAGES>(n) ^ 1);
+        barrier_wait(shared_address(&empty[n % C::STAGES][part]), phase_of<C::STAGES>(n) ^ 1);
     }
     __device__ void release(uint32_t n, int part, int lane) {
-        if (lane == 0) barrier_arrive(shared_address(&empty[n % STAGES][part]));
+        if (lane == 0) barrier_arrive(shared_address(&empty[n % C::STAGES][part]));
     }
     /* The reader's copy of a piece, by one of its warps. */
     __device__ void take(const cpa_cuda_attend_args &a, latent_reader reader, int at, int lane) {
@@ -82,7 +87,7 @@ struct latent_shared {
 /* The tiles of all pieces, the last keys of each first: a lane copies the box of tokens from `row` on, part by part, in
  * the order in which room is made for them. */
 template <typename C>
-__device__ void copy_latents(const hopper_args &args, latent_shared<C> &shared, uint32_t tiles, int lane) {
+__device__ void copy_boxes(const hopper_args &args, latent_shared<C> &shared, uint32_t tiles, int kv_head, int lane) {
     const cpa_cuda_piece &piece = shared.pieces[COPYING];
     const key_walk<C::KEYS> &walk = shared.walks[COPYING];
     const int row = lane * args.box;
@@ -95,18 +100,20 @@ __device__ void copy_latents(const hopper_args &args, latent_shared<C> &shared, 
         for (int i = walk.count - 1; i >= 0; i--, n++) {
             const box_place place = next;
             if (i > 0) next = place_of<C>(args, piece, piece.k_end, walk.tile(i - 1), row); /* before the waiting */
-            const uint32_t tile = tiles + C::K_AT + n % STAGES * C::K_BYTES;
+            const uint32_t tile = tiles + C::STAGES_AT + n % C::STAGES * C::STAGE_BYTES;
 #pragma unroll
             for (const latent_part part : ORDER) {
                 const uint32_t barrier = shared.full_at(n, part);
+                const bool values = C::APART && part != KEYS_ALONE;
+                const CUtensorMap *map = values ? &args.maps.v : &args.maps.k;
                 shared.wait_empty(n, part);
                 if (lane == 0) barrier_expect(barrier, C::count_of(part) * COLUMNS_BYTES);
                 __syncwarp();
                 if (row < C::KEYS) {
 #pragma unroll
                     for (int j = C::first_of(part); j < C::first_of(part) + C::count_of(part); j++)
-                        copy_box(tile + j * COLUMNS_BYTES + row * COLUMNS * 2, &args.maps.k, barrier, j * COLUMNS,
-                                 place.token, 0, place.block);
+                        copy_box(tile + j * COLUMNS_BYTES + row * COLUMNS * 2, map, barrier,
+                                 (values ? j : j - C::FIRST_OF_KEYS) * COLUMNS, place.token, kv_head, place.block);
                 }
                 __syncwarp();
             }
