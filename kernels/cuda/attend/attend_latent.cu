@@ -194,7 +194,7 @@ __device__ void join_sums(thread_state<C> &state, uint32_t tile, int consumer, i
     state.sum[0] += sum[0], state.sum[1] += sum[1];
 }
 
-constexpr int PAIRS = 8; /* of columns of a row of a thread, whose old values are loaded together */
+constexpr int PAIRS = 4; /* of columns of a row of a thread, whose old values are loaded together */
 
 /* A warpgroup's columns of the rows, and by the first one their LSEs; code_scale: that of codes, 1 of elements. */
 template <typename C>
