@@ -17,8 +17,8 @@ extern "C" {
 #endif
 
 /* latent_gather (known elsewhere as gather_and_maybe_dequant_cache, cp_gather_cache): rows of paged sequences into rows
- * of a tensor, each element rounded to dst_dtype from what attend reads (cpattn/shape.h), NaN staying NaN; or with `raw`
- * the bytes of the rows as they are. Rows of dst that no span names are left as they were. */
+ * of a tensor: each element, or the fp32 product of a code and its scale, is rounded once to dst_dtype, NaN staying NaN;
+ * or with `raw` the bytes of the rows go as they are. To bf16 rows become what attend reads. Rows of dst that no span names are left as they were. */
 typedef struct cpa_latent_span {
     int64_t table;       /* index into block_tables of the entry that holds token 0 of the sequence */
     int64_t first;       /* first token, anywhere in a block */

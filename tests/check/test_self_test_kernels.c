@@ -30,6 +30,11 @@ static cpa_worker_options in_layout(cpa_worker_options options, cpa_kv_layout la
     return options;
 }
 
+static cpa_worker_options of_latents(cpa_worker_options options) {
+    options.model.attention.v_in_k = 1;
+    return options;
+}
+
 static void every_shape_passes(void) {
     const cpa_worker_options shapes[] = {
         options_of(CPA_F32, CPA_F32, 4, 2, 64, 64, 16),
@@ -48,6 +53,9 @@ static void every_shape_passes(void) {
         in_layout(options_of(CPA_BF16, CPA_FP8_E4M3, 8, 2, 128, 128, 32), CPA_VLLM_X),
         in_layout(options_of(CPA_F16, CPA_F16, 4, 4, 96, 96, 32), CPA_VLLM_X),
         in_layout(options_of(CPA_F16, CPA_INT8, 4, 2, 64, 64, 16), CPA_HEAD_MAJOR),
+        of_latents(options_of(CPA_BF16, CPA_BF16, 7, 1, 576, 512, 64)),
+        of_latents(options_of(CPA_BF16, CPA_FP8_T128, 3, 1, 576, 512, 16)),
+        of_latents(options_of(CPA_F16, CPA_FP8_E4M3, 4, 1, 48, 32, 32)),
     };
     for (size_t i = small ? 1 : 0; i < (small ? 2 : sizeof shapes / sizeof shapes[0]); i++) {
         cpa_self_test_kernels_stats stats;

@@ -1,8 +1,9 @@
 /* Caches of latents: kv_write byte for byte against fp32 oracles that do what cpattn/shape.h says in its order, what
- * moves blocks and tokens, latent_gather, and latent_expand against float64. The grids of vLLM's own tests,
+ * moves blocks and tokens, and latent_gather. The grids of vLLM's own tests,
  * tests/kernels/attention/test_cache.py: 42 tokens, 8 blocks of 16, latents of 256 and 512 and 64 rotated elements; and
  * entries of 320, 512 and 576 in 1,024 blocks of 16, of which 8 sequences of 512 tokens are gathered. */
 #include <cpattn/latent.h>
+#include <cpattn/ops.h>
 
 #include <float.h>
 #include <math.h>
@@ -272,6 +273,15 @@ static void forms_become_each_other(void) {
 
 /* ---- gather ---- */
 
+/* The codes of a row of 576 times their scales, in place of what attend makes of these. */
+static void widen_tiles(const char *row, float *x) {
+    for (int32_t d = 0; d < 512; d++) {
+        float scale;
+        memcpy(&scale, row + 512 + d / 128 * 4, sizeof scale);
+        cpa_reference_read_rows(row + d, NULL, CPA_FP8_E4M3, scale, 1, 1, &x[d]);
+    }
+}
+
 /* Spans that begin and end within blocks, the last of them without tokens; dst rows between them stay poison. */
 static void gathers_of(cpa_dtype dtype, int32_t dim, cpa_dtype dst_dtype, int raw, int64_t blocks) {
     enum { SPANS = 4, ENTRIES = 12 };
@@ -315,6 +325,7 @@ static void gathers_of(cpa_dtype dtype, int32_t dim, cpa_dtype dst_dtype, int ra
             if (raw) memcpy(to, (char *)f.view.k + (block * BLOCK + token % BLOCK) * row_bytes, (size_t)row_bytes);
             if (raw) continue;
             cpa_kv_fixture_load(&f, block, token % BLOCK, 0, x, NULL);
+            if (dtype == CPA_FP8_T128) widen_tiles((char *)f.view.k + (block * BLOCK + token % BLOCK) * row_bytes, x);
             for (int32_t d = 0; d < dim; d++) x[d] = cpa_reference_round(x[d], dst_dtype);
             cpa_narrow(to, x, dst_dtype, dim);
         }
@@ -327,7 +338,7 @@ static void gathers_of(cpa_dtype dtype, int32_t dim, cpa_dtype dst_dtype, int ra
     free(want);
 }
 
-static void gathered_rows_are_what_attend_reads(void) {
+static void gathered_rows_are_rounded_once(void) {
     static const int32_t dims[] = {320, 512, 576};
     static const cpa_dtype caches[] = {CPA_F32, CPA_BF16, CPA_F16, CPA_FP8_E4M3};
     open_device();
@@ -370,130 +381,70 @@ static void bad_gathers_are_refused(void) {
     close_device();
 }
 
-/* ---- expand ---- */
-
-typedef struct expand_case {
-    cpa_dtype dtype;
-    int32_t latent, rope, heads, nope, v;
-    int64_t tokens;
-    int apart; /* rows lie apart, with poison between */
-} expand_case;
-
-static float weight(int64_t i) {
-    return (float)((i * 7919) % 401 - 200) / 3000;
+static void expect_bad_view(cpa_kv_view view, const char *line) {
+    static const int64_t slot = 0;
+    static const float row[CPA_MAX_HEAD_DIM];
+    const cpa_kv_write_args args = {.size = sizeof args, .tokens = 1, .k = row, .slot_mapping = &slot, .kv = view};
+    CU_ASSERT_EQUAL(cpa_kv_write(&args, stream), CPA_INVALID);
+    if (!strstr(cpa_stream_error(stream), line)) CU_FAIL(line);
 }
 
-static void expands(const expand_case *c) {
-    const int64_t bytes = cpa_dtype_bytes(c->dtype), gap = c->apart ? 8 : 0, inner = c->nope + c->v;
-    const int64_t in = c->latent + c->rope + gap, k_row = c->heads * (c->nope + c->rope), v_row = c->heads * c->v;
-    const int64_t weights = c->heads * inner * c->latent;
-    float *wide = malloc((size_t)(c->tokens * (c->latent + c->rope)) * sizeof *wide);
-    float *w = malloc((size_t)weights * sizeof *w);
-    char *rows = make_rows(c->dtype, c->tokens, c->latent + c->rope, in, wide),
-         *narrow = malloc((size_t)(weights * bytes));
-    for (int64_t i = 0; i < weights; i++) w[i] = weight(i);
-    cpa_narrow(narrow, w, c->dtype, weights);
-    cpa_widen(w, narrow, c->dtype, weights);
-    char *k = cpa_test_poisoned(c->tokens * (k_row + gap), bytes),
-         *v = cpa_test_poisoned(c->tokens * (v_row + gap), bytes);
-    void *x = cpa_test_upload(stream, rows, c->tokens * in * bytes),
-         *m = cpa_test_upload(stream, narrow, weights * bytes);
-    void *dk = cpa_test_upload(stream, k, c->tokens * (k_row + gap) * bytes);
-    void *dv = cpa_test_upload(stream, v, c->tokens * (v_row + gap) * bytes);
-    const cpa_latent_expand_args args = {.size = sizeof args,
-                                         .tokens = c->tokens,
-                                         .dtype = c->dtype,
-                                         .latent_dim = c->latent,
-                                         .rope_dim = c->rope,
-                                         .heads = c->heads,
-                                         .nope_dim = c->nope,
-                                         .v_dim = c->v,
-                                         .latents = x,
-                                         .latent_row_stride = c->apart ? in : 0,
-                                         .w_kv_b = m,
-                                         .k = dk,
-                                         .k_row_stride = c->apart ? k_row + gap : 0,
-                                         .v = dv,
-                                         .v_row_stride = c->apart ? v_row + gap : 0};
-    CU_ASSERT_EQUAL(cpa_latent_expand(&args, stream), CPA_OK);
-    cpa_test_download(stream, k, dk, c->tokens * (k_row + gap) * bytes);
-    cpa_test_download(stream, v, dv, c->tokens * (v_row + gap) * bytes);
-    int wrong = 0, touched = 0;
-    for (int64_t t = 0; t < c->tokens; t++) {
-        const float *latent = wide + t * (c->latent + c->rope);
-        const char *k_at = k + t * (k_row + gap) * bytes, *v_at = v + t * (v_row + gap) * bytes;
-        for (int64_t i = 0; i < c->heads * inner; i++) {
-            const int64_t head = i / inner, d = i % inner;
-            double sum = 0, size = 0;
-            float got;
-            for (int32_t j = 0; j < c->latent; j++) {
-                const double product = (double)latent[j] * (double)w[i * c->latent + j];
-                sum += product, size += fabs(product);
-            }
-            cpa_widen(&got,
-                      d < c->nope ? k_at + (head * (c->nope + c->rope) + d) * bytes
-                                  : v_at + (head * c->v + d - c->nope) * bytes,
-                      c->dtype, 1);
-            const double allowed = cpa_reference_unit_roundoff(c->dtype) * fabs(sum) + size * 0x1p-20 +
-                                   (c->dtype == CPA_F16 ? 0x1p-24 : (double)FLT_MIN); /* subnormal */
-            wrong += isfinite(sum) ? !(fabs((double)got - sum) <= allowed) : isfinite(got);
-        }
-        for (int64_t head = 0; head < c->heads; head++)
-            wrong += memcmp(k_at + (head * (c->nope + c->rope) + c->nope) * bytes, rows + (t * in + c->latent) * bytes,
-                            (size_t)(c->rope * bytes)) != 0;
-        for (int64_t i = 0; i < gap * bytes; i++)
-            touched += (uint8_t)k_at[k_row * bytes + i] != 0xff || (uint8_t)v_at[v_row * bytes + i] != 0xff;
-    }
-    CU_ASSERT_EQUAL(wrong, 0);
-    CU_ASSERT_EQUAL(touched, 0);
-    cpa_test_free(stream, dv), cpa_test_free(stream, dk), cpa_test_free(stream, m), cpa_test_free(stream, x);
-    free(v), free(k), free(narrow), free(rows), free(w), free(wide);
-}
-
-static void expanded_heads_are_products(void) {
-    static const expand_case cases[] = {{CPA_BF16, 512, 64, 3, 128, 128, 33, 1}, {CPA_F16, 512, 64, 2, 128, 128, 5, 0},
-                                        {CPA_F32, 64, 16, 5, 24, 40, 70, 1},     {CPA_BF16, 32, 16, 4, 16, 16, 1, 0},
-                                        {CPA_BF16, 40, 0, 3, 8, 24, 19, 1},      {CPA_F16, 100, 3, 1, 7, 5, 300, 0}};
+static void bad_caches_are_refused(void) {
+    static float pool[2 * 16 * 656 / 4 + 1];
+    const int64_t pairs[1][2] = {{0, 1}};
     open_device();
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) expands(&cases[i]);
+    cpa_kv_view good = latents(CPA_FP8_T128, 576, 0, 2), bad;
+    good.k = pool;
+    bad = good, bad.v_in_k = 2, expect_bad_view(bad, "v_in_k is 2");
+    bad = good, bad.v_in_k = 0, bad.v = pool, expect_bad_view(bad, "kv_dtype is fp8_t128 and v_in_k is 0");
+    bad = good, bad.layout = CPA_VLLM_X, expect_bad_view(bad, "layout is 2 with v_in_k");
+    bad = good, bad.k = (char *)pool + 2, expect_bad_view(bad, "expected multiples of 4 bytes for fp8_t128");
+    bad = good, bad.k_token_stride = 655, expect_bad_view(bad, "k_token_stride is 655, expected 0 or at least 656");
+    bad = good, bad.k_block_stride = 16 * 656 + 2, expect_bad_view(bad, "expected multiples of 4 bytes");
+    bad = good, bad.k = NULL, expect_bad_view(bad, "the key pool is NULL");
+    bad = good, bad.reserved[14] = 1, expect_bad_view(bad, "the reserved bytes of the view");
+    bad = latents(CPA_FP8_E4M3, 576, 0.1f, 1), bad.k = pool, bad.v_scale = 0.2f;
+    expect_bad_view(bad, "k_scale is 0.1 and v_scale is 0.2, expected one");
+    const cpa_kv_write_args without = {.size = sizeof without, .tokens = 1, .kv = good};
+    CU_ASSERT_EQUAL(cpa_kv_write(&without, stream), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(stream), "k is NULL"));
+    /* What v says is not looked at: equal addresses of it are no pool in common. */
+    bad = good, bad.k = (char *)pool + 4;
+    const cpa_kv_convert_args convert = {sizeof convert, good, good, pairs, 1},
+                              other = {sizeof other, good, bad, pairs, 0};
+    CU_ASSERT_EQUAL(cpa_kv_convert(&convert, stream), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(stream), "the same key pool"));
+    CU_ASSERT_EQUAL(cpa_kv_convert(&other, stream), CPA_OK);
     close_device();
 }
 
-static void bad_expansions_are_refused(void) {
-    static float x[1];
-    cpa_latent_expand_args good = {
-        .size = sizeof good, .tokens = 1, .latent_dim = 4, .heads = 1, .nope_dim = 2, .v_dim = 2};
-    good.latents = good.w_kv_b = x, good.k = good.v = x;
-    const struct {
-        const char *line;
-        cpa_latent_expand_args args;
-    } refused[] = {
-#define BUT(line, ...)                                                                                                 \
-    {                                                                                                                  \
-        line, {                                                                                                        \
-            .size = sizeof good, .tokens = 1, .latent_dim = 4, .heads = 1, .nope_dim = 2, .v_dim = 2, __VA_ARGS__      \
-        }                                                                                                              \
-    }
-        BUT("latents is NULL", .k = x, .v = x, .w_kv_b = x),
-        BUT("w_kv_b is NULL", .k = x, .v = x, .latents = x),
-        BUT("k is NULL", .w_kv_b = x, .v = x, .latents = x),
-        BUT("v is NULL", .w_kv_b = x, .k = x, .latents = x),
-        BUT("dtype is 3", .dtype = CPA_FP8_E4M3),
-        BUT("rope_dim is -1", .rope_dim = -1),
-        BUT("latent_row_stride is 3, expected 0 or at least 4", .latents = x, .latent_row_stride = 3),
-#undef BUT
-    };
+/* Latents have no scale of their own: that of 576 columns would be none's. */
+static void attention_without_a_scale_is_refused(void) {
+    static const float pool[16 * 48], q[2 * 48];
+    static float out[2 * 32];
+    const int32_t table = 0;
+    const cpa_attend_item item = {.q_count = 1, .k_count = 1};
+    const cpa_attention_shape shape = {.q_heads = 2, .kv_heads = 1, .k_dim = 48, .v_dim = 32, .v_in_k = 1};
+    const cpa_attend_batch batch = {.size = sizeof batch,
+                                    .map = {1, 16},
+                                    .shape = shape,
+                                    .block_size = 16,
+                                    .items = &item,
+                                    .n_items = 1,
+                                    .block_tables = &table,
+                                    .n_table_entries = 1};
+    cpa_attend_args args = {.size = sizeof args, .q = q, .out = out, .kv = latents(CPA_F32, 48, 0, 1)};
+    cpa_attend_plan *plan;
+    args.kv.v_dim = 32, args.kv.k = (void *)(uintptr_t)pool;
     open_device();
-    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        CU_ASSERT_EQUAL(cpa_latent_expand(&refused[i].args, stream), CPA_INVALID);
-        if (!strstr(cpa_stream_error(stream), refused[i].line)) CU_FAIL(refused[i].line);
-    }
-    good.heads = 0;
-    CU_ASSERT_EQUAL(cpa_latent_expand(&good, stream), CPA_INVALID);
-    good.heads = 1, good.v_dim = CPA_MAX_HEAD_DIM + 1;
-    CU_ASSERT_EQUAL(cpa_latent_expand(&good, stream), CPA_INVALID);
-    good.tokens = 0, good.v_dim = 2, good.k = good.v = NULL, good.latents = good.w_kv_b = NULL;
-    CU_ASSERT_EQUAL(cpa_latent_expand(&good, stream), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(cpa_attend_plan_create(device, &plan, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_attend_plan_set(plan, &batch, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_attend(plan, &args, stream), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(stream), "scale is 0 over latents"));
+    args.scale = 1, args.kv.v_in_k = 0, args.kv.v = args.kv.k;
+    CU_ASSERT_EQUAL(cpa_attend(plan, &args, stream), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(stream), "the cache has v_in_k 0, but the plan has 1"));
+    cpa_attend_plan_destroy(plan);
     close_device();
 }
 
@@ -501,9 +452,9 @@ static const cpa_test tests[] = {
     {"rows are written with the bytes of an oracle", writes_have_the_bytes_of_an_oracle},
     {"blocks and tokens keep their bytes", blocks_and_tokens_keep_their_bytes},
     {"forms become each other", forms_become_each_other},
-    {"gathered rows are what attend reads", gathered_rows_are_what_attend_reads},
+    {"gathered rows are what elements, or codes and scales, give", gathered_rows_are_rounded_once},
     {"bad gathers are refused", bad_gathers_are_refused},
-    {"expanded heads are products", expanded_heads_are_products},
-    {"bad expansions are refused", bad_expansions_are_refused},
+    {"bad caches of latents are refused", bad_caches_are_refused},
+    {"attention over latents without a scale is refused", attention_without_a_scale_is_refused},
 };
 CPA_DEVICE_TEST_MAIN("caches of latents", tests)

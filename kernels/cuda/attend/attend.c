@@ -170,15 +170,6 @@ cpa_status cpa_cuda_attend_supported(const cpa_device *device, const char *where
                                      const cpa_mask *mask, cpa_error *err) {
     enum { MOST_KV_HEADS = 65535 }; /* CTAs of a grid in its second dimension */
     (void)device, (void)mask;
-    if (shape->v_in_k) {
-        return cpa_fail(err, CPA_UNSUPPORTED,
-                        "%s: v_in_k is 1: values that are the first %d elements of their keys of %d are not supported "
-                        "by CUDA devices",
-                        where, shape->v_dim, shape->k_dim);
-    }
-    if (shape->k_dim > 256 || shape->v_dim > 256)
-        return cpa_fail(err, CPA_UNSUPPORTED, "%s: heads of %d and %d columns, on CUDA devices at most 256", where,
-                        shape->k_dim, shape->v_dim);
     if (shape->kv_heads > MOST_KV_HEADS)
         return cpa_fail(err, CPA_UNSUPPORTED, "%s: %d KV heads, on CUDA devices at most %d", where, shape->kv_heads,
                         MOST_KV_HEADS);

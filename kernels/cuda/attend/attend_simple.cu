@@ -3,11 +3,15 @@
 #include "kernels/cuda/attend/attend_kernels.h"
 #include "kernels/cuda/attend/score.cuh"
 #include "kernels/cuda/cache/quant.cuh"
+#include "kernels/cuda/cache/tiles.cuh"
 #include "kernels/cuda/device/warp.cuh"
 
 namespace {
 
-constexpr int WARPS = 4, ELEMENTS = CPA_MAX_HEAD_DIM / WARP_LANES; /* of a head, a lane */
+constexpr int WARPS = 4;
+/* Elements of a head, a lane: of most heads; and of wide ones and rows of latents with scales of tiles, which take more
+ * registers. */
+constexpr int NARROW = 256 / WARP_LANES, WIDE = CPA_MAX_HEAD_DIM / WARP_LANES;
 
 /* The last item that begins at or before the packed row. */
 __device__ const cpa_cuda_item *item_of(const cpa_cuda_attend_args &a, int64_t row) {
@@ -23,15 +27,23 @@ __device__ const cpa_cuda_item *item_of(const cpa_cuda_attend_args &a, int64_t r
     return &a.items[low];
 }
 
-/* An element of the cache; word: of its row, if it is quantised. */
-__device__ float read_cached(const char *pool, cpa_dtype dtype, int64_t i, uint32_t word) {
-    return dtype >= CPA_DTYPE_COUNT ? read_code(pool, dtype, i, word) : read_element(pool, dtype, i);
-}
+/* A key or a value of the cache. */
+struct cached_row {
+    const char *pool;
+    int64_t at; /* element of the pool with which the row begins */
+    int32_t run_shift;
+    int64_t run_stride;
+    uint32_t word; /* of the row, if it is quantised */
 
-/* From the first element of a row to that of a column. */
-__device__ int64_t column_at(int32_t column, int32_t run_shift, int64_t run_stride) {
-    return (column >> run_shift) * run_stride + (column & ((1 << run_shift) - 1));
-}
+    template <int ELEMENTS>
+    __device__ float read(const cpa_cuda_attend_args &a, int32_t column) const {
+        if constexpr (ELEMENTS == WIDE) {
+            if (a.kv_dtype == CPA_FP8_T128) return read_tiled(pool + at, a.k_dim, column);
+        }
+        const int64_t i = at + (column >> run_shift) * run_stride + (column & ((1 << run_shift) - 1));
+        return a.kv_dtype >= CPA_DTYPE_COUNT ? read_code(pool, a.kv_dtype, i, word) : read_element(pool, a.kv_dtype, i);
+    }
+};
 
 /* The scale word of a row, or that of the tensor. */
 __device__ uint32_t word_of(const cpa_cuda_attend_args &a, const char *pool, int64_t block_stride, int64_t words_at,
@@ -84,6 +96,7 @@ struct row_selection {
     }
 };
 
+template <int ELEMENTS>
 struct row_state {
     float o[ELEMENTS], max, sum; /* max of scaled scores; O not yet divided by the sum */
     float o_lost[ELEMENTS], sum_lost;
@@ -109,8 +122,8 @@ __device__ float ruled_score(const cpa_cuda_attend_args &a, const row_score &row
     return row.bits && !(seen_keys(row, a.mask.causal, t) & 1) ? -INFINITY : score;
 }
 
-template <bool RULED>
-__device__ void attend_key(const cpa_cuda_attend_args &a, row_state &state, const float (&q)[ELEMENTS],
+template <bool RULED, int ELEMENTS>
+__device__ void attend_key(const cpa_cuda_attend_args &a, row_state<ELEMENTS> &state, const float (&q)[ELEMENTS],
                            const cpa_attend_item &item, const row_score &rules, const cpa_cuda_piece &piece, int kv_head,
                            int key, int lane) {
     const int64_t block = a.tables[item.table + (key >> a.block_shift)], token = key & ((1 << a.block_shift) - 1);
@@ -118,14 +131,15 @@ __device__ void attend_key(const cpa_cuda_attend_args &a, row_state &state, cons
     const int64_t v_at = block * a.v_block_stride + token * a.v_token_stride + kv_head * a.v_head_stride;
     const float k_scale = head_scale(a.k_scale, a.k_head_scales, a.head_scale_step, kv_head);
     const float v_scale = head_scale(a.v_scale, a.v_head_scales, a.head_scale_step, kv_head);
-    const uint32_t k_word = word_of(a, a.k, a.k_block_stride, a.k_words_at, k_scale, block, kv_head, token);
-    const uint32_t v_word = word_of(a, a.v, a.v_block_stride, a.v_words_at, v_scale, block, kv_head, token);
+    const cached_row k = {a.k, k_at, a.k_run_shift, a.k_run_stride,
+                          word_of(a, a.k, a.k_block_stride, a.k_words_at, k_scale, block, kv_head, token)};
+    const cached_row v = {a.v, v_at, a.v_run_shift, a.v_run_stride,
+                          word_of(a, a.v, a.v_block_stride, a.v_words_at, v_scale, block, kv_head, token)};
     float dot = 0;
 #pragma unroll
     for (int i = 0; i < ELEMENTS; i++) {
         int d = lane + i * WARP_LANES;
-        if (d < a.k_dim)
-            dot += q[i] * read_cached(a.k, a.kv_dtype, k_at + column_at(d, a.k_run_shift, a.k_run_stride), k_word);
+        if (d < a.k_dim) dot += q[i] * k.read<ELEMENTS>(a, d);
     }
     float score = warp_sum(dot);
     if constexpr (RULED) {
@@ -146,14 +160,13 @@ __device__ void attend_key(const cpa_cuda_attend_args &a, row_state &state, cons
         if (d >= a.v_dim) continue;
         state.o[i] *= keep;
         state.o_lost[i] *= keep;
-        const int64_t at = v_at + column_at(d, a.v_run_shift, a.v_run_stride);
-        add(state.o[i], state.o_lost[i], p * read_cached(a.v, a.kv_dtype, at, v_word));
+        add(state.o[i], state.o_lost[i], p * v.read<ELEMENTS>(a, d));
     }
 }
 
 /* Stores a row, joined with the state that is there if the call resumes it. */
-template <bool RULED>
-__device__ void store_row(const cpa_cuda_attend_args &a, const row_state &state, int64_t row, int64_t state_shift,
+template <bool RULED, int ELEMENTS>
+__device__ void store_row(const cpa_cuda_attend_args &a, const row_state<ELEMENTS> &state, int64_t row, int64_t state_shift,
                           bool refused, int head, int lane) {
     float *o = a.o ? a.o + row * a.o_row_stride + (int64_t)head * a.v_dim + state_shift : NULL;
     float *lse_at = a.lse ? a.lse + row * a.lse_row_stride + head + state_shift : NULL;
@@ -181,7 +194,7 @@ __device__ void store_row(const cpa_cuda_attend_args &a, const row_state &state,
     if (lse_at && lane == 0) *lse_at = weights.lse;
 }
 
-template <bool RULED>
+template <bool RULED, int ELEMENTS>
 __global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a,
                               const __grid_constant__ selected_keys selected, int64_t rows) {
     const int64_t index = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP_LANES;
@@ -212,7 +225,7 @@ __global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a,
     }
     const int sinks = keys.first > 0 ? keys_before(a, piece, a.mask.sinks) : 0;
     float q[ELEMENTS];
-    row_state state = {{0}, CPA_LOWEST_EXPONENT * (float)M_LN2, 0, {0}, 0};
+    row_state<ELEMENTS> state = {{0}, CPA_LOWEST_EXPONENT * (float)M_LN2, 0, {0}, 0};
 #pragma unroll
     for (int i = 0; i < ELEMENTS; i++) {
         int d = lane + i * WARP_LANES;
@@ -226,12 +239,12 @@ __global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a,
             if constexpr (RULED) {
                 if (!selection.takes(key_index(a, piece, key))) continue;
             }
-            attend_key<RULED>(a, state, q, item, rules, piece, kv_group, key, lane);
+            attend_key<RULED, ELEMENTS>(a, state, q, item, rules, piece, kv_group, key, lane);
         }
     };
     take(0, min(sinks, keys.end));
     take(max(keys.first, sinks), keys.end);
-    store_row<RULED>(a, state, place.state_row, found->state_shift, found->refused, place.head, lane);
+    store_row<RULED, ELEMENTS>(a, state, place.state_row, found->state_shift, found->refused, place.head, lane);
 }
 
 } // namespace
@@ -248,7 +261,10 @@ extern "C" cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_launch *launc
     }
     if (selection && selection->blocks) selected.blocks = *selection->blocks;
     const bool ruled = args->score.any || args->score.sink_logits || selected.lists.unit > 0 || selected.blocks.bits;
-    const auto kernel = ruled ? attend_simple<true> : attend_simple<false>;
+    const bool wide = args->k_dim > NARROW * WARP_LANES || args->v_dim > NARROW * WARP_LANES ||
+                      args->kv_dtype == CPA_FP8_T128;
+    const auto kernel = wide ? (ruled ? attend_simple<true, WIDE> : attend_simple<false, WIDE>)
+                             : (ruled ? attend_simple<true, NARROW> : attend_simple<false, NARROW>);
     kernel<<<grid, WARPS * WARP_LANES, 0, cpa_cuda_handle(stream)>>>(*args, selected, rows);
     return cpa_cuda_launched(stream, "attend");
 }

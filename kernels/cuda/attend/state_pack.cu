@@ -164,8 +164,8 @@ template <typename In, typename Out>
 cpa_status launch_merge(const merge_args &a, cpa_stream *stream) {
     const char *what = "state_merge_packed";
     if (a.v_dim <= 4 * WARP_LANES) return launch_heads(merge_packed<In, Out, 4>, a, what, stream);
-    static_assert(CPA_MAX_HEAD_DIM <= 8 * WARP_LANES, "a lane has at most 8 elements");
-    return launch_heads(merge_packed<In, Out, 8>, a, what, stream);
+    if (a.v_dim <= 8 * WARP_LANES) return launch_heads(merge_packed<In, Out, 8>, a, what, stream);
+    return launch_heads(merge_packed<In, Out, CPA_MAX_HEAD_DIM / WARP_LANES>, a, what, stream);
 }
 
 template <typename In>

@@ -4,6 +4,7 @@
  * in kv_copy.cu. Between equal forms cells are the bits as they are, else floats. */
 #include "kernels/cuda/cache/kv_convert.h"
 
+#include "kernels/cuda/cache/latent_rows.h"
 #include "kernels/cuda/cache/quant.cuh"
 #include "kernels/cuda/device/cuda.h"
 #include "kernels/cuda/device/warp.cuh"
@@ -33,6 +34,7 @@ struct convert_args {
     cpa_dtype from, to;
     int32_t heads, block_shift, tokens; /* tokens of a CTA, a power of two */
     int32_t raw;                        /* the bits as they are */
+    int32_t parts;                      /* 1: there are no values but those in keys */
     cpa_cuda_block_move moves[BLOCKS_A_LAUNCH];
 };
 
@@ -143,7 +145,7 @@ __global__ void __launch_bounds__(THREADS) kv_convert(const __grid_constant__ co
     constexpr int UNIT_FROM = VECTORS ? 16 / FROM_BYTES : 1, UNIT_TO = VECTORS ? 16 / TO_BYTES : 1, AT_ONCE = 4;
     extern __shared__ __align__(16) uint32_t cells[];
     __shared__ row_words words;
-    const int part = blockIdx.y & 1, head = blockIdx.y >> 1, first = blockIdx.z * a.tokens, dim = a.dim[part];
+    const int part = blockIdx.y % a.parts, head = blockIdx.y / a.parts, first = blockIdx.z * a.tokens, dim = a.dim[part];
     const int pitch = dim + PAD;
     const cpa_cuda_block_move move = a.moves[blockIdx.x];
     const int tokens = min(a.tokens, move.tokens - first);
@@ -292,6 +294,7 @@ extern "C" cpa_status cpa_cuda_kv_move_tokens(const cpa_kv_view *src, const cpa_
     a.from = from.dtype, a.to = to.dtype, a.heads = from.kv_heads;
     a.block_shift = cpa_cuda_log2(from.block_size);
     a.raw = keep_bits;
+    a.parts = cpa_kv_parts(&from);
     const int32_t widest = from.k_dim > from.v_dim ? from.k_dim : from.v_dim, most = widest > 128 ? 16 : MOST_TOKENS;
     a.tokens = from.block_size < most ? from.block_size : most;
     bool vectors = true;
@@ -307,7 +310,7 @@ extern "C" cpa_status cpa_cuda_kv_move_tokens(const cpa_kv_view *src, const cpa_
         return cpa_cuda_unsupported(stream, "kv_convert: more KV heads than a grid has CTAs", from.kv_heads);
     for (int64_t done = 0; done < n; done += BLOCKS_A_LAUNCH) {
         const int count = (int)(n - done < BLOCKS_A_LAUNCH ? n - done : BLOCKS_A_LAUNCH);
-        const dim3 grid(count, 2 * from.kv_heads, from.block_size / a.tokens);
+        const dim3 grid(count, a.parts * from.kv_heads, from.block_size / a.tokens);
         for (int i = 0; i < count; i++) a.moves[i] = moves[done + i];
         if (from_bytes == 4) {
             launch_to<4>(a, grid, shared, vectors, cpa_cuda_handle(stream));
@@ -327,6 +330,10 @@ extern "C" cpa_status cpa_cuda_kv_convert(const cpa_kv_convert_args *args, cpa_s
     const cpa_kv_view src = cpa_kv_view_resolve(args->src), dst = cpa_kv_view_resolve(args->dst);
     const int same = cpa_kv_same_form(&src, &dst);
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);
+    if (cpa_dtype_has_tiles(src.dtype) || cpa_dtype_has_tiles(dst.dtype)) {
+        const cpa_kv_copy_args copy = {sizeof copy, args->src, args->dst, args->pairs, args->n_pairs};
+        return same ? cpa_cuda_kv_copy(&copy, stream) : cpa_cuda_latent_convert(args, stream);
+    }
     for (int64_t done = 0; done < args->n_pairs && status == CPA_OK; done += BLOCKS_A_LAUNCH) {
         const int64_t left = args->n_pairs - done, count = left < BLOCKS_A_LAUNCH ? left : BLOCKS_A_LAUNCH;
         for (int64_t i = 0; i < count; i++)

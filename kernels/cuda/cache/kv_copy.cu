@@ -95,7 +95,7 @@ struct copier {
         first = false;
         return cpa_cuda_check(
             &stream->error,
-            launch_dependent(copy_blocks<Unit>, dim3(count, 2), THREADS, args, early, cpa_cuda_handle(stream)),
+            launch_dependent(copy_blocks<Unit>, dim3(count, cpa_kv_parts(&from)), THREADS, args, early, cpa_cuda_handle(stream)),
             operation);
     }
     cpa_status launch_rows() {

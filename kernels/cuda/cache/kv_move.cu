@@ -53,21 +53,21 @@ tensor runs_of(const cpa_kv_pool &src, const cpa_kv_pool &dst) {
 }
 
 template <typename Unit>
-cpa_status launch(move_args &a, cpa_stream *stream) {
+cpa_status launch(move_args &a, int parts, cpa_stream *stream) {
     const int64_t keys = a.heads[0] * a.tensors[0].row_bytes, values = a.heads[1] * a.tensors[1].row_bytes;
     const int64_t columns = (keys > values ? keys : values) / (int64_t)sizeof(Unit);
     a.columns = SHARED_BYTES / (int32_t)sizeof(Unit) / a.n;
     if (a.columns > columns) a.columns = (int32_t)columns;
-    const dim3 grid((unsigned)((columns + a.columns - 1) / a.columns), 2);
+    const dim3 grid((unsigned)((columns + a.columns - 1) / a.columns), parts);
     move_units<Unit><<<grid, THREADS, 0, cpa_cuda_handle(stream)>>>(a);
     return cpa_cuda_launched(stream, "kv_move");
 }
 
-cpa_status launch_rows(move_args &a, cpa_stream *stream) {
+cpa_status launch_rows(move_args &a, int parts, cpa_stream *stream) {
     const int64_t alignment = alignment_of(a.tensors);
-    if (alignment >= 16) return launch<uint4>(a, stream);
-    if (alignment >= 4) return launch<uint32_t>(a, stream);
-    return alignment >= 2 ? launch<uint16_t>(a, stream) : launch<uint8_t>(a, stream);
+    if (alignment >= 16) return launch<uint4>(a, parts, stream);
+    if (alignment >= 4) return launch<uint32_t>(a, parts, stream);
+    return alignment >= 2 ? launch<uint16_t>(a, parts, stream) : launch<uint8_t>(a, parts, stream);
 }
 
 } // namespace
@@ -90,11 +90,11 @@ extern "C" cpa_status cpa_cuda_kv_move(const cpa_kv_move_args *args, cpa_stream 
         a.heads[part] = from.kv_heads * src[part].runs;
     }
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);
-    if (status == CPA_OK) status = launch_rows(a, stream);
+    if (status == CPA_OK) status = launch_rows(a, cpa_kv_parts(&from), stream);
     if (status != CPA_OK || src[0].scale_bytes == 0) return status;
     for (int part = CPA_KEYS; part <= CPA_VALUES; part++) {
         a.tensors[part] = scales_of(src[part], dst[part], from.block_size);
         a.heads[part] = from.kv_heads;
     }
-    return launch<uint32_t>(a, stream);
+    return launch<uint32_t>(a, cpa_kv_parts(&from), stream);
 }

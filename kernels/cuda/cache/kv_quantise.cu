@@ -35,10 +35,10 @@ struct quantise_args {
     uint8_t *nonfinite;
 };
 
-/* A lane takes WIDTH neighbouring elements of every 32 * WIDTH. */
-template <int WIDTH>
+/* A lane takes WIDTH neighbouring elements of every 32 * WIDTH, of at most MOST_DIM. */
+template <int WIDTH, int MOST_DIM>
 __global__ void __launch_bounds__(THREADS) kv_quantise(const __grid_constant__ quantise_args a) {
-    constexpr int ROUNDS = CPA_MAX_HEAD_DIM / (WARP_LANES * WIDTH);
+    constexpr int ROUNDS = (MOST_DIM + WARP_LANES * WIDTH - 1) / (WARP_LANES * WIDTH);
     const tensor t = a.tensors[blockIdx.y];
     const int32_t lane = threadIdx.x % WARP_LANES;
     const int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / WARP_LANES;
@@ -110,6 +110,16 @@ bool fours_fit(const tensor &t) {
     return places % 4 == 0 && t.run_shift >= 2;
 }
 
+/* Most heads are narrow, and those take fewer registers. */
+template <int MOST_DIM>
+void launch(const quantise_args &a, dim3 grid, cpa_stream *stream) {
+    if (fours_fit(a.tensors[0]) && fours_fit(a.tensors[1])) {
+        kv_quantise<4, MOST_DIM><<<grid, THREADS, 0, cpa_cuda_handle(stream)>>>(a);
+    } else {
+        kv_quantise<1, MOST_DIM><<<grid, THREADS, 0, cpa_cuda_handle(stream)>>>(a);
+    }
+}
+
 } // namespace
 
 extern "C" cpa_status cpa_cuda_kv_quantise(const cpa_kv_write_args *args, cpa_stream *stream) {
@@ -126,11 +136,12 @@ extern "C" cpa_status cpa_cuda_kv_quantise(const cpa_kv_write_args *args, cpa_st
         ((cpa_cuda_stream *)stream)->bad_slot,
         args->nonfinite,
     };
-    const dim3 grid((unsigned)((a.rows * WARP_LANES + THREADS - 1) / THREADS), 2);
-    if (fours_fit(a.tensors[0]) && fours_fit(a.tensors[1])) {
-        kv_quantise<4><<<grid, THREADS, 0, cpa_cuda_handle(stream)>>>(a);
+    constexpr int NARROW = 256;
+    const dim3 grid((unsigned)((a.rows * WARP_LANES + THREADS - 1) / THREADS), cpa_kv_parts(&kv));
+    if (kv.k_dim <= NARROW && kv.v_dim <= NARROW) {
+        launch<NARROW>(a, grid, stream);
     } else {
-        kv_quantise<1><<<grid, THREADS, 0, cpa_cuda_handle(stream)>>>(a);
+        launch<CPA_MAX_HEAD_DIM>(a, grid, stream);
     }
     return cpa_cuda_launched(stream, "kv_write");
 }

@@ -2,6 +2,7 @@
 #include "kernels/cuda/device/cuda.h"
 #include "kernels/cuda/device/element.cuh"
 #include "kernels/cuda/cache/kv_quantise.h"
+#include "kernels/cuda/cache/latent_rows.h"
 
 namespace {
 
@@ -19,7 +20,7 @@ struct tensor {
 struct write_args {
     tensor tensors[2];
     int64_t tokens;
-    int32_t heads, block_shift;
+    int32_t heads, block_shift, parts; /* parts 1: there are no values but those in keys */
     int64_t slots;
     const int64_t *slot_mapping;
     cpa_cuda_bad_slot *bad_slot;
@@ -67,7 +68,7 @@ __global__ void __launch_bounds__(THREADS) kv_write(const __grid_constant__ writ
 
 template <typename From, typename To, int UNIT>
 void launch(const write_args &a, cpa_stream *stream) {
-    const dim3 grid((unsigned)((a.tokens * WARP_LANES + THREADS - 1) / THREADS), 2);
+    const dim3 grid((unsigned)((a.tokens * WARP_LANES + THREADS - 1) / THREADS), a.parts);
     kv_write<From, To, UNIT><<<grid, THREADS, 0, cpa_cuda_handle(stream)>>>(a);
 }
 
@@ -150,16 +151,20 @@ extern "C" cpa_status cpa_cuda_kv_write(const cpa_kv_write_args *args, cpa_strea
     if (args->tokens == 0) return CPA_OK;
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);
     if (status != CPA_OK) return status;
+    if (cpa_dtype_has_tiles(args->kv.dtype)) return cpa_cuda_latent_write(args, stream);
     if (cpa_dtype_is_quantised(args->kv.dtype)) return cpa_cuda_kv_quantise(args, stream);
     const cpa_kv_view kv = cpa_kv_view_resolve(args->kv);
     const int64_t k_row_stride = args->k_row_stride ? args->k_row_stride : (int64_t)kv.kv_heads * kv.k_dim;
-    const int64_t v_row_stride = args->v_row_stride ? args->v_row_stride : (int64_t)kv.kv_heads * kv.v_dim;
+    const int64_t v_row_stride = kv.v_in_k            ? k_row_stride
+                                 : args->v_row_stride ? args->v_row_stride
+                                                      : (int64_t)kv.kv_heads * kv.v_dim;
     const write_args a = {
         {{args->k, k_row_stride, kv.k, kv.k_dim, kv.k_block_stride, kv.k_token_stride, kv.k_head_stride},
          {args->v, v_row_stride, kv.v, kv.v_dim, kv.v_block_stride, kv.v_token_stride, kv.v_head_stride}},
         args->tokens,
         kv.kv_heads,
         cpa_cuda_log2(kv.block_size),
+        cpa_kv_parts(&kv),
         kv.num_blocks * kv.block_size,
         args->slot_mapping,
         ((cpa_cuda_stream *)stream)->bad_slot,

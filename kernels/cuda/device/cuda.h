@@ -126,6 +126,8 @@ cpa_status cpa_cuda_kv_copy(const cpa_kv_copy_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_kv_move(const cpa_kv_move_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_kv_convert(const cpa_kv_convert_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_kv_pack(const cpa_kv_pack_args *args, cpa_stream *stream);
+cpa_status cpa_cuda_latent_gather(const cpa_latent_gather_args *args, cpa_stream *stream);
+cpa_status cpa_cuda_latent_expand(const cpa_latent_expand_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_copy_blocks(const cpa_copy_blocks_args *args, cpa_stream *stream);
 int64_t cpa_cuda_least_workspace(const cpa_attention_shape *shape, int32_t block_size);
 cpa_status cpa_cuda_plan_create(cpa_device *device, const cpa_key_workspace *workspace, cpa_attend_plan **out,

@@ -258,13 +258,6 @@ static const cpa_graph_table graph_table = {
     .plan_shape = cpa_cuda_plan_shape,
 };
 
-static cpa_status latent_gather(const cpa_latent_gather_args *args, cpa_stream *stream) {
-    return cpa_cuda_unsupported(stream, "latent_gather: not on CUDA devices yet, spans", args->n_spans);
-}
-static cpa_status latent_expand(const cpa_latent_expand_args *args, cpa_stream *stream) {
-    return cpa_cuda_unsupported(stream, "latent_expand: not on CUDA devices yet, tokens", args->tokens);
-}
-
 static const cpa_operator_table operator_table = {
     .least_workspace = cpa_cuda_least_workspace,
     .plan_create = cpa_cuda_plan_create,
@@ -285,8 +278,8 @@ static const cpa_operator_table operator_table = {
     .kv_move = cpa_cuda_kv_move,
     .kv_convert = cpa_cuda_kv_convert,
     .kv_pack = cpa_cuda_kv_pack,
-    .latent_gather = latent_gather,
-    .latent_expand = latent_expand,
+    .latent_gather = cpa_cuda_latent_gather,
+    .latent_expand = cpa_cuda_latent_expand,
     .copy_blocks = cpa_cuda_copy_blocks,
     .gather_rows = cpa_cuda_gather_rows,
     .synthesize = cpa_cuda_synthesize,

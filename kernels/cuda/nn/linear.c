@@ -12,6 +12,7 @@
 
 enum { BUCKETS = 64 };
 static const cpa_linear_fusion ALONE = {.norm_weight = NULL};
+static const cpa_cuda_matrices ONE_MATRIX = {.count = 1};
 static const int64_t WORKSPACE_BYTES = (int64_t)32 << 20; /* what NVIDIA advises for compute capability 9.0 */
 
 /* The functions in use; X(member, name) for each. */
@@ -44,6 +45,7 @@ typedef struct product_key {
     cpa_dtype dtype, out_dtype;
     uint32_t alignment; /* alignment of all tensors, bytes */
     int32_t bias;       /* not 0: the product adds a bias */
+    cpa_cuda_matrices matrices;
 } product_key;
 
 typedef struct product {
@@ -157,6 +159,23 @@ static cpa_status describe(const lt_functions *lt, product *p, cpa_error *err) {
                  "cublasLtMatrixLayoutCreate");
 }
 
+/* Of a matrix of which there are several, `apart` elements from one to the next. */
+static cpa_status set_apart(const lt_functions *lt, cublasLtMatrixLayout_t layout, int32_t count, int64_t apart,
+                            cpa_error *err) {
+    CPA_TRY(check(err, lt->layout_set(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count),
+                  "CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT"));
+    return check(err, lt->layout_set(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &apart, sizeof apart),
+                 "CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET");
+}
+
+static cpa_status set_matrices(const lt_functions *lt, product *p, cpa_error *err) {
+    const cpa_cuda_matrices *m = &p->key.matrices;
+    if (m->count == 1) return CPA_OK;
+    CPA_TRY(set_apart(lt, p->weight, m->count, m->weight_apart, err));
+    CPA_TRY(set_apart(lt, p->x, m->count, 0, err));
+    return set_apart(lt, p->out, m->count, m->out_apart, err);
+}
+
 static cpa_status set_preference(const lt_functions *lt, cublasLtMatmulPreference_t preference, uint32_t alignment,
                                  cpa_error *err) {
     const uint64_t workspace = (uint64_t)WORKSPACE_BYTES;
@@ -197,7 +216,9 @@ done:
 static int same_key(const product_key *a, const product_key *b) {
     return a->rows == b->rows && a->x_stride == b->x_stride && a->weight_stride == b->weight_stride &&
            a->out_stride == b->out_stride && a->inputs == b->inputs && a->outputs == b->outputs &&
-           a->dtype == b->dtype && a->out_dtype == b->out_dtype && a->alignment == b->alignment && a->bias == b->bias;
+           a->dtype == b->dtype && a->out_dtype == b->out_dtype && a->alignment == b->alignment && a->bias == b->bias &&
+           a->matrices.count == b->matrices.count && a->matrices.weight_apart == b->matrices.weight_apart &&
+           a->matrices.out_apart == b->matrices.out_apart;
 }
 
 static product **bucket_of(struct cpa_cuda_products *products, const product_key *key) {
@@ -217,6 +238,7 @@ static cpa_status find_product(struct cpa_cuda_products *products, const product
     if (!p) return cpa_fail(err, CPA_NO_MEMORY, "linear: no memory");
     p->key = *key;
     CPA_TRY_GOTO(describe(&products->lt, p, err), failed);
+    CPA_TRY_GOTO(set_matrices(&products->lt, p, err), failed);
     CPA_TRY_GOTO(choose_algorithm(products, p, err), failed);
     p->next = *bucket;
     *out = *bucket = p;
@@ -227,9 +249,26 @@ failed:
 }
 
 /* The largest power of two, up to 16, by which all tensors are aligned. */
-static uint32_t alignment_of(const cpa_linear_args *a) {
-    const uintptr_t bits = (uintptr_t)a->x | (uintptr_t)a->weight | (uintptr_t)a->bias | (uintptr_t)a->out | 16;
+static uint32_t alignment_of(const cpa_linear_args *a, const cpa_cuda_matrices *matrices) {
+    const int64_t apart =
+        matrices->weight_apart * cpa_dtype_bytes(a->dtype) | matrices->out_apart * cpa_dtype_bytes(a->out_dtype);
+    const uintptr_t bits =
+        (uintptr_t)a->x | (uintptr_t)a->weight | (uintptr_t)a->bias | (uintptr_t)a->out | (uintptr_t)apart | 16;
     return (uint32_t)(bits & -bits);
+}
+
+static cpa_status by_cublas(const cpa_linear_args *a, const cpa_cuda_matrices *matrices, cpa_cuda_stream *stream);
+
+/* One matrix after the other. */
+static cpa_status one_by_one(const cpa_linear_args *a, const cpa_cuda_matrices *matrices, cpa_cuda_stream *stream) {
+    const int64_t bytes = cpa_dtype_bytes(a->dtype), out_bytes = cpa_dtype_bytes(a->out_dtype);
+    for (int64_t i = 0; i < matrices->count; i++) {
+        cpa_linear_args one = *a;
+        one.weight = (const char *)a->weight + i * matrices->weight_apart * bytes;
+        one.out = (char *)a->out + i * matrices->out_apart * out_bytes;
+        CPA_TRY(by_cublas(&one, &ONE_MATRIX, stream));
+    }
+    return CPA_OK;
 }
 
 /* Few rows after few rows, which reads the weights again for each of them. */
@@ -249,7 +288,11 @@ static cpa_status in_parts(const cpa_linear_args *a, cpa_stream *stream) {
     return CPA_OK;
 }
 
-static cpa_status by_cublas(const cpa_linear_args *a, cpa_cuda_stream *stream) {
+static cpa_status otherwise(const cpa_linear_args *a, const cpa_cuda_matrices *matrices, cpa_cuda_stream *stream) {
+    return matrices->count > 1 ? one_by_one(a, matrices, stream) : in_parts(a, &stream->base);
+}
+
+static cpa_status by_cublas(const cpa_linear_args *a, const cpa_cuda_matrices *matrices, cpa_cuda_stream *stream) {
     cpa_error *err = &stream->base.error;
     const float one = 1, zero = 0;
     const uint64_t rows = (uint64_t)a->rows;
@@ -257,8 +300,8 @@ static cpa_status by_cublas(const cpa_linear_args *a, cpa_cuda_stream *stream) {
     const int bias = a->bias && a->dtype == a->out_dtype, under = a->bias && !bias;
     struct cpa_cuda_products *products;
     product *p;
-    product_key key = {1,          a->x_stride, a->weight_stride, a->out_stride,   a->inputs,
-                       a->outputs, a->dtype,    a->out_dtype,     alignment_of(a), bias};
+    product_key key = {1,        a->x_stride,  a->weight_stride,          a->out_stride, a->inputs, a->outputs,
+                       a->dtype, a->out_dtype, alignment_of(a, matrices), bias,          *matrices};
     while (key.rows < a->rows) key.rows *= 2;
     CPA_TRY(open_products(stream, &products));
     CPA_TRY(find_product(products, &key, &p, err));
@@ -270,17 +313,21 @@ static cpa_status by_cublas(const cpa_linear_args *a, cpa_cuda_stream *stream) {
                   "CUBLASLT_MATRIX_LAYOUT_COLS"));
     CPA_TRY(check(err, lt->layout_set(p->out, CUBLASLT_MATRIX_LAYOUT_COLS, &rows, sizeof rows),
                   "CUBLASLT_MATRIX_LAYOUT_COLS"));
-    if (p->unsupported) return in_parts(a, &stream->base);
+    if (p->unsupported) return otherwise(a, matrices, stream);
     if (under) CPA_TRY(cpa_cuda_linear_bias(a, &stream->base));
     const cublasStatus_t answer =
         lt->matmul(products->handle, p->desc, &one, a->weight, p->weight, a->x, p->x, under ? &one : &zero, a->out,
                    p->out, a->out, p->out, &p->algorithm, products->workspace, (size_t)WORKSPACE_BYTES, stream->handle);
     p->unsupported = answer == CUBLAS_STATUS_NOT_SUPPORTED || answer == CUBLAS_STATUS_INVALID_VALUE;
-    return p->unsupported ? in_parts(a, &stream->base) : check(err, answer, "cublasLtMatmul");
+    return p->unsupported ? otherwise(a, matrices, stream) : check(err, answer, "cublasLtMatmul");
 }
 
 cpa_status cpa_cuda_linear(const cpa_linear_args *args, cpa_stream *stream) {
     CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
     if (args->rows <= CPA_CUDA_FEW_ROWS && args->dtype != CPA_F32) return cpa_cuda_linear_few(args, &ALONE, stream);
-    return by_cublas(args, (cpa_cuda_stream *)stream);
+    return by_cublas(args, &ONE_MATRIX, (cpa_cuda_stream *)stream);
+}
+
+cpa_status cpa_cuda_linear_many(const cpa_linear_args *args, const cpa_cuda_matrices *matrices, cpa_stream *stream) {
+    return by_cublas(args, matrices, (cpa_cuda_stream *)stream);
 }

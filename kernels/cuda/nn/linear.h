@@ -17,6 +17,16 @@ cpa_status cpa_cuda_linear_few(const cpa_linear_args *args, const cpa_linear_fus
 /* Each row of out, which is fp32, becomes the bias. */
 cpa_status cpa_cuda_linear_bias(const cpa_linear_args *args, cpa_stream *stream);
 
+/* So many matrices of one shape, by which the same x is multiplied, each with an out of its own: elements from one to
+ * the next. */
+typedef struct cpa_cuda_matrices {
+    int32_t count;
+    int64_t weight_apart, out_apart;
+} cpa_cuda_matrices;
+/* Their products, by cuBLASLt whatever the number of rows; the first matrix and its out are those of the arguments,
+ * which have no bias. The device is selected. */
+cpa_status cpa_cuda_linear_many(const cpa_linear_args *args, const cpa_cuda_matrices *matrices, cpa_stream *stream);
+
 /* Frees what the stream's products needed; the stream is idle. */
 void cpa_cuda_products_destroy(cpa_cuda_stream *stream);
 

@@ -11,6 +11,9 @@ namespace {
 
 constexpr int THREADS = 128;
 
+/* The widest head: that of a warp whose lanes have 16 bytes each. */
+constexpr int MOST_DIM = 256;
+
 /* Keys or values: where they go. */
 struct target {
     void *rows; /* NULL: not there */

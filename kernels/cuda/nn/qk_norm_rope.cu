@@ -127,7 +127,7 @@ cpa_status launch(void (*kernel)(rope_args), rope_args a, int32_t columns, int64
 
 template <typename T>
 cpa_status launch_units(const rope_args &a, int64_t rows, bool vectors, cpa_stream *stream) {
-    constexpr int WIDEST = CPA_MAX_HEAD_DIM / WARP_LANES;
+    constexpr int WIDEST = MOST_DIM / WARP_LANES;
     if (!vectors) return launch(qk_norm_rope<T, 1, WIDEST, 1>, a, 1, rows, stream);
     if constexpr (sizeof(T) == 2) {
         if (in_pairs(a)) return launch(pairs_kernel<T>(a), a, PAIR_COLUMNS, rows, stream);
@@ -179,6 +179,8 @@ extern "C" cpa_status cpa_cuda_qk_norm_rope(const cpa_qk_norm_rope_args *args, c
     if (status != CPA_OK) return status;
     if (args->rows > INT32_MAX)
         return cpa_cuda_unsupported(stream, "qk_norm_rope: more rows than a grid has CTAs", args->rows);
+    const int32_t widest = s.k_dim > s.v_dim ? s.k_dim : s.v_dim;
+    if (widest > MOST_DIM) return cpa_cuda_unsupported(stream, "qk_norm_rope: heads wider than 256", widest);
     rope_args a = {};
     a.qkv = args->qkv;
     a.qkv_stride = args->qkv_stride;

@@ -143,7 +143,7 @@ bool in_pairs(const rope_args &a) {
 template <typename T>
 auto pairs_kernel(const rope_args &a) -> void (*)(rope_args) {
     const int32_t widest = a.k_dim > a.v_dim ? a.k_dim : a.v_dim;
-    static_assert(CPA_MAX_HEAD_DIM <= 16 * PAIR_COLUMNS, "heads wider than 16 lanes");
+    static_assert(MOST_DIM <= 16 * PAIR_COLUMNS, "heads wider than 16 lanes");
     if (widest <= 4 * PAIR_COLUMNS) return qk_norm_rope_pairs<T, 4>;
     return widest <= 8 * PAIR_COLUMNS ? qk_norm_rope_pairs<T, 8> : qk_norm_rope_pairs<T, 16>;
 }

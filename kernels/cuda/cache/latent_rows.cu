@@ -1,0 +1,317 @@
+/* Rows of latents from one form to another, a warp a row: kv_write into rows with scales of tiles, kv_convert to and
+ * from such rows, and latent_gather. Lists of blocks and spans travel in the parameters of the kernel. */
+#include "kernels/cuda/cache/latent_rows.h"
+
+#include <float.h>
+
+#include "kernels/cuda/cache/tiles.cuh"
+#include "kernels/cuda/device/cuda.h"
+#include "kernels/cuda/device/warp.cuh"
+
+namespace {
+
+constexpr int THREADS = 256, WARPS = THREADS / WARP_LANES, WIDTH = 4;
+/* A lane has WIDTH neighbours of each 128 elements, which are one tile. */
+constexpr int ROUNDS = (CPA_MAX_HEAD_DIM + TILE - 1) / TILE;
+static_assert(WARP_LANES * WIDTH == TILE, "a round is a tile");
+
+/* A cache of latents, or a tensor as one block of them; strides in bytes. */
+struct rows_of {
+    char *memory;
+    int64_t block_stride, token_stride, head_stride;
+    int64_t words_at; /* from the start of a block to the scales of its rows; 0: none */
+    cpa_dtype dtype;
+    float scale;
+    const float *head_scales;
+    int32_t head_scale_step, block_shift;
+
+    __device__ char *row(int64_t block, int64_t offset, int32_t head) const {
+        return memory + block * block_stride + offset * token_stride + head * head_stride;
+    }
+    __device__ uint32_t *word(int64_t block, int64_t offset, int32_t head) const {
+        return (uint32_t *)(memory + block * block_stride + words_at) + ((int64_t)head << block_shift) + offset;
+    }
+    __device__ float scale_of(int32_t head) const { return head_scale(scale, head_scales, head_scale_step, head); }
+};
+
+struct row_place {
+    int64_t block, offset;
+    int32_t head;
+};
+
+using elements = float[ROUNDS][WIDTH];
+
+/* ROUNDS: rows with scales of tiles are read as attend reads them. */
+template <bool ROUNDS>
+__device__ void read_row(const rows_of &from, const row_place &at, int32_t dim, int lane, elements &x) {
+    const char *row = from.row(at.block, at.offset, at.head);
+    uint32_t word = 0;
+    if (from.dtype == CPA_FP8_E4M3 || from.dtype == CPA_INT8)
+        word = from.words_at ? *from.word(at.block, at.offset, at.head) : __float_as_uint(from.scale_of(at.head));
+#pragma unroll
+    for (int r = 0; r < ROUNDS; r++) {
+#pragma unroll
+        for (int e = 0; e < WIDTH; e++) {
+            const int32_t d = r * TILE + lane * WIDTH + e;
+            x[r][e] = d >= dim                         ? 0
+                      : from.dtype == CPA_FP8_T128     ? read_tiled<ROUNDS>(row, dim, d)
+                      : from.dtype >= CPA_DTYPE_COUNT  ? read_code(row, from.dtype, d, word)
+                                                       : read_element(row, from.dtype, d);
+        }
+    }
+}
+
+/* The scale of a round's tile; all lanes of the warp come here. */
+__device__ float tile_scale(const float (&x)[WIDTH]) {
+    float most = 0;
+#pragma unroll
+    for (int e = 0; e < WIDTH; e++) most = fmaxf(most, fabsf(finite_or_zero(x[e])));
+    return fmaxf(__fdiv_rn(warp_max(most), 448.0f), FLT_MIN);
+}
+
+__device__ void write_tiles(char *row, int32_t dim, int lane, const elements &x) {
+    const int32_t codes = dim - TILE_TAIL;
+#pragma unroll
+    for (int r = 0; r < ROUNDS; r++) {
+        const int32_t first = r * TILE + lane * WIDTH;
+        const float scale = tile_scale(x[r]);
+        if (first < codes) {
+            uint32_t four = 0;
+#pragma unroll
+            for (int e = 0; e < WIDTH; e++) four |= (uint32_t)e4m3_code(__fdiv_rn(x[r][e], scale)) << (8 * e);
+            *(uint32_t *)(row + first) = four;
+            if (lane == 0) ((float *)(row + tile_scales_at(dim)))[r] = scale;
+        } else if (first < dim) {
+            uint32_t *tail = (uint32_t *)(row + tile_tail_at(dim) + (first - codes) * 2);
+            tail[0] = pack_pair<__nv_bfloat16>(x[r][0], x[r][1]);
+            tail[1] = pack_pair<__nv_bfloat16>(x[r][2], x[r][3]);
+        }
+    }
+}
+
+__device__ void write_codes(const rows_of &to, const row_place &at, int32_t dim, int lane, const elements &x) {
+    char *row = to.row(at.block, at.offset, at.head);
+    float low = 0, high = 0;
+#pragma unroll
+    for (int r = 0; r < ROUNDS; r++) {
+#pragma unroll
+        for (int e = 0; e < WIDTH; e++) {
+            const float finite = finite_or_zero(x[r][e]); /* 0 past the end */
+            low = fminf(low, finite);
+            high = fmaxf(high, finite);
+        }
+    }
+    const float scale = to.words_at ? 0 : to.scale_of(at.head);
+    const uint32_t word = scale_word(to.dtype, scale, -warp_max(-low), warp_max(high));
+#pragma unroll
+    for (int r = 0; r < ROUNDS; r++) {
+#pragma unroll
+        for (int e = 0; e < WIDTH; e++) {
+            const int32_t d = r * TILE + lane * WIDTH + e;
+            if (d < dim) row[d] = (char)code_of(to.dtype, word, x[r][e]);
+        }
+    }
+    if (to.words_at && lane == 0) *to.word(at.block, at.offset, at.head) = word;
+}
+
+/* All lanes of the warp come here with the same place. */
+__device__ void write_row(const rows_of &to, const row_place &at, int32_t dim, int lane, const elements &x) {
+    char *row = to.row(at.block, at.offset, at.head);
+    if (to.dtype == CPA_FP8_T128) {
+        write_tiles(row, dim, lane, x);
+    } else if (to.dtype >= CPA_DTYPE_COUNT) {
+        write_codes(to, at, dim, lane, x);
+    } else {
+#pragma unroll
+        for (int r = 0; r < ROUNDS; r++) {
+#pragma unroll
+            for (int e = 0; e < WIDTH; e++) {
+                const int32_t d = r * TILE + lane * WIDTH + e;
+                if (d < dim) write_element(row, to.dtype, d, x[r][e]);
+            }
+        }
+    }
+}
+
+__device__ int64_t warp_of_grid() {
+    return (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP_LANES;
+}
+
+/* ---- kv_write ---- */
+
+struct write_args {
+    rows_of from, to;
+    int64_t tokens, slots;
+    int32_t heads, dim;
+    const int64_t *slot_mapping;
+    cpa_cuda_bad_slot *bad_slot;
+    uint8_t *nonfinite;
+};
+
+__global__ void __launch_bounds__(THREADS) latent_write(const __grid_constant__ write_args a) {
+    const int64_t row = warp_of_grid(), token = row / a.heads;
+    const int lane = threadIdx.x % WARP_LANES, head = (int)(row - token * a.heads);
+    if (token >= a.tokens) return;
+    const int64_t slot = a.slot_mapping[token];
+    if (slot == -1) return;
+    if (slot < -1 || slot >= a.slots) {
+        if (lane == 0 && atomicExch(&a.bad_slot->found, 1) == 0) a.bad_slot->token = token, a.bad_slot->slot = slot;
+        return;
+    }
+    elements x;
+    bool nonfinite = false;
+    read_row<true>(a.from, {0, token, head}, a.dim, lane, x);
+#pragma unroll
+    for (int r = 0; r < ROUNDS; r++) {
+#pragma unroll
+        for (int e = 0; e < WIDTH; e++) nonfinite |= is_nonfinite(x[r][e]);
+    }
+    if (nonfinite && a.nonfinite) a.nonfinite[token] = 1;
+    write_row(a.to, {slot >> a.to.block_shift, slot & ((1 << a.to.block_shift) - 1), head}, a.dim, lane, x);
+}
+
+/* ---- kv_convert ---- */
+
+constexpr int PAIRS_A_LAUNCH = 1024;
+
+struct convert_args {
+    rows_of from, to;
+    int32_t heads, dim;
+    int32_t pairs[PAIRS_A_LAUNCH][2];
+};
+
+/* blockIdx.y names the pair. */
+__global__ void __launch_bounds__(THREADS) latent_convert(const __grid_constant__ convert_args a) {
+    const int64_t row = warp_of_grid(), offset = row / a.heads;
+    const int lane = threadIdx.x % WARP_LANES, head = (int)(row - offset * a.heads);
+    if (offset >> a.from.block_shift) return;
+    elements x;
+    read_row<true>(a.from, {a.pairs[blockIdx.y][0], offset, head}, a.dim, lane, x);
+    write_row(a.to, {a.pairs[blockIdx.y][1], offset, head}, a.dim, lane, x);
+}
+
+/* ---- latent_gather ---- */
+
+/* Rows of a span that lie in one block. */
+struct gather_run {
+    int32_t block, offset, count;
+    int64_t dst_row;
+};
+constexpr int RUNS_A_LAUNCH = 512;
+
+struct gather_args {
+    rows_of from, to;
+    int32_t dim, count;
+    int64_t row_bytes; /* not 0: of rows that are copied as bytes */
+    gather_run runs[RUNS_A_LAUNCH];
+};
+
+/* blockIdx.x names the run, whose rows the warps take in turn. */
+__global__ void __launch_bounds__(THREADS) latent_gather(const __grid_constant__ gather_args a) {
+    const gather_run run = a.runs[blockIdx.x];
+    const int lane = threadIdx.x % WARP_LANES;
+    for (int32_t i = threadIdx.x / WARP_LANES; i < run.count; i += WARPS) {
+        const row_place from = {run.block, run.offset + i, 0}, to = {0, run.dst_row + i, 0};
+        if (a.row_bytes == 0) {
+            elements x;
+            read_row<false>(a.from, from, a.dim, lane, x);
+            write_row(a.to, to, a.dim, lane, x);
+            continue;
+        }
+        const char *src = a.from.row(from.block, from.offset, 0);
+        char *dst = a.to.row(to.block, to.offset, 0);
+        if (((uintptr_t)src | (uintptr_t)dst | (uintptr_t)a.row_bytes) % 16 == 0) {
+            for (int64_t at = lane * 16; at < a.row_bytes; at += WARP_LANES * 16)
+                *(uint4 *)(dst + at) = *(const uint4 *)(src + at);
+        } else {
+            for (int64_t at = lane; at < a.row_bytes; at += WARP_LANES) dst[at] = src[at];
+        }
+    }
+}
+
+/* ---- on the host ---- */
+
+rows_of cache_of(const cpa_kv_view &kv) {
+    const cpa_kv_pool pool = cpa_kv_pool_of(&kv, CPA_KEYS);
+    return {pool.memory,      pool.block_stride,    pool.token_stride,
+            pool.head_stride, cpa_kv_words_at(&kv, CPA_KEYS), kv.dtype,
+            pool.tensor_scale, pool.head_scales,    pool.head_scale_step,
+            cpa_cuda_log2(kv.block_size)};
+}
+
+/* Rows of a tensor, so many bytes apart. */
+rows_of tensor_of(const void *memory, cpa_dtype dtype, int64_t row_bytes, int64_t head_bytes) {
+    return {(char *)memory, 0, row_bytes, head_bytes, 0, dtype, 0, NULL, 0, 0};
+}
+
+cpa_status launch_gather(gather_args &a, cpa_stream *stream) {
+    if (a.count == 0) return CPA_OK;
+    latent_gather<<<(unsigned)a.count, THREADS, 0, cpa_cuda_handle(stream)>>>(a);
+    a.count = 0;
+    return cpa_cuda_launched(stream, "latent_gather");
+}
+
+} // namespace
+
+extern "C" cpa_status cpa_cuda_latent_write(const cpa_kv_write_args *args, cpa_stream *stream) {
+    const cpa_kv_view kv = cpa_kv_view_resolve(args->kv);
+    const int64_t bytes = cpa_dtype_bytes(args->dtype);
+    const int64_t stride = args->k_row_stride ? args->k_row_stride : (int64_t)kv.kv_heads * kv.k_dim;
+    const write_args a = {tensor_of(args->k, args->dtype, stride * bytes, kv.k_dim * bytes),
+                          cache_of(kv),
+                          args->tokens,
+                          kv.num_blocks * kv.block_size,
+                          kv.kv_heads,
+                          kv.k_dim,
+                          args->slot_mapping,
+                          ((cpa_cuda_stream *)stream)->bad_slot,
+                          args->nonfinite};
+    const int64_t ctas = (args->tokens * kv.kv_heads + WARPS - 1) / WARPS;
+    if (ctas > INT32_MAX) return cpa_cuda_unsupported(stream, "kv_write: more rows than a grid takes", args->tokens);
+    latent_write<<<(unsigned)ctas, THREADS, 0, cpa_cuda_handle(stream)>>>(a);
+    return cpa_cuda_launched(stream, "kv_write");
+}
+
+extern "C" cpa_status cpa_cuda_latent_convert(const cpa_kv_convert_args *args, cpa_stream *stream) {
+    const cpa_kv_view src = cpa_kv_view_resolve(args->src), dst = cpa_kv_view_resolve(args->dst);
+    convert_args a;
+    a.from = cache_of(src), a.to = cache_of(dst);
+    a.heads = src.kv_heads, a.dim = src.k_dim;
+    const int64_t rows = (int64_t)src.block_size * src.kv_heads;
+    for (int64_t done = 0; done < args->n_pairs; done += PAIRS_A_LAUNCH) {
+        const int count = (int)(args->n_pairs - done < PAIRS_A_LAUNCH ? args->n_pairs - done : PAIRS_A_LAUNCH);
+        for (int i = 0; i < count; i++) {
+            a.pairs[i][0] = (int32_t)args->pairs[done + i][0];
+            a.pairs[i][1] = (int32_t)args->pairs[done + i][1];
+        }
+        latent_convert<<<dim3((unsigned)((rows + WARPS - 1) / WARPS), count), THREADS, 0, cpa_cuda_handle(stream)>>>(a);
+        const cpa_status status = cpa_cuda_launched(stream, "kv_convert");
+        if (status != CPA_OK) return status;
+    }
+    return CPA_OK;
+}
+
+extern "C" cpa_status cpa_cuda_latent_gather(const cpa_latent_gather_args *args, cpa_stream *stream) {
+    const cpa_kv_view kv = cpa_kv_view_resolve(args->src);
+    const int64_t unit = args->raw ? 1 : cpa_dtype_bytes(args->dst_dtype), block_size = kv.block_size;
+    const bool same = args->raw || args->dst_dtype == kv.dtype;
+    gather_args a;
+    a.from = cache_of(kv);
+    a.to = tensor_of(args->dst, args->dst_dtype, args->dst_row_stride * unit, 0);
+    a.dim = kv.k_dim;
+    a.row_bytes = same ? cpa_kv_row_bytes(kv.dtype, CPA_KEYS, kv.k_dim) : 0;
+    a.count = 0;
+    cpa_status status = cpa_cuda_select(stream->device, &stream->error);
+    for (int64_t s = 0; s < args->n_spans; s++) {
+        const cpa_latent_span span = args->spans[s];
+        for (int64_t done = 0; done < span.count && status == CPA_OK;) {
+            const int64_t token = span.first + done, offset = token % block_size, left = span.count - done;
+            const int64_t count = left < block_size - offset ? left : block_size - offset;
+            a.runs[a.count++] = {args->block_tables[span.table + token / block_size], (int32_t)offset, (int32_t)count,
+                                 span.dst_row + done};
+            done += count;
+            if (a.count == RUNS_A_LAUNCH) status = launch_gather(a, stream);
+        }
+    }
+    return status == CPA_OK ? launch_gather(a, stream) : status;
+}
