@@ -53,7 +53,8 @@ static const char *latent_codes_refuse(const cpa_cuda_attend_spec *spec) {
 static const char *latent_refuses(const cpa_cuda_attend_spec *spec) {
     const cpa_attention_shape *shape = spec->shape;
     if (shape->kv_heads > 1) return "latents of several KV heads";
-    if (shape->k_dim > LATENT_K_DIM || shape->v_dim > LATENT_V_DIM) return "latents of more than 576 columns";
+    if (shape->k_dim > LATENT_K_DIM || shape->v_dim > LATENT_V_DIM)
+        return "latents of more columns than 576, or 512 of values";
     if (spec->call.oddities & CPA_CUDA_NO_BLOCKS) return "a cache of no blocks";
     if (cpa_cuda_has_codes(spec)) return latent_codes_refuse(spec);
     return spec->block_size < CPA_CUDA_LEAST_BOX ? "latents in blocks of fewer than 8 tokens" : NULL;

@@ -34,7 +34,7 @@ __device__ inline uint32_t phase_of(int n) {
 }
 
 /* What all lanes have alike, and the compiler then knows that they do: it may go to uniform registers. */
-__device__ int same_in_warp(int value) {
+__device__ inline int same_in_warp(int value) {
     return __shfl_sync(0xffffffff, value, 0);
 }
 

@@ -91,14 +91,14 @@ struct code_loader {
 
     /* Notes where a tile lies, and has the L2 cache fetch it. Past the last key, that key again. */
     __device__ void look_up(int tile) {
-        constexpr int LINE = 128, LINES = (LAST_AT + LAST_CHUNKS * CHUNK + LINE - 1) / LINE;
+        constexpr int LINE = 128, BYTES = LAST_AT + LAST_CHUNKS * CHUNK, LINES = BYTES / LINE + 2; /* that a row meets */
         const cpa_cuda_piece &piece = shared.pieces[COPYING];
         const int key = min(tile * C::KEYS + row(), piece.k_end - 1);
         const int64_t block = __ldg(a.tables + piece.table + (key >> a.block_shift));
         next = a.k + block * a.k_block_stride + (key & ((1 << a.block_shift) - 1)) * a.k_token_stride;
 #pragma unroll
         for (int line = 0; line < LINES; line += 2)
-            if (line + lane() / WARP_ROWS < LINES) prefetch_l2(next + (line + lane() / WARP_ROWS) * LINE);
+            prefetch_l2(next + min((line + lane() / WARP_ROWS) * LINE, BYTES - 1));
     }
 
     /* Copies codes to where they wait, and elements to where they belong. */
