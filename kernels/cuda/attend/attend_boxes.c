@@ -145,16 +145,20 @@ static cpa_status launch_persistent(const cpa_cuda_attend_launch *launch, cpa_st
     return cpa_cuda_attend_persistent(a, &maps, launch->count, tickets, stream);
 }
 
-/* Latents, or wide heads. */
+/* Latents, or wide heads. The rows of a token may be those of a team of two CTAs. */
 static cpa_status launch_latent(const cpa_cuda_attend_launch *launch, cpa_stream *stream) {
-    const int32_t box = cpa_cuda_latent_box(launch->kv->block_size);
+    const cpa_attention_shape *shape = launch->spec->shape;
+    const int codes = cpa_cuda_has_codes(launch->spec), decode = launch->pieces == CPA_CUDA_DECODE;
+    const cpa_cuda_team team = cpa_cuda_team_of(shape, launch->kv->block_size);
+    const cpa_cuda_latent_form form = {shape->v_in_k, shape->v_in_k && !codes && decode && team.ctas == 2};
+    const int32_t box = cpa_cuda_latent_box(form, launch->kv->block_size);
     cpa_cuda_attend_args a = *launch->args;
     cpa_cuda_hopper_maps maps = {0};
-    if (!cpa_cuda_has_codes(launch->spec)) CPA_TRY(encode_pools(launch->kv, box, 0, &maps, stream));
+    if (!codes) CPA_TRY(encode_pools(launch->kv, box, 0, &maps, stream));
     /* Else half of the device is left to what waits for other devices. */
     a.early =
         a.early && (a.alone || 2 * (int64_t)launch->count * a.kv_heads <= cpa_cuda_device_of(stream)->multiprocessors);
-    return cpa_cuda_attend_latent(&a, &maps, launch->kv->v_in_k, launch->count, stream);
+    return cpa_cuda_attend_latent(&a, &maps, form, launch->count, stream);
 }
 
 const cpa_cuda_attend_kernel cpa_cuda_kernel_hopper = {

@@ -119,6 +119,7 @@ typedef struct cpa_cuda_attend_launch {
      * kernels for devices before 9.0 alone. */
     int32_t count;
     const cpa_key_selection *selection; /* lists and blocks; bits are among the arguments; NULL: none */
+    cpa_cuda_pieces pieces; /* the kind of them; CPA_CUDA_DECODE where the plain kernel has the whole plan */
 } cpa_cuda_attend_launch;
 typedef cpa_status cpa_cuda_attend_launcher(const cpa_cuda_attend_launch *launch, cpa_stream *stream);
 cpa_cuda_attend_launcher cpa_cuda_attend_decode_blocks, cpa_cuda_attend_decode, cpa_cuda_attend_decode_ruled,

@@ -7,7 +7,8 @@
  * have a half each, of the same rows, and a thread of one has the rows of that thread of the other. They take turns
  * with the scores of a tile and their softmax, and the one whose turn it is hands probabilities and maxima on, thread to
  * thread; while it multiplies them with its half of the values, the other has the scores of the next tile multiplied
- * (as FlashMLA, DeepSeek-AI, has two tiles under way in two warpgroups). */
+ * (as FlashMLA, DeepSeek-AI, has two tiles under way in two warpgroups). Where the rows of a token are those of a team
+ * of two CTAs, these are a cluster, which reads a tile once. */
 #include "base/check.h"
 #include "base/dependent.cuh"
 #include "kernels/cuda/attend/hopper_scores.cuh"
@@ -262,8 +263,9 @@ __device__ void take_pieces(const cpa_cuda_attend_args &a, latent_shared<C> &sha
     }
 }
 
+/* What a CTA does. */
 template <typename C>
-__global__ void __launch_bounds__(C::THREADS, 1) attend_latent(const __grid_constant__ hopper_args args) {
+__device__ void attend_rows(const hopper_args &args) {
     extern __shared__ char memory[];
     __shared__ latent_shared<C> shared;
     const uint32_t tiles = (shared_address(memory) + TILE_ALIGNMENT - 1) / TILE_ALIGNMENT * TILE_ALIGNMENT;
@@ -275,6 +277,7 @@ __global__ void __launch_bounds__(C::THREADS, 1) attend_latent(const __grid_cons
         shared.start();
     }
     __syncthreads();
+    if constexpr (C::PAIRED) cluster_sync(); /* both have their barriers */
     dependent_wait();
     dependent_allow();
     if (warpgroup == 0) {
@@ -288,38 +291,60 @@ __global__ void __launch_bounds__(C::THREADS, 1) attend_latent(const __grid_cons
         registers_grow<C::CONSUMER_REGISTERS>();
         take_pieces<C>(args.a, shared, tiles, warpgroup - 1, thread);
     }
+    if constexpr (C::PAIRED) cluster_sync(); /* the other copies no more to what is this one's, and gives nothing back */
+}
+
+template <typename C>
+__global__ void __launch_bounds__(C::THREADS, 1) attend_latent(const __grid_constant__ hopper_args args) {
+    attend_rows<C>(args);
+}
+template <typename C>
+__global__ void __cluster_dims__(C::SHARERS, 1, 1) __launch_bounds__(C::THREADS, 1)
+    attend_latent_pair(const __grid_constant__ hopper_args args) {
+    attend_rows<C>(args);
+}
+
+template <typename C>
+auto kernel_of() {
+    if constexpr (C::PAIRED)
+        return attend_latent_pair<C>;
+    else
+        return attend_latent<C>;
 }
 
 template <typename C>
 cpa_status launch(const hopper_args &args, int32_t ctas, cpa_stream *stream) {
     static uint64_t prepared;
-    CPA_TRY(cpa_cuda_shared_memory(stream, (const void *)attend_latent<C>, C::SHARED_BYTES, &prepared));
+    const auto kernel = kernel_of<C>();
+    CPA_TRY(cpa_cuda_shared_memory(stream, (const void *)kernel, C::SHARED_BYTES, &prepared));
     return cpa_cuda_check(&stream->error,
-                          launch_dependent(attend_latent<C>, dim3(ctas, args.a.kv_heads), C::THREADS, args, args.a.early,
+                          launch_dependent(kernel, dim3(ctas, args.a.kv_heads), C::THREADS, args, args.a.early,
                                            cpa_cuda_handle(stream), C::SHARED_BYTES),
                           "attend");
 }
 
 template <typename Element>
-cpa_status launch_cache(const hopper_args &args, int32_t v_in_k, int32_t ctas, cpa_stream *stream) {
-    if (!v_in_k) return launch<latent_config<Element, VALUES_APART>>(args, ctas, stream);
+cpa_status launch_cache(const hopper_args &args, cpa_cuda_latent_form form, int32_t ctas, cpa_stream *stream) {
+    if (!form.v_in_k) return launch<latent_config<Element, VALUES_APART>>(args, ctas, stream);
     if (args.a.kv_dtype == CPA_FP8_E4M3) return launch<latent_config<Element, LATENT_CODES>>(args, ctas, stream);
+    if (form.paired) return launch<latent_config<Element, LATENT_ELEMENTS, true>>(args, ctas, stream);
     return launch<latent_config<Element, LATENT_ELEMENTS>>(args, ctas, stream);
 }
 
 } // namespace
 
-extern "C" int32_t cpa_cuda_latent_box(int32_t block_size) {
+extern "C" int32_t cpa_cuda_latent_box(cpa_cuda_latent_form form, int32_t block_size) {
     constexpr int32_t KEYS = latent_config<__half, LATENT_ELEMENTS>::KEYS;
-    return block_size < KEYS ? block_size : KEYS;
+    const int32_t most = form.paired ? KEYS / 2 : KEYS;
+    return block_size < most ? block_size : most;
 }
 
 extern "C" cpa_status cpa_cuda_attend_latent(const cpa_cuda_attend_args *a, const cpa_cuda_hopper_maps *maps,
-                                             int32_t v_in_k, int32_t ctas, cpa_stream *stream) {
+                                             cpa_cuda_latent_form form, int32_t ctas, cpa_stream *stream) {
     const int32_t block_size = 1 << a->block_shift;
-    const hopper_args args = {*maps, *a, cpa_cuda_latent_box(block_size), block_size == CPA_TENSOR_BLOCK};
+    const hopper_args args = {*maps, *a, cpa_cuda_latent_box(form, block_size), block_size == CPA_TENSOR_BLOCK};
     if (a->kv_dtype == CPA_FP8_T128)
         return launch<latent_config<__nv_bfloat16, LATENT_TILED_CODES>>(args, ctas, stream);
-    return a->q_dtype == CPA_BF16 ? launch_cache<__nv_bfloat16>(args, v_in_k, ctas, stream)
-                                  : launch_cache<__half>(args, v_in_k, ctas, stream);
+    return a->q_dtype == CPA_BF16 ? launch_cache<__nv_bfloat16>(args, form, ctas, stream)
+                                  : launch_cache<__half>(args, form, ctas, stream);
 }

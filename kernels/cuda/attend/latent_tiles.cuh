@@ -15,10 +15,13 @@ enum latent_part { LEFT_VALUES, RIGHT_VALUES, KEYS_ALONE, LATENT_PARTS };
  * CPA_FP8_T128, with scales in the row and elements behind them; or keys and values apart, as elements. */
 enum latent_cache { LATENT_ELEMENTS, LATENT_CODES, LATENT_TILED_CODES, VALUES_APART };
 
-template <typename Element, latent_cache Cache>
+/* Paired: two CTAs of a cluster have the same keys for different rows. Each copies half of every tile to both. */
+template <typename Element, latent_cache Cache, bool Paired = false>
 struct latent_config {
     using element = Element;
     static constexpr latent_cache CACHE = Cache;
+    static constexpr bool PAIRED = Paired;
+    static constexpr int SHARERS = Paired ? 2 : 1; /* CTAs to which a tile is copied */
     static constexpr bool APART = Cache == VALUES_APART, CODES = Cache == LATENT_CODES || Cache == LATENT_TILED_CODES;
     static constexpr int K_DIM = APART ? 512 : 576, V_DIM = 512, KEYS = 64;
     static constexpr int CONSUMERS = 2, THREADS = (1 + CONSUMERS) * WARPGROUP;
@@ -28,7 +31,7 @@ struct latent_config {
     static_assert(LOADER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= THREADS / WARPGROUP * LAUNCH_REGISTERS, "a CTA's");
     static constexpr int LOADERS = CODES ? WARPGROUP / 32 : 1; /* warps that say when a part is full */
     static constexpr int V_COLUMNS = V_DIM / CONSUMERS, PART = 128, PARTS = V_COLUMNS / PART; /* of O of a warpgroup */
-    static constexpr int REGISTER_STEPS = 3;               /* of Q K^T, whose queries are in registers */
+    static constexpr int REGISTER_STEPS = CODES ? 2 : 3;   /* of Q K^T, whose queries are in registers */
     static constexpr int RULED_STEPS[] = {REGISTER_STEPS}; /* of scores without rules, which alone there are */
     static constexpr bool RULED = false;
     static constexpr int TAIL = 0, K_WHOLE = K_DIM, V_TAIL = 0, V_WHOLE = V_COLUMNS;
@@ -65,7 +68,7 @@ struct latent_shared {
         for (int stage = 0; stage < C::STAGES; stage++)
             for (int part = 0; part < LATENT_PARTS; part++) {
                 barrier_init(shared_address(&full[stage][part]), C::LOADERS);
-                barrier_init(shared_address(&empty[stage][part]), WARPGROUP / 32);
+                barrier_init(shared_address(&empty[stage][part]), C::SHARERS * WARPGROUP / 32);
             }
         barrier_init_fence();
     }
@@ -74,8 +77,14 @@ struct latent_shared {
     __device__ void wait_empty(uint32_t n, int part) {
         barrier_wait(shared_address(&empty[n % C::STAGES][part]), phase_of<C::STAGES>(n) ^ 1);
     }
+    /* By the last readers of either CTA of a pair, in both, since either copies to both. */
     __device__ void release(uint32_t n, int part, int lane) {
-        if (lane == 0) barrier_arrive(shared_address(&empty[n % C::STAGES][part]));
+        const uint32_t barrier = shared_address(&empty[n % C::STAGES][part]);
+        if constexpr (C::PAIRED) {
+            if (lane < C::SHARERS) barrier_arrive_in(barrier, lane);
+        } else {
+            if (lane == 0) barrier_arrive(barrier);
+        }
     }
     /* The reader's copy of a piece, by one of its warps. */
     __device__ void take(const cpa_cuda_attend_args &a, latent_reader reader, int at, int lane) {
@@ -90,7 +99,8 @@ template <typename C>
 __device__ void copy_boxes(const hopper_args &args, latent_shared<C> &shared, uint32_t tiles, int kv_head, int lane) {
     const cpa_cuda_piece &piece = shared.pieces[COPYING];
     const key_walk<C::KEYS> &walk = shared.walks[COPYING];
-    const int row = lane * args.box;
+    constexpr int ROWS = C::KEYS / C::SHARERS; /* that are this CTA's to copy */
+    const int row = (C::PAIRED ? (int)cluster_rank() * ROWS : 0) + lane * args.box;
     constexpr latent_part ORDER[] = {KEYS_ALONE, LEFT_VALUES, RIGHT_VALUES};
     uint32_t n = 0;
     for (int at = blockIdx.x; at >= 0; at = piece.next) {
@@ -109,11 +119,17 @@ __device__ void copy_boxes(const hopper_args &args, latent_shared<C> &shared, ui
                 shared.wait_empty(n, part);
                 if (lane == 0) barrier_expect(barrier, C::count_of(part) * COLUMNS_BYTES);
                 __syncwarp();
-                if (row < C::KEYS) {
+                if (lane * args.box < ROWS) {
 #pragma unroll
-                    for (int j = C::first_of(part); j < C::first_of(part) + C::count_of(part); j++)
-                        copy_box(tile + j * COLUMNS_BYTES + row * COLUMNS * 2, map, barrier,
-                                 (values ? j : j - C::FIRST_OF_KEYS) * COLUMNS, place.token, kv_head, place.block);
+                    for (int j = C::first_of(part); j < C::first_of(part) + C::count_of(part); j++) {
+                        const uint32_t to = tile + j * COLUMNS_BYTES + row * COLUMNS * 2;
+                        const int column = (values ? j : j - C::FIRST_OF_KEYS) * COLUMNS;
+                        if constexpr (C::PAIRED) {
+                            copy_box_to_pair(to, map, barrier, column, place.token, kv_head, place.block);
+                        } else {
+                            copy_box(to, map, barrier, column, place.token, kv_head, place.block);
+                        }
+                    }
                 }
                 __syncwarp();
             }
