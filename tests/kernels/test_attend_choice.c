@@ -230,6 +230,23 @@ static void keys_that_are_selected(void) {
     }
 }
 
+/* Latents, whatever the cache, and the plain kernel takes all pieces of them at once. */
+static void values_in_keys(void) {
+    for (int cache = 0; cache < N_CACHES; cache++) {
+        const cpa_cuda_attend_args a = args_of(0, cache, 2, 0, 2);
+        cpa_attention_shape shape = shape_of(&a);
+        const cpa_cuda_attend_spec spec = spec_of(&a, &shape, OF_DECODE | OF_PREFILL, CPA_CUDA_HOPPER);
+        shape.v_in_k = 1;
+        const cpa_cuda_attend_choice choice = cpa_cuda_choose_attend(&spec);
+        CU_ASSERT_STRING_EQUAL(choice.plain, "values in keys");
+        for (int pieces = CPA_CUDA_DECODE; pieces <= CPA_CUDA_PREFILL; pieces++) {
+            CU_ASSERT_PTR_EQUAL(choice.of[pieces].kernel, &cpa_cuda_kernel_simple);
+            CU_ASSERT_PTR_EQUAL(choice.of[pieces].fastest, &cpa_cuda_kernel_simple);
+            CU_ASSERT_PTR_NULL(choice.of[pieces].why);
+        }
+    }
+}
+
 /* Keys that rows share go by the kernel of prefill, with all rules but a bias. */
 static void rows_that_share_keys(void) {
     for (int rule = 0; rule < N_RULES; rule++)
@@ -398,6 +415,7 @@ static void take_away(cpa_cuda_attend_spec *spec, cpa_attention_shape *shape, co
     if (!strcmp(what, "rules")) call->rules = 0;
     if (!strcmp(what, "no bias")) call->rules = CPA_CUDA_BIAS;
     if (!strcmp(what, "width")) spec->width = CPA_CUDA_192_128;
+    if (!strcmp(what, "256 columns")) spec->width = CPA_CUDA_576;
     if (!strcmp(what, "whole columns")) shape->k_dim = 120;
     if (!strcmp(what, "long blocks")) spec->block_size = 8, call->cache = CPA_CUDA_ELEMENTS_APART;
     if (!strcmp(what, "room")) spec->prepared = 0;
@@ -434,6 +452,10 @@ static void a_kernel_says_what_it_misses(void) {
                  {&cpa_cuda_kernel_decode_blocks, "width", "more than 128 columns"},
                  {&cpa_cuda_kernel_decode_blocks, "whole columns", "off 16 columns"},
                  {&cpa_cuda_kernel_decode_blocks, "whole blocks", "blocks off 16 bytes"},
+                 {NULL, "256 columns", "columns"},
+                 {&cpa_cuda_kernel_decode, "256 columns", "more than 256 columns"},
+                 {&cpa_cuda_kernel_hopper, "256 columns", "more than 256 columns"},
+                 {&cpa_cuda_kernel_portable, "256 columns", "more than 256 columns"},
                  {&cpa_cuda_kernel_decode, "no rules", "score rules"},
                  {&cpa_cuda_kernel_decode_ruled_caches, "9.0", "before 9.0"},
                  {&cpa_cuda_kernel_persistent, "9.0", "before 9.0"},
@@ -481,6 +503,7 @@ static void a_kernel_says_what_it_misses(void) {
 static const cpa_test tests[] = {
     {"every combination is a line of the table", every_combination_is_a_line_of_the_table},
     {"keys by lists and by blocks", keys_that_are_selected},
+    {"values in keys", values_in_keys},
     {"rows that share keys", rows_that_share_keys},
     {"long pieces have CTAs of their own", long_pieces_have_ctas_of_their_own},
     {"latents have a kernel", latents_have_a_kernel},
