@@ -230,23 +230,6 @@ static void keys_that_are_selected(void) {
     }
 }
 
-/* Latents, whatever the cache, and the plain kernel takes all pieces of them at once. */
-static void values_in_keys(void) {
-    for (int cache = 0; cache < N_CACHES; cache++) {
-        const cpa_cuda_attend_args a = args_of(0, cache, 2, 0, 2);
-        cpa_attention_shape shape = shape_of(&a);
-        const cpa_cuda_attend_spec spec = spec_of(&a, &shape, OF_DECODE | OF_PREFILL, CPA_CUDA_HOPPER);
-        shape.v_in_k = 1;
-        const cpa_cuda_attend_choice choice = cpa_cuda_choose_attend(&spec);
-        CU_ASSERT_STRING_EQUAL(choice.plain, "values in keys");
-        for (int pieces = CPA_CUDA_DECODE; pieces <= CPA_CUDA_PREFILL; pieces++) {
-            CU_ASSERT_PTR_EQUAL(choice.of[pieces].kernel, &cpa_cuda_kernel_simple);
-            CU_ASSERT_PTR_EQUAL(choice.of[pieces].fastest, &cpa_cuda_kernel_simple);
-            CU_ASSERT_PTR_NULL(choice.of[pieces].why);
-        }
-    }
-}
-
 /* Keys that rows share go by the kernel of prefill, with all rules but a bias. */
 static void rows_that_share_keys(void) {
     for (int rule = 0; rule < N_RULES; rule++)
@@ -452,7 +435,6 @@ static void a_kernel_says_what_it_misses(void) {
                  {&cpa_cuda_kernel_decode_blocks, "width", "more than 128 columns"},
                  {&cpa_cuda_kernel_decode_blocks, "whole columns", "off 16 columns"},
                  {&cpa_cuda_kernel_decode_blocks, "whole blocks", "blocks off 16 bytes"},
-                 {NULL, "256 columns", "columns"},
                  {&cpa_cuda_kernel_decode, "256 columns", "more than 256 columns"},
                  {&cpa_cuda_kernel_hopper, "256 columns", "more than 256 columns"},
                  {&cpa_cuda_kernel_portable, "256 columns", "more than 256 columns"},
@@ -503,7 +485,6 @@ static void a_kernel_says_what_it_misses(void) {
 static const cpa_test tests[] = {
     {"every combination is a line of the table", every_combination_is_a_line_of_the_table},
     {"keys by lists and by blocks", keys_that_are_selected},
-    {"values in keys", values_in_keys},
     {"rows that share keys", rows_that_share_keys},
     {"long pieces have CTAs of their own", long_pieces_have_ctas_of_their_own},
     {"latents have a kernel", latents_have_a_kernel},
