@@ -83,9 +83,9 @@ __global__ void __launch_bounds__(WARPS *WARP_LANES, 4) attend_combine(const __g
     }
 }
 
-/* Of decode units, each of whose tiles is told of by its first piece, on the list of some CTA. Rows of latents are wide,
- * and have a state of nearly every multiprocessor where one sequence is long: the warps of a CTA share a row's columns.
- */
+/* Of decode units, each of whose tiles is told of by its first piece, on the list of some CTA. Rows of latents are
+ * wide, and have a state of nearly every multiprocessor where one sequence is long: the warps of a CTA share a row's
+ * columns. */
 template <typename Element>
 __global__ void __launch_bounds__(WARPS *WARP_LANES, 4)
     attend_combine_units(const __grid_constant__ cpa_cuda_attend_args a) {

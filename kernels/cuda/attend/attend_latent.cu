@@ -5,8 +5,8 @@
  *
  * A CTA takes 64 packed rows, piece by piece. The sums of 512 columns are more than a warpgroup has registers for: two
  * have a half each, of the same rows, and a thread of one has the rows of that thread of the other. They take turns
- * with the scores of a tile and their softmax, and the one whose turn it is hands probabilities and maxima on, thread to
- * thread; while it multiplies them with its half of the values, the other has the scores of the next tile multiplied
+ * with the scores of a tile and their softmax, and the one whose turn it is hands probabilities and maxima on, thread
+ * to thread; while it multiplies them with its half of the values, the other has the scores of the next tile multiplied
  * (as FlashMLA, DeepSeek-AI, has two tiles under way in two warpgroups). Where the rows of a token are those of a team
  * of two CTAs, these are a cluster, which reads a tile once. */
 #include "base/check.h"
@@ -187,7 +187,8 @@ __device__ void load_packed_queries(const cpa_cuda_attend_args &a, const cpa_cud
  * nobody needs any more. */
 template <typename C>
 __device__ void join_sums(thread_state<C> &state, uint32_t tile, int consumer, int thread) {
-    const uint32_t own = tile + (consumer * WARPGROUP + thread) * 8, other = tile + ((1 - consumer) * WARPGROUP + thread) * 8;
+    const auto place_of = [&](int warpgroup) { return tile + (warpgroup * WARPGROUP + thread) * 8; };
+    const uint32_t own = place_of(consumer), other = place_of(1 - consumer);
     float sum[2];
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(own), "f"(state.sum[0]), "f"(state.sum[1]) : "memory");
     named_sync(BOTH, BOTH_THREADS);
@@ -244,6 +245,7 @@ __device__ void take_pieces(const cpa_cuda_attend_args &a, latent_shared<C> &sha
     const int lane = thread % 32, kv_head = blockIdx.y;
     const float code_scale =
         C::CACHE == LATENT_CODES ? head_scale(a.k_scale, a.k_head_scales, a.head_scale_step, 0) : 1;
+    const float scale_log2 = a.scale_log2 * code_scale;
     uint32_t n = 0;
     for (int at = blockIdx.x, next; at >= 0; at = next, n += walk.count) {
         named_sync(BOTH, BOTH_THREADS); /* nobody needs the one before */
@@ -255,9 +257,10 @@ __device__ void take_pieces(const cpa_cuda_attend_args &a, latent_shared<C> &sha
         const int row = piece.row_begin + thread / 32 * 16 + lane / 4;
 #pragma unroll
         for (int half = 0; half < 2; half++) state.keys[half] = walk.keys_of(a, piece, row + 8 * half);
-        clear_state<C>(state, a.scale_log2 * code_scale);
+        clear_state<C>(state, scale_log2);
         named_sync(BOTH, BOTH_THREADS);
-        latent_rows<C>{shared, tiles, consumer, thread, (uint32_t)same_in_warp(n), a.scale_log2 * code_scale, state}.attend_tiles(walk.count);
+        latent_rows<C> rows{shared, tiles, consumer, thread, (uint32_t)same_in_warp(n), scale_log2, state};
+        rows.attend_tiles(walk.count);
         join_sums<C>(state, tiles, consumer, thread);
         store_columns<C>(a, piece, state, code_scale, kv_head, consumer, thread);
     }
@@ -291,7 +294,7 @@ __device__ void attend_rows(const hopper_args &args) {
         registers_grow<C::CONSUMER_REGISTERS>();
         take_pieces<C>(args.a, shared, tiles, warpgroup - 1, thread);
     }
-    if constexpr (C::PAIRED) cluster_sync(); /* the other copies no more to what is this one's, and gives nothing back */
+    if constexpr (C::PAIRED) cluster_sync(); /* the other is done with what is this one's */
 }
 
 template <typename C>

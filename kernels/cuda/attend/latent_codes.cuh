@@ -4,8 +4,8 @@
  *
  *     R0: codes of L0, L1      R1: of L2, L3      R2: of R0, R1      R3: of R2, R3
  *
- * L0 .. L3 become elements first, which makes room for R0 and R1, and these make it for R2. Of R3, and of the columns that
- * keys alone have, all is read before anything is written. */
+ * L0 .. L3 become elements first, which makes room for R0 and R1, and these make it for R2. Of R3, and of the columns
+ * that keys alone have, all is read before anything is written. */
 #ifndef CPA_CUDA_LATENT_CODES_CUH
 #define CPA_CUDA_LATENT_CODES_CUH
 
@@ -77,7 +77,7 @@ template <typename C>
 struct code_loader {
     static constexpr int WARP_ROWS = C::KEYS / (WARPGROUP / 32);
     static constexpr bool TILED = C::CACHE == LATENT_TILED_CODES;
-    static constexpr int LAST_AT = C::V_DIM + (TILED ? TILE_SCALES * 4 : 0); /* bytes of a row before its last columns */
+    static constexpr int LAST_AT = C::V_DIM + (TILED ? TILE_SCALES * 4 : 0); /* bytes before the last columns */
     static constexpr int LAST_CHUNKS = (C::K_DIM - C::V_DIM) * (TILED ? 2 : 1) / CHUNK;
 
     const cpa_cuda_attend_args &a;
@@ -91,7 +91,7 @@ struct code_loader {
 
     /* Notes where a tile lies, and has the L2 cache fetch it. Past the last key, that key again. */
     __device__ void look_up(int tile) {
-        constexpr int LINE = 128, BYTES = LAST_AT + LAST_CHUNKS * CHUNK, LINES = BYTES / LINE + 2; /* that a row meets */
+        constexpr int LINE = 128, BYTES = LAST_AT + LAST_CHUNKS * CHUNK, LINES = BYTES / LINE + 2; /* of a row */
         const cpa_cuda_piece &piece = shared.pieces[COPYING];
         const int key = min(tile * C::KEYS + row(), piece.k_end - 1);
         const int64_t block = __ldg(a.tables + piece.table + (key >> a.block_shift));
@@ -150,7 +150,8 @@ struct code_loader {
         if (!TILED) widen<true>(last, 0, last, 1);
         fill(n, KEYS_ALONE);
 #pragma unroll
-        for (int i = 0; i < HALF; i++) widen<false>(right, i, tile + i * COLUMNS_BYTES, i < HALF / 2 ? scales.x : scales.y);
+        for (int i = 0; i < HALF; i++)
+            widen<false>(right, i, tile + i * COLUMNS_BYTES, i < HALF / 2 ? scales.x : scales.y);
         fill(n, LEFT_VALUES);
 #pragma unroll
         for (int i = 0; i < HALF; i++)

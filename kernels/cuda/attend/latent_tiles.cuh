@@ -28,7 +28,7 @@ struct latent_config {
     static constexpr int LOADER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
     /* What a CTA of so many threads is launched with, by eights. */
     static constexpr int LAUNCH_REGISTERS = (64 << 10) / THREADS / 8 * 8;
-    static_assert(LOADER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= THREADS / WARPGROUP * LAUNCH_REGISTERS, "a CTA's");
+    static_assert(LOADER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= (1 + CONSUMERS) * LAUNCH_REGISTERS, "a CTA's");
     static constexpr int LOADERS = CODES ? WARPGROUP / 32 : 1; /* warps that say when a part is full */
     static constexpr int V_COLUMNS = V_DIM / CONSUMERS, PART = 128, PARTS = V_COLUMNS / PART; /* of O of a warpgroup */
     static constexpr int REGISTER_STEPS = CODES ? 2 : 3;   /* of Q K^T, whose queries are in registers */
