@@ -230,23 +230,6 @@ static void keys_that_are_selected(void) {
     }
 }
 
-/* Latents, whatever the cache, and the plain kernel takes all pieces of them at once. */
-static void values_in_keys(void) {
-    for (int cache = 0; cache < N_CACHES; cache++) {
-        const cpa_cuda_attend_args a = args_of(0, cache, 2, 0, 2);
-        cpa_attention_shape shape = shape_of(&a);
-        const cpa_cuda_attend_spec spec = spec_of(&a, &shape, OF_DECODE | OF_PREFILL, CPA_CUDA_HOPPER);
-        shape.v_in_k = 1;
-        const cpa_cuda_attend_choice choice = cpa_cuda_choose_attend(&spec);
-        CU_ASSERT_STRING_EQUAL(choice.plain, "values in keys");
-        for (int pieces = CPA_CUDA_DECODE; pieces <= CPA_CUDA_PREFILL; pieces++) {
-            CU_ASSERT_PTR_EQUAL(choice.of[pieces].kernel, &cpa_cuda_kernel_simple);
-            CU_ASSERT_PTR_EQUAL(choice.of[pieces].fastest, &cpa_cuda_kernel_simple);
-            CU_ASSERT_PTR_NULL(choice.of[pieces].why);
-        }
-    }
-}
-
 /* Keys that rows share go by the kernel of prefill, with all rules but a bias. */
 static void rows_that_share_keys(void) {
     for (int rule = 0; rule < N_RULES; rule++)
@@ -283,6 +266,92 @@ static void long_pieces_have_ctas_of_their_own(void) {
         CU_ASSERT_PTR_EQUAL(chosen.kernel, cases[i].kernel);
         CU_ASSERT_PTR_EQUAL(chosen.fastest, &cpa_cuda_kernel_persistent);
         CU_ASSERT_EQUAL(chosen.why == NULL, chosen.kernel == chosen.fastest);
+    }
+}
+
+/* Latents: those of DeepSeek V3 under 128 query heads. */
+static cpa_attention_shape latents_of(cpa_dtype kv_dtype, float k_scale) {
+    return (cpa_attention_shape){.q_heads = 128,
+                                 .kv_heads = 1,
+                                 .k_dim = 576,
+                                 .v_dim = 512,
+                                 .v_in_k = 1,
+                                 .kv_dtype = kv_dtype,
+                                 .k_scale = k_scale};
+}
+
+static void latents_have_a_kernel(void) {
+    static const struct {
+        cpa_dtype q_dtype, kv_dtype;
+        float k_scale;
+        cpa_cuda_path path;
+        int32_t block_size;
+        const char *why; /* NULL: it takes them */
+    } cases[] = {{CPA_BF16, CPA_BF16, 0, CPA_CUDA_HOPPER, 64, NULL},
+                 {CPA_F16, CPA_F16, 0, CPA_CUDA_HOPPER, 16, NULL},
+                 {CPA_BF16, CPA_FP8_E4M3, 0.1f, CPA_CUDA_HOPPER, 1, NULL},
+                 {CPA_BF16, CPA_FP8_T128, 0, CPA_CUDA_HOPPER, 64, NULL},
+                 {CPA_F16, CPA_FP8_T128, 0, CPA_CUDA_HOPPER, 64, "queries in fp16"},
+                 {CPA_BF16, CPA_FP8_E4M3, 0, CPA_CUDA_HOPPER, 64, "a scale each"},
+                 {CPA_BF16, CPA_INT8, 0, CPA_CUDA_HOPPER, 64, "a scale each"},
+                 {CPA_BF16, CPA_BF16, 0, CPA_CUDA_HOPPER, 4, "fewer than 8 tokens"},
+                 {CPA_BF16, CPA_BF16, 0, CPA_CUDA_PORTABLE, 64, "before 9.0"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const cpa_attention_shape shape = latents_of(cases[i].kv_dtype, cases[i].k_scale);
+        const int codes = cpa_dtype_is_quantised(cases[i].kv_dtype);
+        const cpa_cuda_attend_spec spec = {
+            .call = {.path = cases[i].path,
+                     .q_dtype = cases[i].q_dtype,
+                     .kv_dtype = cases[i].kv_dtype,
+                     .cache = codes                      ? CPA_CUDA_CODES
+                              : cases[i].block_size < 16 ? CPA_CUDA_ELEMENTS_APART
+                                                         : CPA_CUDA_ELEMENTS},
+            .shape = &shape,
+            .block_size = cases[i].block_size,
+            .width = cpa_cuda_width_of(shape.k_dim, shape.v_dim),
+            .pieces = OF_DECODE | OF_PREFILL,
+            .cp_size = 1,
+        };
+        const cpa_cuda_attend_choice choice = cpa_cuda_choose_attend(&spec);
+        for (int pieces = CPA_CUDA_DECODE; pieces <= CPA_CUDA_PREFILL; pieces++) {
+            const cpa_cuda_chosen *chosen = &choice.of[pieces];
+            CU_ASSERT_PTR_EQUAL(chosen->fastest, &cpa_cuda_kernel_latent);
+            CU_ASSERT_PTR_EQUAL(chosen->kernel, cases[i].why ? &cpa_cuda_kernel_simple : &cpa_cuda_kernel_latent);
+            CU_ASSERT(cases[i].why ? chosen->why && strstr(chosen->why, cases[i].why) : !chosen->why);
+        }
+    }
+}
+
+static void wide_heads_have_a_kernel(void) {
+    static const struct {
+        int32_t k_dim, v_dim;
+        cpa_cuda_cache cache;
+        const cpa_cuda_attend_kernel *kernel;
+        const char *why; /* NULL: it is the fastest */
+    } cases[] = {{512, 512, CPA_CUDA_ELEMENTS, &cpa_cuda_kernel_wide, NULL},
+                 {320, 64, CPA_CUDA_ELEMENTS_APART, &cpa_cuda_kernel_wide, NULL},
+                 {64, 264, CPA_CUDA_ELEMENTS, &cpa_cuda_kernel_wide, NULL},
+                 {576, 512, CPA_CUDA_ELEMENTS, &cpa_cuda_kernel_simple, "more than 512 columns"},
+                 {512, 512, CPA_CUDA_CODES, &cpa_cuda_kernel_simple, "more than 256 columns"},
+                 {256, 256, CPA_CUDA_ELEMENTS, &cpa_cuda_kernel_decode, NULL}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const cpa_attention_shape shape = {
+            .q_heads = 8, .kv_heads = 2, .k_dim = cases[i].k_dim, .v_dim = cases[i].v_dim, .kv_dtype = CPA_BF16};
+        const cpa_cuda_attend_spec spec = {
+            .call = {.path = CPA_CUDA_HOPPER,
+                     .q_dtype = CPA_BF16,
+                     .kv_dtype = cases[i].cache == CPA_CUDA_CODES ? CPA_FP8_E4M3 : CPA_BF16,
+                     .cache = cases[i].cache},
+            .shape = &shape,
+            .block_size = cases[i].cache == CPA_CUDA_ELEMENTS_APART ? 8 : 64,
+            .width = cpa_cuda_width_of(shape.k_dim, shape.v_dim),
+            .pieces = OF_DECODE,
+            .cp_size = 1,
+        };
+        const cpa_cuda_attend_choice choice = cpa_cuda_choose_attend(&spec);
+        const cpa_cuda_chosen *chosen = &choice.of[CPA_CUDA_DECODE];
+        CU_ASSERT_PTR_EQUAL(chosen->kernel, cases[i].kernel);
+        CU_ASSERT(cases[i].why ? chosen->why && strstr(chosen->why, cases[i].why) : !chosen->why);
     }
 }
 
@@ -337,6 +406,7 @@ static void take_away(cpa_cuda_attend_spec *spec, cpa_attention_shape *shape, co
         shape->kv_dtype = call->kv_dtype = CPA_FP8_E4M3, shape->k_dim = 256;
         call->cache = CPA_CUDA_CODES, spec->width = CPA_CUDA_256;
     }
+    if (!strcmp(what, "one head")) shape->kv_heads = 2;
     if (!strcmp(what, "small tiles")) spec->tile_rows = 192;
     if (!strcmp(what, "group")) shape->q_heads = 5 * shape->kv_heads;
     if (!strcmp(what, "one rank")) spec->cp_size = 2;
@@ -356,12 +426,15 @@ static void a_kernel_says_what_it_misses(void) {
                  {NULL, "scale", "not positive"},
                  {NULL, "alignment", "off 16 bytes"},
                  {NULL, "shared memory", "shared memory of a CTA"},
+                 {&cpa_cuda_kernel_latent, "9.0", "before 9.0"},
+                 {&cpa_cuda_kernel_latent, "no rules", "score rules"},
+                 {&cpa_cuda_kernel_latent, "blocks", "no blocks"},
+                 {&cpa_cuda_kernel_latent, "one head", "several KV heads"},
                  {&cpa_cuda_kernel_decode_blocks, "9.0", "before 9.0"},
                  {&cpa_cuda_kernel_decode_blocks, "no rules", "score rules"},
                  {&cpa_cuda_kernel_decode_blocks, "width", "more than 128 columns"},
                  {&cpa_cuda_kernel_decode_blocks, "whole columns", "off 16 columns"},
                  {&cpa_cuda_kernel_decode_blocks, "whole blocks", "blocks off 16 bytes"},
-                 {NULL, "256 columns", "columns"},
                  {&cpa_cuda_kernel_decode, "256 columns", "more than 256 columns"},
                  {&cpa_cuda_kernel_hopper, "256 columns", "more than 256 columns"},
                  {&cpa_cuda_kernel_portable, "256 columns", "more than 256 columns"},
@@ -389,9 +462,10 @@ static void a_kernel_says_what_it_misses(void) {
                  {&cpa_cuda_kernel_portable_ruled_codes, "rules", "without rules"},
                  {&cpa_cuda_kernel_portable, "narrow codes", "score rules over codes"},
                  {&cpa_cuda_kernel_widen_portable, "room", "no memory"}};
-    const cpa_attention_shape usual = {.q_heads = 32, .kv_heads = 8, .k_dim = 128, .v_dim = 128, .layout = CPA_VLLM_X};
+    const cpa_attention_shape apart = {.q_heads = 32, .kv_heads = 8, .k_dim = 128, .v_dim = 128, .layout = CPA_VLLM_X};
     for (int k = 0; cpa_cuda_attend_kernels[k] != &cpa_cuda_kernel_simple; k++) {
         const cpa_cuda_attend_kernel *kernel = cpa_cuda_attend_kernels[k];
+        const cpa_attention_shape usual = kernel->takes.latents ? latents_of(CPA_BF16, 0) : apart;
         const cpa_cuda_attend_spec taken = taken_by(kernel, &usual);
         CU_ASSERT_PTR_NULL(cpa_cuda_kernel_refuses(kernel, &taken));
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -411,9 +485,10 @@ static void a_kernel_says_what_it_misses(void) {
 static const cpa_test tests[] = {
     {"every combination is a line of the table", every_combination_is_a_line_of_the_table},
     {"keys by lists and by blocks", keys_that_are_selected},
-    {"values in keys", values_in_keys},
     {"rows that share keys", rows_that_share_keys},
     {"long pieces have CTAs of their own", long_pieces_have_ctas_of_their_own},
+    {"latents have a kernel", latents_have_a_kernel},
+    {"wide heads have a kernel", wide_heads_have_a_kernel},
     {"the reason for the plain kernel is told", the_reason_is_told},
     {"a kernel says what it misses", a_kernel_says_what_it_misses},
 };

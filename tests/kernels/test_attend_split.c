@@ -115,12 +115,14 @@ static void a_group_that_a_cta_does_not_hold_takes_a_team(void) {
         {32, 1, 128, 64, CPA_BF16, {1, 32, 32}, 32},    {33, 1, 128, 64, CPA_BF16, {2, 32, 33}, 512},
         {128, 1, 128, 16, CPA_BF16, {4, 32, 128}, 512}, {128, 1, 128, 8, CPA_BF16, {8, 16, 128}, 512},
         {17, 1, 64, 16, CPA_BF16, {2, 16, 17}, 512},    {256, 2, 128, 64, CPA_FP8_E4M3, {8, 16, 128}, 512},
+        {16, 1, 576, 64, CPA_BF16, {1, 64, 64}, 512},   {128, 1, 576, 64, CPA_FP8_T128, {2, 64, 128}, 512},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const cpa_attention_shape shape = {.q_heads = cases[i].q_heads,
                                            .kv_heads = cases[i].kv_heads,
                                            .k_dim = cases[i].dim,
                                            .v_dim = cases[i].dim,
+                                           .v_in_k = cases[i].dim == 576, /* latents */
                                            .kv_dtype = cases[i].kv_dtype};
         const cpa_cuda_team team = cpa_cuda_team_of(&shape, cases[i].block_size);
         CU_ASSERT_EQUAL(memcmp(&team, &cases[i].team, sizeof team), 0);
@@ -159,13 +161,15 @@ static void deal_batch(dealt_batch *b) {
     static const int32_t groups[] = {1, 4, 8, 16, 17, 32, 33, 64, 96, 128, 200}, dims[] = {64, 128, 256};
     static const cpa_dtype dtypes[] = {CPA_BF16, CPA_FP8_E4M3};
     const int32_t group = groups[cpa_test_random_below(11)], dim = dims[cpa_test_random_below(3)];
-    const int32_t kv_heads = 1 + (int32_t)cpa_test_random_below(3);
+    const int32_t v_in_k = cpa_test_random_below(4) == 0;
+    const int32_t kv_heads = v_in_k ? 1 : 1 + (int32_t)cpa_test_random_below(3);
     const int64_t most_rows = CPA_CUDA_MOST_DECODE_ROWS / group < 4 ? CPA_CUDA_MOST_DECODE_ROWS / group : 4;
     const int64_t most_keys = cpa_test_random_below(2) ? 64 * MOST_TILES : 300;
     b->batch = (cpa_attend_batch){.shape = {.q_heads = group * kv_heads,
                                             .kv_heads = kv_heads,
                                             .k_dim = dim,
                                             .v_dim = dim,
+                                            .v_in_k = v_in_k,
                                             .kv_dtype = dtypes[cpa_test_random_below(2)]},
                                   .block_size = cpa_test_random_below(2) ? 8 : 64,
                                   .items = b->items,

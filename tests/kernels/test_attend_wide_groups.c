@@ -1,5 +1,6 @@
 /* Groups of more query heads than a CTA of decode has rows, in plans for graphs: the rows of 1 to 4 tokens of a
- * sequence go to decode all the same, whatever else is asked of them. Against the float64 reference. */
+ * sequence go to decode all the same, whatever else is asked of them; and so do those over latents, be they few or many.
+ * Against the float64 reference. */
 #include <stdlib.h>
 
 #include "base/convert.h"
@@ -12,6 +13,8 @@
 
 enum { ITEMS = 4, ROWS = 10, READY = 4, PADDED = 16 };
 static const int64_t COUNTS[ITEMS] = {1, 2, 3, 4};
+
+enum { LATENT = 576 }; /* the width of keys that hold their values, 512 */
 
 typedef struct wide_case {
     int32_t group, kv_heads, dim, block_size;
@@ -34,7 +37,10 @@ static const wide_case CASES[] = {{17, 1, 64, 16, CPA_BF16, 0, 500},
                                   {33, 1, 256, 16, CPA_FP8_E4M3, 0, 300},
                                   {48, 1, 128, 8, CPA_BF16, 0, 300},
                                   {128, 1, 128, 16, CPA_BF16, CPA_VLLM_X, 400},
-                                  {40, 1, 128, 64, CPA_FP8_E4M3, CPA_VLLM_X, 300}};
+                                  {40, 1, 128, 64, CPA_FP8_E4M3, CPA_VLLM_X, 300},
+                                  {16, 1, LATENT, 16, CPA_BF16, 0, 140},
+                                  {33, 1, LATENT, 64, CPA_FP8_T128, 0, 130},
+                                  {128, 1, LATENT, 64, CPA_BF16, 0, 128}};
 enum { N_CASES = sizeof CASES / sizeof *CASES };
 
 static cpa_attend_case shape_of(const wide_case *c) {
@@ -44,6 +50,7 @@ static cpa_attend_case shape_of(const wide_case *c) {
     shape.q_heads = c->group * c->kv_heads;
     shape.kv_heads = c->kv_heads;
     shape.k_dim = shape.v_dim = c->dim;
+    if (c->dim == LATENT) shape.v_in_k = 1, shape.v_dim = 512, shape.scale = 0.0625f;
     shape.block_size = c->block_size;
     shape.layout = c->layout;
     shape.length = c->length;
@@ -214,6 +221,7 @@ static void launches_stay_the_same_of(int32_t dim) {
 static void launches_stay_the_same(void) {
     launches_stay_the_same_of(64);
     launches_stay_the_same_of(128);
+    if (!cpa_test_promises_bits()) launches_stay_the_same_of(LATENT); /* the host has no launches */
 }
 
 /* Each row tile of a group reads the keys again, so that of many keys prefill tiles are faster. */

@@ -8,7 +8,8 @@
 #include "tests/fixtures/device_fixture.h"
 #include "tests/fixtures/unit.h"
 
-enum { HEADS = 32, KV_HEADS = 8, TOKENS = 512, MOST_ROWS = TOKENS, POOL = 32 << 20 };
+enum { HEADS = 32, KV_HEADS = 8, TOKENS = 512, MOST_ROWS = TOKENS, POOL = 64 << 20 };
+enum { LATENT = 576, LATENT_VALUES = 512 }; /* the width of keys that hold their values, and of these */
 
 static cpa_device *device;
 static cpa_stream *stream;
@@ -25,7 +26,9 @@ typedef struct launch_case {
 /* What begins the mangled names of the kernels that a row of the table launches: the length of a name, and it. */
 static const struct {
     const char *name, *kernels[2];
-} LAUNCHES[] = {{"decode_blocks", {"20attend_decode_blocksI"}},
+} LAUNCHES[] = {{"latent", {"13attend_latentI"}},
+                {"wide", {"13attend_latentI"}},
+                {"decode_blocks", {"20attend_decode_blocksI"}},
                 {"decode", {"13attend_decodeI"}},
                 {"decode_ruled", {"13attend_decodeI"}},
                 {"decode_ruled_caches", {"13attend_decodeI"}},
@@ -95,6 +98,13 @@ static void *memory_of(int64_t bytes) {
     return memory;
 }
 
+static int32_t kv_heads_of(const launch_case *c) {
+    return c->dim == LATENT ? 1 : KV_HEADS;
+}
+static int32_t v_dim_of(const launch_case *c) {
+    return c->dim == LATENT ? LATENT_VALUES : c->dim;
+}
+
 static cpa_attend_plan *plan_of(const launch_case *c) {
     const int64_t blocks = TOKENS / c->block_size;
     const cpa_attend_item item = {.q_count = c->rows, .q_first = TOKENS - c->rows, .k_count = TOKENS};
@@ -105,9 +115,10 @@ static cpa_attend_plan *plan_of(const launch_case *c) {
                                               .kv_dtype = c->kv_dtype,
                                               .layout = c->layout,
                                               .q_heads = HEADS,
-                                              .kv_heads = KV_HEADS,
+                                              .kv_heads = kv_heads_of(c),
                                               .k_dim = c->dim,
-                                              .v_dim = c->dim},
+                                              .v_dim = v_dim_of(c),
+                                              .v_in_k = c->dim == LATENT},
                                     .block_size = c->block_size,
                                     .items = &item,
                                     .n_items = 1,
@@ -133,10 +144,12 @@ static void attend_case(const launch_case *c, void *const (*memory)[5], cpa_atte
                                          .layout = c->layout,
                                          .block_size = c->block_size,
                                          .num_blocks = TOKENS / c->block_size,
-                                         .kv_heads = KV_HEADS,
+                                         .kv_heads = kv_heads_of(c),
                                          .k_dim = c->dim,
-                                         .v_dim = c->dim},
+                                         .v_dim = v_dim_of(c),
+                                         .v_in_k = c->dim == LATENT},
                                   .mask = {.causal = 1},
+                                  .scale = 0.0625f,
                                   .state = {.o = c->with_state ? (*memory)[4] : NULL,
                                             .lse = c->with_state ? (float *)(*memory)[4] + (POOL >> 3) : NULL},
                                   .out = (*memory)[3],
@@ -169,21 +182,22 @@ static void check_case(const launch_case *c, void *const (*memory)[5]) {
 
 static void what_is_told_is_launched(void) {
     static const cpa_dtype cached[] = {CPA_F32, CPA_BF16, CPA_F16, CPA_FP8_E4M3, CPA_INT8};
-    static const int32_t blocks[] = {8, 16, 64}, dims[] = {64, 128, 256};
+    static const int32_t blocks[] = {8, 16, 64}, dims[] = {64, 128, 256, 512, LATENT};
     void *const memory[5] = {memory_of(POOL), memory_of(POOL), memory_of(POOL), memory_of(POOL), memory_of(POOL)};
     const char *path;
     for (int32_t p = 0; (path = device->self_test->attend_path(device, p)); p++) {
-        for (int i = 0; i < 5 * 3 * 3 * 2 * 2 * 2 * 2; i++) {
+        for (int i = 0; i < 5 * 3 * 5 * 2 * 2 * 2 * 2; i++) {
             const cpa_dtype kv_dtype = cached[i % 5];
             const launch_case c = {.q_dtype = cpa_dtype_is_quantised(kv_dtype) ? CPA_BF16 : kv_dtype,
                                    .kv_dtype = kv_dtype,
                                    .block_size = blocks[i / 5 % 3],
-                                   .dim = dims[i / 15 % 3],
-                                   .layout = i / 45 % 2 ? CPA_VLLM_X : 0,
-                                   .rows = i / 90 % 2 ? MOST_ROWS : 1,
-                                   .with_state = i / 180 % 2,
-                                   .softcap = i / 360};
-            if (c.layout == CPA_VLLM_X && kv_dtype == CPA_INT8) continue; /* there is no such cache */
+                                   .dim = dims[i / 15 % 5],
+                                   .layout = i / 75 % 2 ? CPA_VLLM_X : 0,
+                                   .rows = i / 150 % 2 ? MOST_ROWS : 1,
+                                   .with_state = i / 300 % 2,
+                                   .softcap = i / 600};
+            /* There are no such caches. */
+            if (c.layout == CPA_VLLM_X && (kv_dtype == CPA_INT8 || c.dim == LATENT)) continue;
             check_case(&c, &memory);
         }
     }

@@ -116,6 +116,19 @@ static void wide_groups(void) {
     }
 }
 
+/* Latents: fewer heads than a CTA has rows, of several tokens, and more. */
+static void latents(void) {
+    static const int32_t heads[][2] = {{16, 4}, {48, 3}, {128, 1}, {126, 2}};
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
+        cpa_decode_case latent = SMALL;
+        latent.q_heads = heads[i][0], latent.rows = heads[i][1];
+        latent.kv_heads = 1, latent.dim = 512, latent.v_in_k = 1;
+        latent.block_size = i % 2 ? 64 : 16;
+        latent.tokens = 150;
+        steps_of_any_lengths(&latent);
+    }
+}
+
 /* Rows as they come, of the reserved number at most: none of some sequences, gaps in front and behind; too many of one,
  * a descent and a beginning past the end, of which those around know nothing. */
 static void rows_by_qo_indptr(void) {
@@ -333,6 +346,7 @@ static const cpa_test tests[] = {
     {"other dtypes, windows, lengths of 64 bits", dtypes_and_masks},
     {"several rows a sequence", several_rows_a_sequence},
     {"wide groups", wide_groups},
+    {"latents", latents},
     {"rows as they come, by qo_indptr", rows_by_qo_indptr},
     {"many sequences, and one that is long", many_sequences_and_one_long_one},
     {"fewer sequences than are reserved", fewer_sequences_than_are_reserved},

@@ -221,7 +221,8 @@ static cpa_cuda_attend_launch launch_of(const cpa_cuda_plan *plan, const attend_
                                     .spec = &call->choice->spec,
                                     .args = a,
                                     .kv = &call->kv,
-                                    .selection = call->selection};
+                                    .selection = call->selection,
+                                    .pieces = pieces};
 }
 
 static cpa_status launch_decode(const cpa_cuda_plan *plan, const attend_call *call, cpa_cuda_attend_args *a,
@@ -229,7 +230,10 @@ static cpa_status launch_decode(const cpa_cuda_plan *plan, const attend_call *ca
     cpa_cuda_attend_launch launch = launch_of(plan, call, a, CPA_CUDA_DECODE);
     a->pieces = (const cpa_cuda_piece *)(plan->memory->image + plan->decode_at);
     launch.count = plan->decode_ctas;
-    return launch.kernel->launch(&launch, stream);
+    CPA_TRY(launch.kernel->launch(&launch, stream));
+    return launch.kernel->leaves_units && plan->partial_rows > 0
+               ? cpa_cuda_attend_combine_units(a, plan->decode_ctas, stream)
+               : CPA_OK;
 }
 
 /* Pieces over keys as they lie, or over keys that are prepared. */
@@ -259,9 +263,10 @@ static cpa_status launch_plain(const cpa_cuda_plan *plan, const attend_call *cal
     /* Tests and the self-test lower the path on purpose. */
     if (device->path == device->best) cpa_attend_log_plain(call->choice->plain);
     stream->plain_rows += plan->base.rows_attended;
-    return kernel->launch(
-        &(cpa_cuda_attend_launch){kernel, plan, &call->choice->spec, &call->args, &call->kv, 1, call->selection},
-        stream);
+    cpa_cuda_attend_launch launch = launch_of(plan, call, &call->args, CPA_CUDA_DECODE);
+    launch.kernel = kernel;
+    launch.count = 1;
+    return kernel->launch(&launch, stream);
 }
 
 cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *args, const void *ready_q,

@@ -20,6 +20,14 @@ struct cta_work {
     }
 };
 
+/* A piece of the plan becomes that of a warp, which calls it for itself. */
+__device__ inline void copy_piece(cpa_cuda_piece &to, const cpa_cuda_piece &from, int lane) {
+    static_assert(sizeof to % 4 == 0 && sizeof to <= 128, "a word a lane");
+    __syncwarp(); /* all lanes know `from` by what is overwritten */
+    if (lane < (int)sizeof to / 4) ((int32_t *)&to)[lane] = __ldg((const int32_t *)&from + lane);
+    __syncwarp();
+}
+
 /* A row sees the keys [0, sinks) and [first, end) of the item, counted from k_first; sinks is the same for all rows and
  * matters only where first > 0. */
 struct row_keys {

@@ -310,8 +310,8 @@ cpa_status cpa_cuda_assign_pieces(const cpa_cuda_update_args *args, cpa_stream *
 
 /* Has the arguments name the keys and values of a view, whose strides are resolved. */
 void cpa_cuda_take_view(cpa_cuda_attend_args *args, const cpa_kv_view *kv);
-/* The most packed rows of an item that goes to the kernels of decode where prefill tiles are a choice: those of a CTA.
- */
+/* The most packed rows of an item that goes to the kernels of decode where prefill tiles are a choice: those of a CTA;
+ * over latents, whose tiles of prefill are the same, those of several. */
 int32_t cpa_cuda_most_decode_rows(const cpa_attention_shape *shape, int32_t block_size);
 /* The same of a plan whose launches stay the same, which prefill tiles do not. */
 int32_t cpa_cuda_most_padded_rows(const cpa_attention_shape *shape, int32_t block_size);
@@ -364,7 +364,19 @@ int32_t cpa_cuda_hopper_box(int32_t k_dim, int32_t v_dim, int32_t block_size, in
 int32_t cpa_cuda_hopper_tail(int32_t k_dim, int32_t v_dim);
 /* Rows of its tiles; it takes smaller ones as well. */
 int32_t cpa_cuda_hopper_rows(int32_t k_dim, int32_t v_dim, int32_t block_size, int32_t ruled);
+/* Over latents, whose map is that of keys, or over wide heads: pieces of decode, or of prefill, the lists of which begin
+ * with the first `ctas`. What units of decode are split into is joined by cpa_cuda_attend_combine_units. */
+typedef struct cpa_cuda_latent_form {
+    int32_t v_in_k;
+    int32_t paired; /* of elements: neighbouring CTAs, two and two, have the same keys all along */
+} cpa_cuda_latent_form;
+cpa_status cpa_cuda_attend_latent(const cpa_cuda_attend_args *args, const cpa_cuda_hopper_maps *maps,
+                                  cpa_cuda_latent_form form, int32_t ctas, cpa_stream *stream);
+/* Tokens in a box of its maps. */
+int32_t cpa_cuda_latent_box(cpa_cuda_latent_form form, int32_t block_size);
 cpa_status cpa_cuda_attend_combine(const cpa_cuda_attend_args *args, int32_t n_splits, cpa_stream *stream);
+/* The same of decode units, whose pieces are listed from the first `ctas` on, for kernels that do not join them. */
+cpa_status cpa_cuda_attend_combine_units(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream);
 
 #ifdef __cplusplus
 }

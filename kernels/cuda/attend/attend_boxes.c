@@ -2,7 +2,7 @@
 #include "base/check.h"
 #include "kernels/cuda/attend/attend_kernels.h"
 
-/* Packed rows of a warpgroup of the persistent kernel, which a box of queries brings. */
+/* Packed rows of a warpgroup, which a box of queries of the persistent kernel brings. */
 enum { GROUP_ROWS = 64 };
 
 /* ---- what they take ---- */
@@ -36,6 +36,36 @@ static const char *persistent_refuses(const cpa_cuda_attend_spec *spec) {
 static cpa_cuda_attend_geometry hopper_geometry(const cpa_attention_shape *shape, int32_t block_size) {
     return (cpa_cuda_attend_geometry){
         .rows = cpa_cuda_hopper_rows(shape->k_dim, shape->v_dim, block_size, 0), .heads = 1, .ctas = 1};
+}
+
+enum { LATENT_K_DIM = 576, LATENT_V_DIM = 512 }; /* widths of the kernel's tiles */
+
+static const char *latent_codes_refuse(const cpa_cuda_attend_spec *spec) {
+    const cpa_attention_shape *shape = spec->shape;
+    const int tiled = spec->call.kv_dtype == CPA_FP8_T128;
+    if (shape->k_dim < LATENT_K_DIM || shape->v_dim < LATENT_V_DIM) return "codes of latents of fewer than 576 columns";
+    if (tiled && spec->call.q_dtype != CPA_BF16) return "queries in fp16 over rotated elements in bf16";
+    if (tiled || cpa_shape_tensor_scale(shape, CPA_KEYS) != 0) return NULL;
+    return "latents with a scale each";
+}
+
+/* Latents: one KV head, as all query heads share them. */
+static const char *latent_refuses(const cpa_cuda_attend_spec *spec) {
+    const cpa_attention_shape *shape = spec->shape;
+    if (shape->kv_heads > 1) return "latents of several KV heads";
+    if (shape->k_dim > LATENT_K_DIM || shape->v_dim > LATENT_V_DIM)
+        return "latents of more columns than 576, or 512 of values";
+    if (spec->call.oddities & CPA_CUDA_NO_BLOCKS) return "a cache of no blocks";
+    if (cpa_cuda_has_codes(spec)) return latent_codes_refuse(spec);
+    return spec->block_size < CPA_CUDA_LEAST_BOX ? "latents in blocks of fewer than 8 tokens" : NULL;
+}
+
+/* Heads of latents' widths whose values lie apart. */
+static const char *wide_refuses(const cpa_cuda_attend_spec *spec) {
+    const cpa_attention_shape *shape = spec->shape;
+    if (shape->k_dim > LATENT_V_DIM || shape->v_dim > LATENT_V_DIM) return "heads of more than 512 columns";
+    if (spec->call.oddities & CPA_CUDA_NO_BLOCKS) return "a cache of no blocks";
+    return spec->block_size < CPA_CUDA_LEAST_BOX ? "wide heads in blocks of fewer than 8 tokens" : NULL;
 }
 
 /* ---- maps ---- */
@@ -115,6 +145,22 @@ static cpa_status launch_persistent(const cpa_cuda_attend_launch *launch, cpa_st
     return cpa_cuda_attend_persistent(a, &maps, launch->count, tickets, stream);
 }
 
+/* Latents, or wide heads. The rows of a token may be those of a team of two CTAs. */
+static cpa_status launch_latent(const cpa_cuda_attend_launch *launch, cpa_stream *stream) {
+    const cpa_attention_shape *shape = launch->spec->shape;
+    const int codes = cpa_cuda_has_codes(launch->spec), decode = launch->pieces == CPA_CUDA_DECODE;
+    const cpa_cuda_team team = cpa_cuda_team_of(shape, launch->kv->block_size);
+    const cpa_cuda_latent_form form = {shape->v_in_k, shape->v_in_k && !codes && decode && team.ctas == 2};
+    const int32_t box = cpa_cuda_latent_box(form, launch->kv->block_size);
+    cpa_cuda_attend_args a = *launch->args;
+    cpa_cuda_hopper_maps maps = {0};
+    if (!codes) CPA_TRY(encode_pools(launch->kv, box, 0, &maps, stream));
+    /* Else half of the device is left to what waits for other devices. */
+    a.early =
+        a.early && (a.alone || 2 * (int64_t)launch->count * a.kv_heads <= cpa_cuda_device_of(stream)->multiprocessors);
+    return cpa_cuda_attend_latent(&a, &maps, form, launch->count, stream);
+}
+
 const cpa_cuda_attend_kernel cpa_cuda_kernel_hopper = {
     .name = "hopper",
     .takes = {1 << CPA_CUDA_PREFILL | 1 << CPA_CUDA_SHARED, CPA_CUDA_ROWS, CPA_CUDA_ALL_RULES - CPA_CUDA_BIAS,
@@ -129,4 +175,21 @@ const cpa_cuda_attend_kernel cpa_cuda_kernel_persistent = {
     .refuses = persistent_refuses,
     .geometry = hopper_geometry,
     .launch = launch_persistent,
+};
+const cpa_cuda_attend_kernel cpa_cuda_kernel_latent = {
+    .name = "latent",
+    .takes = {1 << CPA_CUDA_DECODE | 1 << CPA_CUDA_PREFILL, CPA_CUDA_ALL_CACHES, 0, CPA_CUDA_HOPPER, CPA_CUDA_576, 1},
+    .refuses = latent_refuses,
+    .geometry = cpa_cuda_decode_geometry,
+    .launch = launch_latent,
+    .leaves_units = 1,
+};
+const cpa_cuda_attend_kernel cpa_cuda_kernel_wide = {
+    .name = "wide",
+    .takes = {1 << CPA_CUDA_DECODE | 1 << CPA_CUDA_PREFILL, CPA_CUDA_ROWS, 0, CPA_CUDA_HOPPER, CPA_CUDA_576, 0,
+              CPA_CUDA_576},
+    .refuses = wide_refuses,
+    .geometry = cpa_cuda_decode_geometry,
+    .launch = launch_latent,
+    .leaves_units = 1,
 };

@@ -123,5 +123,6 @@ const cpa_cuda_attend_choice *cpa_cuda_plan_choice(const cpa_cuda_plan *plan, co
 
 int32_t cpa_cuda_plan_tile_rows(const cpa_device *device, const cpa_attention_shape *shape, int32_t block_size) {
     const int hopper = ((const cpa_cuda_device *)device)->path == CPA_CUDA_HOPPER;
+    if (cpa_cuda_is_wide(shape)) return CPA_CUDA_WIDE_ROWS;
     return (hopper ? &cpa_cuda_kernel_hopper : &cpa_cuda_kernel_portable)->geometry(shape, block_size).rows;
 }

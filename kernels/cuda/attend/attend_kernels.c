@@ -56,6 +56,7 @@ static cpa_cuda_chosen choose(const cpa_cuda_attend_spec *spec, cpa_cuda_pieces 
         const cpa_cuda_attend_kernel *kernel = chosen.kernel = cpa_cuda_attend_kernels[i];
         if (!(kernel->takes.pieces & 1 << pieces) || !(kernel->takes.caches & spec->call.cache)) continue;
         if (kernel->takes.path != CPA_CUDA_SIMPLE && kernel->takes.latents != spec->shape->v_in_k) continue;
+        if (spec->width < kernel->takes.narrowest) continue;
         const char *why = cpa_cuda_kernel_refuses(kernel, spec);
         if (!chosen.fastest) chosen.fastest = kernel, chosen.why = why;
         if (!why) break;
@@ -67,13 +68,12 @@ cpa_cuda_attend_choice cpa_cuda_choose_attend(const cpa_cuda_attend_spec *spec) 
     cpa_cuda_attend_choice choice = {.spec = *spec};
     for (int i = 0; i < CPA_CUDA_PIECE_KINDS; i++) {
         if (spec->pieces & 1 << i) choice.of[i] = choose(spec, (cpa_cuda_pieces)i);
-        if (choice.of[i].kernel != &cpa_cuda_kernel_simple) continue;
-        choice.plain = choice.of[i].why ? choice.of[i].why : "values in keys"; /* for which it is the only one */
+        if (choice.of[i].kernel == &cpa_cuda_kernel_simple) choice.plain = choice.of[i].why;
     }
     for (int i = 0; i < CPA_CUDA_PIECE_KINDS && choice.plain; i++) {
         if (!choice.of[i].kernel) continue;
         choice.of[i].kernel = &cpa_cuda_kernel_simple;
-        choice.of[i].why = choice.of[i].fastest == &cpa_cuda_kernel_simple ? NULL : choice.plain;
+        choice.of[i].why = choice.plain;
     }
     return choice;
 }

@@ -68,6 +68,12 @@ static inline cpa_cuda_width cpa_cuda_width_of(int32_t k_dim, int32_t v_dim) {
     return k_dim > 64 || v_dim > 64 ? CPA_CUDA_128 : CPA_CUDA_64;
 }
 
+/* Whether a cache has latents, or heads so wide, that kernels of their own take them, in tiles of CPA_CUDA_WIDE_ROWS. */
+enum { CPA_CUDA_WIDE_ROWS = 64 };
+static inline int cpa_cuda_is_wide(const cpa_attention_shape *shape) {
+    return shape->v_in_k || cpa_cuda_width_of(shape->k_dim, shape->v_dim) == CPA_CUDA_576;
+}
+
 /* What a call says that its plan does not know; choices are kept by it. */
 typedef struct cpa_cuda_attend_call {
     cpa_cuda_path path;
@@ -113,6 +119,7 @@ typedef struct cpa_cuda_attend_launch {
      * kernels for devices before 9.0 alone. */
     int32_t count;
     const cpa_key_selection *selection; /* lists and blocks; bits are among the arguments; NULL: none */
+    cpa_cuda_pieces pieces; /* the kind of them; CPA_CUDA_DECODE where the plain kernel has the whole plan */
 } cpa_cuda_attend_launch;
 typedef cpa_status cpa_cuda_attend_launcher(const cpa_cuda_attend_launch *launch, cpa_stream *stream);
 cpa_cuda_attend_launcher cpa_cuda_attend_decode_blocks, cpa_cuda_attend_decode, cpa_cuda_attend_decode_ruled,
@@ -148,12 +155,14 @@ typedef struct cpa_cuda_attend_kernel {
         int32_t pieces, caches, rules;
         cpa_cuda_path path;
         cpa_cuda_width width;
-        int32_t latents; /* 1: caches whose keys hold their values (v_in_k), and no others; 0: others alone */
+        int32_t latents;          /* 1: caches whose keys hold their values (v_in_k), and no others; 0: others alone */
+        cpa_cuda_width narrowest; /* the narrowest heads */
     } takes;
     /* What of that it does not take, in words; NULL: nothing. Without a function it takes all of it. */
     const char *(*refuses)(const cpa_cuda_attend_spec *spec);
     cpa_cuda_attend_cut *geometry;
     cpa_cuda_attend_launcher *launch;
+    int32_t leaves_units; /* decode: not 0: the states of pieces are left to cpa_cuda_attend_combine_units */
     /* NULL; or what is done to the keys first, and the kernel for whose sake, which has its say before this one, then
      * cuts and runs. Such a row has no launch (attend_source.h). */
     const cpa_cuda_preparation *prepares;
@@ -161,6 +170,8 @@ typedef struct cpa_cuda_attend_kernel {
 } cpa_cuda_attend_kernel;
 
 #define CPA_CUDA_ATTEND_KERNELS(KERNEL)                                                                                \
+    KERNEL(latent)                                                                                                     \
+    KERNEL(wide)                                                                                                       \
     KERNEL(decode_blocks)                                                                                              \
     KERNEL(decode)                                                                                                     \
     KERNEL(decode_ruled)                                                                                               \

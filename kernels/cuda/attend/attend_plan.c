@@ -82,7 +82,7 @@ static int may_share(const cpa_cuda_plan_builder *b, const cpa_cuda_device *devi
     const int runs_fit = shape->kv_dtype != CPA_INT8 && b->given->block_size >= CPA_CUDA_DECODE_RUN;
     const int tensor_cores = shape->kv_dtype != CPA_F32 && (shape->layout != CPA_VLLM_X || runs_fit);
     return b->given->cascade_attention != CPA_CASCADE_OFF && device->path == CPA_CUDA_HOPPER && b->n_decode > 1 &&
-           tensor_cores && !shape->v_in_k && !b->full && !b->masked;
+           tensor_cores && !cpa_cuda_is_wide(shape) && !b->full && !b->masked;
 }
 
 /* Finds what items share, where that pays, and leaves each with the keys that are its own. */

@@ -6,6 +6,7 @@
 /* Where rows of elements have the width of most heads and lie together, two warps walk through the same keys, each with
  * a tile of rows. Rows in runs are not short where they lie. */
 cpa_cuda_attend_geometry cpa_cuda_decode_geometry(const cpa_attention_shape *shape, int32_t block_size) {
+    if (cpa_cuda_is_wide(shape)) return (cpa_cuda_attend_geometry){.rows = CPA_CUDA_WIDE_ROWS, .heads = 1, .ctas = 1};
     const int codes = cpa_dtype_is_quantised(shape->kv_dtype), runs = shape->layout == CPA_VLLM_X;
     const cpa_cuda_width width = cpa_cuda_width_of(shape->k_dim, shape->v_dim);
     const int usual = width == CPA_CUDA_128 && !codes && !runs && block_size >= CPA_CUDA_DECODE_RUN;
@@ -18,7 +19,7 @@ cpa_cuda_attend_geometry cpa_cuda_decode_geometry(const cpa_attention_shape *sha
 }
 
 int32_t cpa_cuda_most_decode_rows(const cpa_attention_shape *shape, int32_t block_size) {
-    return cpa_cuda_decode_geometry(shape, block_size).rows;
+    return shape->v_in_k ? CPA_CUDA_MOST_DECODE_ROWS : cpa_cuda_decode_geometry(shape, block_size).rows;
 }
 
 /* Items of more rows than a CTA takes go faster through prefill tiles, outside of graphs; but a group that has more
@@ -29,7 +30,7 @@ int32_t cpa_cuda_most_padded_rows(const cpa_attention_shape *shape, int32_t bloc
 }
 
 cpa_cuda_team cpa_cuda_team_of(const cpa_attention_shape *shape, int32_t block_size) {
-    const int32_t tile = cpa_cuda_most_decode_rows(shape, block_size), group = shape->q_heads / shape->kv_heads;
+    const int32_t tile = cpa_cuda_decode_geometry(shape, block_size).rows, group = shape->q_heads / shape->kv_heads;
     if (group <= tile) return (cpa_cuda_team){.ctas = 1, .tile = tile, .rows = tile};
     return (cpa_cuda_team){.ctas = (int32_t)cpa_cuda_ceil_div(group, tile), .tile = tile, .rows = group};
 }

@@ -167,14 +167,6 @@ __device__ void leave_state(const warp_state<C> &state, int rows, float values_s
     }
 }
 
-/* Called by a warp for itself. */
-__device__ inline void copy_piece(cpa_cuda_piece &to, const cpa_cuda_piece &from, int lane) {
-    static_assert(sizeof to % 4 == 0 && sizeof to <= 128, "a word a lane");
-    __syncwarp(); /* all lanes know `from` by what is overwritten */
-    if (lane < (int)sizeof to / 4) ((int32_t *)&to)[lane] = __ldg((const int32_t *)&from + lane);
-    __syncwarp();
-}
-
 /* Launches a kernel of decode: a CTA for each C::HEADS heads and share of the plan. */
 template <typename C>
 cpa_status launch_decode(void (*kernel)(cpa_cuda_attend_args), uint64_t *prepared, const cpa_cuda_attend_launch *l,

@@ -19,6 +19,14 @@ __device__ inline void barrier_expect(uint32_t barrier, uint32_t bytes) {
 __device__ inline void barrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+/* At the barrier of that address in a CTA of the cluster. */
+__device__ inline void barrier_arrive_in(uint32_t barrier, uint32_t cta) {
+    asm volatile(
+        "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }" ::"r"(barrier),
+        "r"(cta)
+        : "memory");
+}
 /* Waits for the end of the phase of that parity; phases count from 0, and the one before the first has parity 1. */
 __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
     asm volatile(
@@ -38,6 +46,15 @@ __device__ inline void copy_box(uint32_t to, const CUtensorMap *map, uint32_t ba
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
         "[%2];" ::"r"(to),
         "l"(map), "r"(barrier), "r"(dim), "r"(token), "r"(head), "r"(block)
+        : "memory");
+}
+/* The same to that address in both CTAs of a cluster of two, and at the barrier of each. */
+__device__ inline void copy_box_to_pair(uint32_t to, const CUtensorMap *map, uint32_t barrier, int dim, int token,
+                                        int head, int block) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+        "[%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(dim), "r"(token), "r"(head), "r"(block), "h"((uint16_t)3)
         : "memory");
 }
 /* The same for bytes that lie in a row, a multiple of 16. */
@@ -61,6 +78,16 @@ __device__ inline void named_sync(int barrier, int threads) {
 }
 __device__ inline void named_arrive(int barrier, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+/* The CTA's number in its cluster; and a barrier among all threads of the cluster. */
+__device__ inline uint32_t cluster_rank() {
+    uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ inline void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
 }
 
 /* All warps of a warpgroup give registers back, or take them. */

@@ -33,6 +33,11 @@ __device__ inline uint32_t phase_of(int n) {
     return (n / N) & 1;
 }
 
+/* What all lanes have alike, and the compiler then knows that they do: it may go to uniform registers. */
+__device__ inline int same_in_warp(int value) {
+    return __shfl_sync(0xffffffff, value, 0);
+}
+
 /* ---- the loading warps, one or two for keys, and as many for values ---- */
 
 /* Where a box of tokens of a tile lies. */

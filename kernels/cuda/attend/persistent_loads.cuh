@@ -35,11 +35,6 @@ struct persistent_config : config<Element, Shape, BOXES, false> {
     static constexpr int FEW_KEYS = 80;
 };
 
-/* What all lanes have alike, and the compiler then knows that they do: it may go to uniform registers. */
-__device__ int same_in_warp(int value) {
-    return __shfl_sync(0xffffffff, value, 0);
-}
-
 /* The stages of a ring of N, for what is counted from 0: full when the bytes are there, empty when all readers are done
  * with them. */
 template <int N>

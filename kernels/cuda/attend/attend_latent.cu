@@ -1,0 +1,353 @@
+/* attend over latents (multi-head latent attention with absorbed queries, DeepSeek-V2, arXiv:2405.04434) on compute
+ * capability 9.0: one KV head for all query heads, whose keys have up to 576 columns, of which the first, 512 at most,
+ * are the values. A tile of 64 keys is copied once for both products. And over ordinary heads of 257 to 512 columns,
+ * whose values are copied by themselves.
+ *
+ * A CTA takes 64 packed rows, piece by piece. The sums of 512 columns are more than a warpgroup has registers for: two
+ * have a half each, of the same rows, and a thread of one has the rows of that thread of the other. They take turns
+ * with the scores of a tile and their softmax, and the one whose turn it is hands probabilities and maxima on, thread
+ * to thread; while it multiplies them with its half of the values, the other has the scores of the next tile multiplied
+ * (as FlashMLA, DeepSeek-AI, has two tiles under way in two warpgroups). Where the rows of a token are those of a team
+ * of two CTAs, these are a cluster, which reads a tile once. */
+#include "base/check.h"
+#include "base/dependent.cuh"
+#include "kernels/cuda/attend/hopper_scores.cuh"
+#include "kernels/cuda/attend/latent_codes.cuh"
+
+namespace {
+
+/* Named barriers: of both warpgroups that multiply, and of what one of them has handed on. 1 and 2 are those of each
+ * alone. */
+constexpr int BOTH = 5, BOTH_THREADS = 2 * WARPGROUP;
+__device__ int handed_barrier(int consumer) {
+    return 3 + consumer;
+}
+
+/* What one of the two warpgroups does with the tiles of a piece, `first` being the number of the first of them. */
+template <typename C>
+struct latent_rows {
+    latent_shared<C> &shared;
+    const uint32_t tiles;
+    const int consumer, thread;
+    const uint32_t first;
+    const float scale_log2;
+    thread_state<C> &state;
+    uint32_t p[C::KEYS / 16][4];
+
+    __device__ int lane() const { return thread % 32; }
+    __device__ uint32_t tile(int i) const {
+        return tiles + C::STAGES_AT + (first + i) % C::STAGES * C::STAGE_BYTES;
+    }
+    __device__ uint32_t handed() const { return tiles + C::P_AT + thread * 16; }
+    __device__ uint32_t maxima() const { return tiles + C::MAX_AT + thread * 8; }
+    /* This warpgroup's half of the values. */
+    __device__ latent_part own_half() const { return consumer == 0 ? LEFT_VALUES : RIGHT_VALUES; }
+    __device__ uint32_t values(int i) const { return tile(i) + consumer * (C::V_COLUMNS / COLUMNS) * COLUMNS_BYTES; }
+
+    /* S = Q K^T of tile i, begun; part by part, as they come. */
+    __device__ void begin_scores_of(float (&s)[C::KEYS / 2], const query_operand<C, NO_RULES> &q, int i) {
+        constexpr int STEPS = COLUMNS / 16;
+        const uint64_t k = wgmma_descriptor(same_in_warp(tile(i)) + C::FIRST_OF_KEYS * COLUMNS_BYTES, 0);
+#pragma unroll
+        for (int part = C::APART ? KEYS_ALONE : LEFT_VALUES; part < LATENT_PARTS; part++) {
+            const int columns = C::first_of(part) - C::FIRST_OF_KEYS;
+            shared.wait_full(first + i, part);
+            wgmma_fence();
+#pragma unroll
+            for (int step = STEPS * columns; step < STEPS * (columns + C::count_of(part)); step++)
+                q.multiply(s, step, wgmma_advance(k, step / STEPS * COLUMNS_BYTES + step % STEPS * 32));
+        }
+        wgmma_commit();
+    }
+
+    /* Past the last key of a piece, which its first tile has: see clear_values. */
+    __device__ void clear_rest(int i) {
+        const cpa_cuda_piece &piece = shared.pieces[MULTIPLYING];
+        const key_walk<C::KEYS> &walk = shared.walks[MULTIPLYING];
+        const int keys = piece.k_end - walk.tile(walk.count - 1) * C::KEYS;
+        if (i > 0 || keys >= C::KEYS) return;
+        clear_values<C>(values(i), keys, thread);
+        async_proxy_fence();
+        named_sync(1 + consumer, WARPGROUP);
+    }
+
+    __device__ void hand_on() const {
+#pragma unroll
+        for (int k = 0; k < C::KEYS / 16; k++)
+            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(handed() + k * WARPGROUP * 16), "r"(p[k][0]),
+                         "r"(p[k][1]), "r"(p[k][2]), "r"(p[k][3])
+                         : "memory");
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(maxima()), "f"(state.max[0]), "f"(state.max[1])
+                     : "memory");
+        named_arrive(handed_barrier(consumer), BOTH_THREADS);
+    }
+
+    /* Takes over what the other warpgroup has made of tile i. What lies there is overwritten by the same thread, with
+     * what it makes of the next tile. */
+    __device__ void take_over(int i) {
+        float max[2], keep[2];
+        named_sync(handed_barrier(1 - consumer), BOTH_THREADS);
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(max[0]), "=f"(max[1]) : "r"(maxima()) : "memory");
+#pragma unroll
+        for (int k = 0; k < C::KEYS / 16; k++)
+            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(p[k][0]), "=r"(p[k][1]), "=r"(p[k][2]), "=r"(p[k][3])
+                         : "r"(handed() + k * WARPGROUP * 16)
+                         : "memory");
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            keep[half] = worth_of(state.max[half], max[half], scale_log2);
+            state.max[half] = max[half];
+            state.sum[half] *= keep[half];
+        }
+        if (__any_sync(0xffffffff, keep[0] != 1 || keep[1] != 1)) rescale<C>(state, keep);
+        shared.wait_full(first + i, own_half());
+        clear_rest(i);
+    }
+
+    /* O += P V of tile i, waited for. */
+    __device__ void add_values(int i) {
+        begin_values<C>(state, p, values(i));
+        end_values(i);
+    }
+    __device__ void end_values(int i) {
+        wgmma_wait<0>();
+        hold_values<C>(state);
+        shared.release(first + i, own_half(), lane());
+    }
+
+    /* Tile i, whose scores this warpgroup multiplies; of the one before it, the values alone. FIRST: there is none. */
+    template <bool FIRST>
+    __device__ void attend_tile(const query_operand<C, NO_RULES> &q, int i) {
+        const key_walk<C::KEYS> &walk = shared.walks[MULTIPLYING];
+        const int tile_of_keys = walk.tile(walk.count - 1 - i);
+        float s[C::KEYS / 2], keep[2];
+        if (!FIRST) take_over(i - 1);
+        begin_scores_of(s, q, i);
+        if constexpr (FIRST) {
+            wgmma_wait<0>();
+        } else {
+            begin_values<C>(state, p, values(i - 1));
+            wgmma_wait<1>();
+        }
+        wgmma_hold(s);
+        shared.release(first + i, KEYS_ALONE, lane());
+        if (walk.masked(tile_of_keys))
+            mask_scores<C>(s, state, walk.sinks, tile_of_keys * C::KEYS + 2 * (lane() % 4));
+        const bool grown = lagging_softmax<C>(s, state, keep, scale_log2);
+        if constexpr (!FIRST) {
+            wgmma_hold(s);
+            pin_before_wait(state.sum[0] + state.sum[1], tiles);
+            end_values(i - 1);
+        }
+        pack_probabilities<C>(p, s);
+        hand_on();
+        if (C::APART) shared.wait_full(first + i, own_half());
+        if (FIRST) clear_rest(i);
+        if (grown) rescale<C>(state, keep);
+        add_values(i);
+    }
+
+    /* All tiles of the piece, the last keys first. */
+    __device__ void attend_tiles(int count) {
+        if (count == 0) return;
+        const query_operand<C, NO_RULES> q(tiles, thread);
+        int i = consumer;
+        if (i == 0) {
+            attend_tile<true>(q, 0);
+            i = C::CONSUMERS;
+        }
+        for (; i < count; i += C::CONSUMERS) attend_tile<false>(q, i);
+        if (i > count) return;
+        take_over(count - 1); /* the other had the last */
+        add_values(count - 1);
+    }
+};
+
+/* The queries of a piece, by both warpgroups; zeros past the last row. */
+template <typename C>
+__device__ void load_packed_queries(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_head,
+                                    uint32_t tile, int thread) {
+    constexpr int CHUNKS = C::K_DIM / 8;
+    const char *q = queries_of(a, piece);
+    for (int i = thread; i < GROUP_ROWS * CHUNKS; i += BOTH_THREADS) {
+        const int row = i / CHUNKS, chunk = i % CHUNKS;
+        const bool valid = piece.row_begin + row < piece.row_end && chunk * 8 < a.k_dim;
+        const row_place place(a, piece.q_row, valid ? piece.row_begin + row : piece.row_begin, kv_head);
+        const char *from =
+            q + (place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim + (valid ? chunk * 8 : 0)) * 2;
+        copy_async_16(tile + chunk_at<C>(row, chunk), from, valid);
+    }
+    copy_async_commit();
+    copy_async_wait<0>();
+    async_proxy_fence();
+}
+
+/* The sums of both warpgroups, each of which has those of the tiles that were its turn; where the queries lay, which
+ * nobody needs any more. */
+template <typename C>
+__device__ void join_sums(thread_state<C> &state, uint32_t tile, int consumer, int thread) {
+    const auto place_of = [&](int warpgroup) { return tile + (warpgroup * WARPGROUP + thread) * 8; };
+    const uint32_t own = place_of(consumer), other = place_of(1 - consumer);
+    float sum[2];
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(own), "f"(state.sum[0]), "f"(state.sum[1]) : "memory");
+    named_sync(BOTH, BOTH_THREADS);
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(sum[0]), "=f"(sum[1]) : "r"(other) : "memory");
+    state.sum[0] += sum[0], state.sum[1] += sum[1];
+}
+
+constexpr int PAIRS = 4; /* of columns of a row of a thread, whose old values are loaded together */
+
+/* A warpgroup's columns of the rows, and by the first one their LSEs; code_scale: that of codes, 1 of elements. */
+template <typename C>
+__device__ void store_columns(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const thread_state<C> &state,
+                              float code_scale, int kv_head, int consumer, int thread) {
+    const int lane = thread % 32, first_row = piece.row_begin + thread / 32 * 16 + lane / 4;
+    float *lse_at[2] = {}, lses[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int row = first_row + 8 * half;
+        const float max = state.max[half], sum = counted_sum(quad_sum(state.sum[half]), max, a.scale_log2 * code_scale);
+        const float inverse = inverse_of_sum(sum) * code_scale;
+        const float lse = piece.refused ? NAN : lse_of(sum, max * (a.scale * code_scale) + logf(sum));
+        if (row >= piece.row_end) continue;
+        const row_sink sink(a, piece, row, kv_head, lse);
+        const auto column_of = [&](int n) { return consumer * C::V_COLUMNS + 8 * n + 2 * (lane % 4); };
+        lse_at[half] = sink.lse;
+        lses[half] = sink.weights.lse;
+#pragma unroll
+        for (int first = 0; first < C::V_COLUMNS / 8; first += PAIRS) {
+            float old[PAIRS][2];
+#pragma unroll
+            for (int n = first; n < first + PAIRS; n++)
+                if (column_of(n) < a.v_dim) sink.load_old(column_of(n), old[n - first]);
+#pragma unroll
+            for (int n = first; n < first + PAIRS; n++) {
+                const float *from = &state.o[8 * n / C::PART][4 * (n % (C::PART / 8)) + 2 * half];
+                const float o[2] = {from[0] * inverse, from[1] * inverse};
+                if (column_of(n) < a.v_dim) sink.template store<typename C::element>(column_of(n), o, old[n - first]);
+            }
+        }
+    }
+    named_sync(BOTH, BOTH_THREADS); /* both have read the LSEs that are there */
+    if (consumer > 0 || lane % 4 > 0) return;
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        if (lse_at[half]) *lse_at[half] = lses[half];
+}
+
+/* All pieces of the CTA, by one of the two warpgroups. */
+template <typename C>
+__device__ void take_pieces(const cpa_cuda_attend_args &a, latent_shared<C> &shared, uint32_t tiles, int consumer,
+                            int thread) {
+    const cpa_cuda_piece &piece = shared.pieces[MULTIPLYING];
+    const key_walk<C::KEYS> &walk = shared.walks[MULTIPLYING];
+    const int lane = thread % 32, kv_head = blockIdx.y;
+    const float code_scale =
+        C::CACHE == LATENT_CODES ? head_scale(a.k_scale, a.k_head_scales, a.head_scale_step, 0) : 1;
+    const float scale_log2 = a.scale_log2 * code_scale;
+    uint32_t n = 0;
+    for (int at = blockIdx.x, next; at >= 0; at = next, n += walk.count) {
+        named_sync(BOTH, BOTH_THREADS); /* nobody needs the one before */
+        if (consumer == 0 && thread < 32) shared.take(a, MULTIPLYING, at, lane);
+        named_sync(BOTH, BOTH_THREADS);
+        next = piece.next;
+        if (walk.count > 0) load_packed_queries<C>(a, piece, kv_head, tiles, consumer * WARPGROUP + thread);
+        thread_state<C> state;
+        const int row = piece.row_begin + thread / 32 * 16 + lane / 4;
+#pragma unroll
+        for (int half = 0; half < 2; half++) state.keys[half] = walk.keys_of(a, piece, row + 8 * half);
+        clear_state<C>(state, scale_log2);
+        named_sync(BOTH, BOTH_THREADS);
+        latent_rows<C> rows{shared, tiles, consumer, thread, (uint32_t)same_in_warp(n), scale_log2, state};
+        rows.attend_tiles(walk.count);
+        join_sums<C>(state, tiles, consumer, thread);
+        store_columns<C>(a, piece, state, code_scale, kv_head, consumer, thread);
+    }
+}
+
+/* What a CTA does. */
+template <typename C>
+__device__ void attend_rows(const hopper_args &args) {
+    extern __shared__ char memory[];
+    __shared__ latent_shared<C> shared;
+    const uint32_t tiles = (shared_address(memory) + TILE_ALIGNMENT - 1) / TILE_ALIGNMENT * TILE_ALIGNMENT;
+    /* Shuffled, so that the compiler knows that a warp has one: descriptors then stay in uniform registers. */
+    const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0), thread = threadIdx.x % WARPGROUP;
+    if (threadIdx.x == 0) {
+        if (!C::CODES) prefetch_map(&args.maps.k);
+        if (C::APART) prefetch_map(&args.maps.v);
+        shared.start();
+    }
+    __syncthreads();
+    if constexpr (C::PAIRED) cluster_sync(); /* both have their barriers */
+    dependent_wait();
+    dependent_allow();
+    if (warpgroup == 0) {
+        registers_shrink<C::LOADER_REGISTERS>();
+        if constexpr (C::CODES) {
+            copy_codes<C>(args.a, shared, tiles, thread);
+        } else {
+            if (thread < 32) copy_boxes<C>(args, shared, tiles, blockIdx.y, thread);
+        }
+    } else {
+        registers_grow<C::CONSUMER_REGISTERS>();
+        take_pieces<C>(args.a, shared, tiles, warpgroup - 1, thread);
+    }
+    if constexpr (C::PAIRED) cluster_sync(); /* the other is done with what is this one's */
+}
+
+template <typename C>
+__global__ void __launch_bounds__(C::THREADS, 1) attend_latent(const __grid_constant__ hopper_args args) {
+    attend_rows<C>(args);
+}
+template <typename C>
+__global__ void __cluster_dims__(C::SHARERS, 1, 1) __launch_bounds__(C::THREADS, 1)
+    attend_latent_pair(const __grid_constant__ hopper_args args) {
+    attend_rows<C>(args);
+}
+
+template <typename C>
+auto kernel_of() {
+    if constexpr (C::PAIRED)
+        return attend_latent_pair<C>;
+    else
+        return attend_latent<C>;
+}
+
+template <typename C>
+cpa_status launch(const hopper_args &args, int32_t ctas, cpa_stream *stream) {
+    static uint64_t prepared;
+    const auto kernel = kernel_of<C>();
+    CPA_TRY(cpa_cuda_shared_memory(stream, (const void *)kernel, C::SHARED_BYTES, &prepared));
+    return cpa_cuda_check(&stream->error,
+                          launch_dependent(kernel, dim3(ctas, args.a.kv_heads), C::THREADS, args, args.a.early,
+                                           cpa_cuda_handle(stream), C::SHARED_BYTES),
+                          "attend");
+}
+
+template <typename Element>
+cpa_status launch_cache(const hopper_args &args, cpa_cuda_latent_form form, int32_t ctas, cpa_stream *stream) {
+    if (!form.v_in_k) return launch<latent_config<Element, VALUES_APART>>(args, ctas, stream);
+    if (args.a.kv_dtype == CPA_FP8_E4M3) return launch<latent_config<Element, LATENT_CODES>>(args, ctas, stream);
+    if (form.paired) return launch<latent_config<Element, LATENT_ELEMENTS, true>>(args, ctas, stream);
+    return launch<latent_config<Element, LATENT_ELEMENTS>>(args, ctas, stream);
+}
+
+} // namespace
+
+extern "C" int32_t cpa_cuda_latent_box(cpa_cuda_latent_form form, int32_t block_size) {
+    constexpr int32_t KEYS = latent_config<__half, LATENT_ELEMENTS>::KEYS;
+    const int32_t most = form.paired ? KEYS / 2 : KEYS;
+    return block_size < most ? block_size : most;
+}
+
+extern "C" cpa_status cpa_cuda_attend_latent(const cpa_cuda_attend_args *a, const cpa_cuda_hopper_maps *maps,
+                                             cpa_cuda_latent_form form, int32_t ctas, cpa_stream *stream) {
+    const int32_t block_size = 1 << a->block_shift;
+    const hopper_args args = {*maps, *a, cpa_cuda_latent_box(form, block_size), block_size == CPA_TENSOR_BLOCK};
+    if (a->kv_dtype == CPA_FP8_T128)
+        return launch<latent_config<__nv_bfloat16, LATENT_TILED_CODES>>(args, ctas, stream);
+    return a->q_dtype == CPA_BF16 ? launch_cache<__nv_bfloat16>(args, form, ctas, stream)
+                                  : launch_cache<__half>(args, form, ctas, stream);
+}
