@@ -1,8 +1,18 @@
 #include "src/model/latent_attention.h"
 
+#include <stdlib.h>
+
 #include <cpattn/nn.h>
 
 #include "base/check.h"
+
+cpa_latent_attention cpa_latent_attention_of(const cpa_model_config *config, cpa_dtype dtype) {
+    return (cpa_latent_attention){.config = config,
+                                  .dtype = dtype,
+                                  .rope = {.max_position = config->rope.max_position,
+                                           .dim = config->rope.dim,
+                                           .interleaved = config->latent.interleaved}};
+}
 
 static int64_t q_width(const cpa_model_config *c) {
     return (int64_t)c->q_heads * (c->latent.nope + c->latent.rope);
@@ -159,8 +169,29 @@ cpa_status cpa_latent_in(const cpa_latent_attention *a, const cpa_latent_weights
     return give_queries(a, w, q, step, args->q, stream);
 }
 
-void cpa_latent_forms_of(const cpa_model_config *c, const cpa_weights *weights, cpa_latent_forms *out) {
+cpa_status cpa_latent_out(const cpa_latent_attention *a, const void *o, const cpa_model_step *step, const void *results,
+                          void *out, cpa_stream *stream) {
+    const cpa_model_config *c = a->config;
+    const int64_t width = (int64_t)c->q_heads * c->latent.value;
+    const strided to = {out, c->hidden};
+    for (int form = 0; form < CPA_LATENT_FORMS; form++) {
+        const cpa_step_form *at = &step->forms[form];
+        const strided from = {(char *)(uintptr_t)results + at->out_bytes, width};
+        const cpa_linear_args args =
+            product(a, at->rows, from, width, o, c->hidden, behind(a, to, at->first * c->hidden));
+        CPA_TRY(cpa_linear(&args, stream));
+    }
+    return CPA_OK;
+}
+
+cpa_status cpa_latent_forms_open(const cpa_model_config *c, const cpa_weights *weights, cpa_latent_forms *out,
+                                 cpa_error *err) {
     const cpa_latent_config *l = &c->latent;
+    out->scales = calloc((size_t)c->layers, sizeof *out->scales);
+    out->matrices = calloc((size_t)c->layers, sizeof *out->matrices);
+    out->expansions = calloc((size_t)c->layers, sizeof *out->expansions);
+    if (!out->scales || !out->matrices || !out->expansions)
+        return cpa_fail(err, CPA_NO_MEMORY, "forms of rows: no memory");
     for (int32_t layer = 0; layer < c->layers; layer++) {
         out->scales[layer] = l->scale;
         out->matrices[layer] = weights->layers[layer].latent.v_up;
@@ -172,4 +203,11 @@ void cpa_latent_forms_of(const cpa_model_config *c, const cpa_weights *weights, 
         (cpa_model_form){.widths = {.k_dim = l->nope + l->rope, .v_dim = l->value, .expanded = 1},
                          .layer_scales = out->scales,
                          .layer_expansions = out->expansions};
+    return CPA_OK;
+}
+
+void cpa_latent_forms_close(cpa_latent_forms *forms) {
+    free(forms->scales);
+    free(forms->matrices);
+    free(forms->expansions);
 }

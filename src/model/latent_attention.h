@@ -24,6 +24,9 @@ typedef struct cpa_latent_attention {
     void *inner;   /* [rows, cpa_latent_inner(config)]: queries, where they are a product of their own */
 } cpa_latent_attention;
 
+/* With the table of rotary positions, and the room, still to be set. */
+cpa_latent_attention cpa_latent_attention_of(const cpa_model_config *config, cpa_dtype dtype);
+
 /* Elements of a row that the first product has, and that of queries. */
 int64_t cpa_latent_wide(const cpa_model_config *config);
 int64_t cpa_latent_inner(const cpa_model_config *config);
@@ -32,13 +35,19 @@ int64_t cpa_latent_inner(const cpa_model_config *config);
 cpa_status cpa_latent_in(const cpa_latent_attention *attention, const cpa_latent_weights *weights, const void *x,
                          const cpa_model_step *step, const cpa_layer_args *args, cpa_stream *stream);
 
-/* The forms of a model's rows, whose layers' scales and matrices are filled in; the arrays have room for config->layers,
- * and outlive the forms. */
+/* out [rows, hidden] = the product of the results of attention and o [hidden, q_heads * value]; those of each form begin
+ * at a place of their own. */
+cpa_status cpa_latent_out(const cpa_latent_attention *attention, const void *o, const cpa_model_step *step,
+                          const void *results, void *out, cpa_stream *stream);
+
+/* The forms of a model's rows, and what they point to. One that was never opened has only zeros. */
 typedef struct cpa_latent_forms {
     cpa_model_form list[CPA_LATENT_FORMS];
-    float *scales;
-    const void **matrices, **expansions;
+    float *scales;                       /* [layers] */
+    const void **matrices, **expansions; /* [layers] */
 } cpa_latent_forms;
-void cpa_latent_forms_of(const cpa_model_config *config, const cpa_weights *weights, cpa_latent_forms *out);
+cpa_status cpa_latent_forms_open(const cpa_model_config *config, const cpa_weights *weights, cpa_latent_forms *out,
+                                 cpa_error *err);
+void cpa_latent_forms_close(cpa_latent_forms *forms);
 
 #endif

@@ -23,7 +23,7 @@ struct cpa_transformer {
     cpa_device *device;
     cpa_weights weights;
     cpa_feed_forward feed_forward;
-    cpa_latent_attention latent; /* with latent attention alone, as is the next */
+    cpa_latent_attention latent; /* means nothing with ordinary attention, as does the next */
     cpa_latent_forms forms;
     cpa_sampler sampler;
     float *rope_table;
@@ -32,7 +32,7 @@ struct cpa_transformer {
     void *residual; /* [hidden] what the layers have added up */
     void *x;        /* [hidden] normed, or what is to be added next */
     void *wide;     /* outputs of the widest product but those of experts, or a part of a sum over ranks */
-    void *inner;    /* [intermediate], or a slice of queries, keys and values */
+    void *inner;    /* [intermediate], or queries, or a slice of queries, keys and values */
     void *mixture;  /* room for those of experts */
     /* [logit_rows, ...] */
     void *last_residual, *last_x; /* [hidden] */
@@ -127,6 +127,7 @@ static void set_sizes(cpa_transformer *t, const cpa_model_config *config, const 
     const int32_t over = spreads_experts(t) ? options->ranks : 1;
     const int64_t at_once = (options->expert_rows ? options->expert_rows : DEFAULT_EXPERT_ROWS) / over;
     const int64_t piece = cpa_min64(options->max_rows, cpa_max64(at_once, 1));
+    t->latent = cpa_latent_attention_of(&t->config, options->dtype);
     t->feed_forward = (cpa_feed_forward){
         .config = &t->config,
         .dtype = options->dtype,
@@ -207,25 +208,6 @@ static cpa_status check_ranks(const cpa_transformer *t, cpa_error *err) {
     return cpa_mixture_check_spread(t->device, err);
 }
 
-/* What steps with latent attention read; nothing of it moves. */
-static cpa_status open_latent(cpa_transformer *t, cpa_error *err) {
-    const size_t layers = (size_t)t->config.layers;
-    t->latent = (cpa_latent_attention){.config = &t->config,
-                                       .dtype = t->options.dtype,
-                                       .rope = {.table = t->rope_table,
-                                                .max_position = t->config.rope.max_position,
-                                                .dim = t->config.rope.dim,
-                                                .interleaved = t->config.latent.interleaved},
-                                       .wide = t->wide,
-                                       .inner = t->inner};
-    t->forms.scales = calloc(layers, sizeof *t->forms.scales);
-    t->forms.matrices = calloc(2 * layers, sizeof *t->forms.matrices);
-    if (!t->forms.scales || !t->forms.matrices) return cpa_fail(err, CPA_NO_MEMORY, "transformer: no memory");
-    t->forms.expansions = t->forms.matrices + layers;
-    cpa_latent_forms_of(&t->config, &t->weights, &t->forms);
-    return CPA_OK;
-}
-
 static cpa_status load(cpa_transformer *t, const cpa_safetensors *files, cpa_stream *stream, cpa_error *err) {
     buffer list[BUFFERS];
     const cpa_weights_part part = weights_part(t);
@@ -237,7 +219,10 @@ static cpa_status load(cpa_transformer *t, const cpa_safetensors *files, cpa_str
     t->feed_forward.wide = t->wide;
     t->feed_forward.inner = t->inner;
     cpa_mixture_place(&t->feed_forward.mixture, t->mixture);
-    if (t->config.latent.latent) CPA_TRY(open_latent(t, err));
+    t->latent.rope.table = t->rope_table;
+    t->latent.wide = t->wide;
+    t->latent.inner = t->inner;
+    if (t->config.latent.latent) CPA_TRY(cpa_latent_forms_open(&t->config, &t->weights, &t->forms, err));
     CPA_TRY(upload_rope(t, stream, err));
     return warm_up(t, stream, err);
 }
@@ -267,8 +252,7 @@ void cpa_transformer_destroy(cpa_transformer *transformer) {
     for (int i = 0; i < BUFFERS; i++) cpa_device_free(transformer->device, *list[i].memory);
     cpa_sampler_close(&transformer->sampler);
     cpa_weights_release(&transformer->weights);
-    free(transformer->forms.scales);
-    free(transformer->forms.matrices);
+    cpa_latent_forms_close(&transformer->forms);
     free(transformer);
 }
 
@@ -425,24 +409,6 @@ static cpa_status fused_feed_forward(const cpa_transformer *t, const cpa_layer_w
     return fused_add(t, product(t, rows, t->inner, c->intermediate, f->down, f->down_bias, c->hidden, t->x), stream);
 }
 
-/* x = the output product of the results of attention. Those of each form begin at a place of their own. */
-static cpa_status project(const cpa_transformer *t, const cpa_layer_weights *w, const cpa_model_step *step,
-                          const void *out, cpa_stream *stream) {
-    const cpa_model_config *c = &t->config;
-    const int64_t row = c->hidden * cpa_dtype_bytes(t->options.dtype);
-    const cpa_linear_args all = product(t, step->rows.count, out, out_width(c), w->o, w->o_bias, c->hidden, t->x);
-    if (!c->latent.latent) return cpa_linear(&all, stream);
-    for (int form = 0; form < CPA_LATENT_FORMS; form++) {
-        const cpa_step_form *at = &step->forms[form];
-        cpa_linear_args part = all;
-        part.rows = at->rows;
-        part.x = (const char *)out + at->out_bytes;
-        part.out = (char *)t->x + at->first * row;
-        CPA_TRY(cpa_linear(&part, stream));
-    }
-    return CPA_OK;
-}
-
 static cpa_status layer_out(void *ctx, int32_t layer, const cpa_model_step *step, const void *out, cpa_stream *stream) {
     const cpa_transformer *t = ctx;
     const cpa_model_config *c = &t->config;
@@ -457,8 +423,10 @@ static cpa_status layer_out(void *ctx, int32_t layer, const cpa_model_step *step
     if (slices) {
         const cpa_slice own_heads = cpa_slice_of_units(c->q_heads, c->head_dim, slices->ranks, slices->rank);
         CPA_TRY(cpa_sliced_inputs(slices, &o, own_heads, w->is_slice, t->wide, stream));
+    } else if (c->latent.latent) {
+        CPA_TRY(cpa_latent_out(&t->latent, w->o, step, out, t->x, stream));
     } else {
-        CPA_TRY(project(t, w, step, out, stream));
+        CPA_TRY(cpa_linear(&o, stream));
     }
     CPA_TRY(norm(t, rows, t->x, t->residual, w->mlp_norm, t->x, stream));
     return cpa_feed_forward_run(&t->feed_forward, &w->feed_forward, step, t->x, t->x, stream);
