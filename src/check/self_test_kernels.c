@@ -203,7 +203,7 @@ static cpa_status check_tensors(cpa_kernel_test *t, cpa_error *err) {
     const char *path;
     void *k, *v;
     char what[64];
-    /* What the cache has of the keys is expected; and values are tensors of their own. */
+    /* What the cache has of the keys is expected; and tensors have values of their own. */
     if (shape->dtype != shape->kv_dtype || shape->v_in_k) return CPA_OK;
     CPA_TRY(cpa_self_test_device(t, all * cpa_shape_k_bytes(shape), t->k_raw, &k, err));
     CPA_TRY(cpa_self_test_device(t, all * cpa_shape_v_bytes(shape), t->v_raw, &v, err));

@@ -96,7 +96,7 @@ static void ordinary_heads_as_wide(void) {
 }
 
 static void every_count_of_heads(void) {
-    static const int32_t heads[] = {1, 2, 3, 6, 7, 12, 13, 31, 33, 48, 64, 65, 100, 127, 128};
+    static const int32_t heads[] = {1, 3, 6, 7, 12, 13, 33, 65, 128};
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
         cpa_attend_case shape = LATENT;
         shape.q_heads = heads[i];
@@ -223,7 +223,7 @@ static void grid_of_flash_mla(void) {
                              .causal = i / 504,
                              .with_empty = i / 252 % 2 && i % 5 == 0,
                              .block_size = 64};
-        if (!is_taken(&c, i, 17)) continue;
+        if (!is_taken(&c, i, 31)) continue;
         CU_ASSERT_EQUAL(wrong_of_grid(&c), 0);
         taken++;
     }
@@ -243,7 +243,7 @@ static void grid_of_flash_infer(void) {
                              .causal = i / 136 % 2,
                              .with_empty = keys[i % 8] == 0,
                              .block_size = i / 272 ? 16 : 1};
-        if (!is_taken(&c, i, 11)) continue;
+        if (!is_taken(&c, i, 23)) continue;
         CU_ASSERT_EQUAL(wrong_of_grid(&c), 0);
         taken++;
     }

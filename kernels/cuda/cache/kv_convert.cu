@@ -330,10 +330,8 @@ extern "C" cpa_status cpa_cuda_kv_convert(const cpa_kv_convert_args *args, cpa_s
     const cpa_kv_view src = cpa_kv_view_resolve(args->src), dst = cpa_kv_view_resolve(args->dst);
     const int same = cpa_kv_same_form(&src, &dst);
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);
-    if (cpa_dtype_has_tiles(src.dtype) || cpa_dtype_has_tiles(dst.dtype)) {
-        const cpa_kv_copy_args copy = {sizeof copy, args->src, args->dst, args->pairs, args->n_pairs};
-        return same ? cpa_cuda_kv_copy(&copy, stream) : cpa_cuda_latent_convert(args, stream);
-    }
+    if (cpa_dtype_has_tiles(src.dtype) || cpa_dtype_has_tiles(dst.dtype))
+        return status == CPA_OK ? cpa_cuda_latent_convert(args, stream) : status;
     for (int64_t done = 0; done < args->n_pairs && status == CPA_OK; done += BLOCKS_A_LAUNCH) {
         const int64_t left = args->n_pairs - done, count = left < BLOCKS_A_LAUNCH ? left : BLOCKS_A_LAUNCH;
         for (int64_t i = 0; i < count; i++)

@@ -133,6 +133,16 @@ __device__ void write_row(const rows_of &to, const row_place &at, int32_t dim, i
     }
 }
 
+/* The bytes of a row as they are. */
+__device__ void copy_row(const char *src, char *dst, int64_t bytes, int lane) {
+    if (((uintptr_t)src | (uintptr_t)dst | (uintptr_t)bytes) % 16 == 0) {
+        for (int64_t at = lane * 16; at < bytes; at += WARP_LANES * 16)
+            *(uint4 *)(dst + at) = *(const uint4 *)(src + at);
+    } else {
+        for (int64_t at = lane; at < bytes; at += WARP_LANES) dst[at] = src[at];
+    }
+}
+
 __device__ int64_t warp_of_grid() {
     return (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP_LANES;
 }
@@ -177,6 +187,7 @@ constexpr int PAIRS_A_LAUNCH = 1024;
 struct convert_args {
     rows_of from, to;
     int32_t heads, dim;
+    int64_t row_bytes; /* not 0: of rows that are copied as bytes */
     int32_t pairs[PAIRS_A_LAUNCH][2];
 };
 
@@ -185,9 +196,14 @@ __global__ void __launch_bounds__(THREADS) latent_convert(const __grid_constant_
     const int64_t row = warp_of_grid(), offset = row / a.heads;
     const int lane = threadIdx.x % WARP_LANES, head = (int)(row - offset * a.heads);
     if (offset >> a.from.block_shift) return;
+    const row_place from = {a.pairs[blockIdx.y][0], offset, head}, to = {a.pairs[blockIdx.y][1], offset, head};
+    if (a.row_bytes > 0) {
+        copy_row(a.from.row(from.block, offset, head), a.to.row(to.block, offset, head), a.row_bytes, lane);
+        return;
+    }
     elements x;
-    read_row<true>(a.from, {a.pairs[blockIdx.y][0], offset, head}, a.dim, lane, x);
-    write_row(a.to, {a.pairs[blockIdx.y][1], offset, head}, a.dim, lane, x);
+    read_row<true>(a.from, from, a.dim, lane, x);
+    write_row(a.to, to, a.dim, lane, x);
 }
 
 /* ---- latent_gather ---- */
@@ -218,14 +234,7 @@ __global__ void __launch_bounds__(THREADS) latent_gather(const __grid_constant__
             write_row(a.to, to, a.dim, lane, x);
             continue;
         }
-        const char *src = a.from.row(from.block, from.offset, 0);
-        char *dst = a.to.row(to.block, to.offset, 0);
-        if (((uintptr_t)src | (uintptr_t)dst | (uintptr_t)a.row_bytes) % 16 == 0) {
-            for (int64_t at = lane * 16; at < a.row_bytes; at += WARP_LANES * 16)
-                *(uint4 *)(dst + at) = *(const uint4 *)(src + at);
-        } else {
-            for (int64_t at = lane; at < a.row_bytes; at += WARP_LANES) dst[at] = src[at];
-        }
+        copy_row(a.from.row(from.block, from.offset, 0), a.to.row(to.block, to.offset, 0), a.row_bytes, lane);
     }
 }
 
@@ -277,6 +286,7 @@ extern "C" cpa_status cpa_cuda_latent_convert(const cpa_kv_convert_args *args, c
     convert_args a;
     a.from = cache_of(src), a.to = cache_of(dst);
     a.heads = src.kv_heads, a.dim = src.k_dim;
+    a.row_bytes = src.dtype == dst.dtype ? cpa_kv_row_bytes(src.dtype, CPA_KEYS, src.k_dim) : 0;
     const int64_t rows = (int64_t)src.block_size * src.kv_heads;
     for (int64_t done = 0; done < args->n_pairs; done += PAIRS_A_LAUNCH) {
         const int count = (int)(args->n_pairs - done < PAIRS_A_LAUNCH ? args->n_pairs - done : PAIRS_A_LAUNCH);

@@ -10,7 +10,7 @@ extern "C" {
 
 /* kv_write into a cache of such rows; the device is selected, and there are tokens. */
 cpa_status cpa_cuda_latent_write(const cpa_kv_write_args *args, cpa_stream *stream);
-/* kv_convert between caches of latents of different forms, one of which has such rows. The device is selected. */
+/* kv_convert between caches of latents, one of which has such rows. The device is selected. */
 cpa_status cpa_cuda_latent_convert(const cpa_kv_convert_args *args, cpa_stream *stream);
 
 #ifdef __cplusplus
