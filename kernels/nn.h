@@ -16,8 +16,8 @@
     X(rmsnorm)                                                                                                         \
     X(rmsnorm2)                                                                                                        \
     X(rotate)                                                                                                          \
-    X(qk_norm_rope) X(latent_norm_rope) X(swiglu) X(embed) X(linear) X(sample) X(rank_tokens) X(mark_tokens)           \
-        CPA_EXPERT_OPERATORS(X)
+    X(qk_norm_rope)                                                                                                    \
+    X(latent_norm_rope) X(swiglu) X(embed) X(linear) X(sample) X(rank_tokens) X(mark_tokens) CPA_EXPERT_OPERATORS(X)
 
 /* What linear of few rows does by itself, so that no kernel comes between two products of a layer. */
 typedef struct cpa_linear_fusion {
