@@ -1,8 +1,9 @@
 /* latent_expand: the products of all heads at once, keys and values apart, straight to where they lie; and the rotated
  * part to all heads. */
 #include "base/check.h"
+#include "kernels/cuda/device/cuda.h"
 #include "kernels/cuda/nn/latent_rope.h"
-#include "kernels/cuda/nn/linear.h"
+#include "kernels/cuda/nn/nn.h"
 
 /* The products of the latents and rows [row, row + outputs) of each head's weights, `out_apart` elements from head to
  * head. */
