@@ -349,8 +349,8 @@ typedef struct cpa_model {
     /* Fills drawn [emissions], on the device. NULL: nothing is drawn, all output tokens are given. */
     cpa_status (*end_step)(void *ctx, const cpa_model_step *step, cpa_drawn *drawn, cpa_stream *stream);
     /* Writes again, to host memory, what layer_in gave for one KV head of n tokens: keys [n, k_dim] and values
-     * [n, v_dim] (none with v_in_k); lets the sampled check tell a stale cache from a wrong attention. Called from several threads at
-     * once. May be NULL, where keys and values depend on more than token and position. */
+     * [n, v_dim], none with v_in_k; lets the sampled check tell a stale cache from a wrong attention. Called from
+     * several threads at once. May be NULL, where keys and values depend on more than token and position. */
     void (*recall)(void *ctx, int32_t layer, int32_t kv_head, int64_t n, const uint32_t *tokens,
                    const int64_t *positions, void *k, void *v);
     /* Not 0: the calls enqueue the same for any steps of one shape (counts of rows and emissions, and what is wanted).
