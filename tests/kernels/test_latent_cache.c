@@ -273,15 +273,6 @@ static void forms_become_each_other(void) {
 
 /* ---- gather ---- */
 
-/* The codes of a row of 576 times their scales, in place of what attend makes of these. */
-static void widen_tiles(const char *row, float *x) {
-    for (int32_t d = 0; d < 512; d++) {
-        float scale;
-        memcpy(&scale, row + 512 + d / 128 * 4, sizeof scale);
-        cpa_reference_read_rows(row + d, NULL, CPA_FP8_E4M3, scale, 1, 1, &x[d]);
-    }
-}
-
 /* Spans that begin and end within blocks, the last of them without tokens; dst rows between them stay poison. */
 static void gathers_of(cpa_dtype dtype, int32_t dim, cpa_dtype dst_dtype, int raw, int64_t blocks) {
     enum { SPANS = 4, ENTRIES = 12 };
@@ -325,7 +316,6 @@ static void gathers_of(cpa_dtype dtype, int32_t dim, cpa_dtype dst_dtype, int ra
             if (raw) memcpy(to, (char *)f.view.k + (block * BLOCK + token % BLOCK) * row_bytes, (size_t)row_bytes);
             if (raw) continue;
             cpa_kv_fixture_load(&f, block, token % BLOCK, 0, x, NULL);
-            if (dtype == CPA_FP8_T128) widen_tiles((char *)f.view.k + (block * BLOCK + token % BLOCK) * row_bytes, x);
             for (int32_t d = 0; d < dim; d++) x[d] = cpa_reference_round(x[d], dst_dtype);
             cpa_narrow(to, x, dst_dtype, dim);
         }
@@ -452,7 +442,7 @@ static const cpa_test tests[] = {
     {"rows are written with the bytes of an oracle", writes_have_the_bytes_of_an_oracle},
     {"blocks and tokens keep their bytes", blocks_and_tokens_keep_their_bytes},
     {"forms become each other", forms_become_each_other},
-    {"gathered rows are what elements, or codes and scales, give", gathered_rows_are_rounded_once},
+    {"gathered rows are what attend reads, rounded once", gathered_rows_are_rounded_once},
     {"bad gathers are refused", bad_gathers_are_refused},
     {"bad caches of latents are refused", bad_caches_are_refused},
     {"attention over latents without a scale is refused", attention_without_a_scale_is_refused},

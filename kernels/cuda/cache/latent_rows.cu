@@ -41,8 +41,6 @@ struct row_place {
 
 using elements = float[ROUNDS][WIDTH];
 
-/* ROUNDS: rows with scales of tiles are read as attend reads them. */
-template <bool ROUNDS>
 __device__ void read_row(const rows_of &from, const row_place &at, int32_t dim, int lane, elements &x) {
     const char *row = from.row(at.block, at.offset, at.head);
     uint32_t word = 0;
@@ -54,7 +52,7 @@ __device__ void read_row(const rows_of &from, const row_place &at, int32_t dim, 
         for (int e = 0; e < WIDTH; e++) {
             const int32_t d = r * TILE + lane * WIDTH + e;
             x[r][e] = d >= dim                         ? 0
-                      : from.dtype == CPA_FP8_T128     ? read_tiled<ROUNDS>(row, dim, d)
+                      : from.dtype == CPA_FP8_T128     ? read_tiled(row, dim, d)
                       : from.dtype >= CPA_DTYPE_COUNT  ? read_code(row, from.dtype, d, word)
                                                        : read_element(row, from.dtype, d);
         }
@@ -170,7 +168,7 @@ __global__ void __launch_bounds__(THREADS) latent_write(const __grid_constant__ 
     }
     elements x;
     bool nonfinite = false;
-    read_row<true>(a.from, {0, token, head}, a.dim, lane, x);
+    read_row(a.from, {0, token, head}, a.dim, lane, x);
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
 #pragma unroll
@@ -202,7 +200,7 @@ __global__ void __launch_bounds__(THREADS) latent_convert(const __grid_constant_
         return;
     }
     elements x;
-    read_row<true>(a.from, from, a.dim, lane, x);
+    read_row(a.from, from, a.dim, lane, x);
     write_row(a.to, to, a.dim, lane, x);
 }
 
@@ -230,7 +228,7 @@ __global__ void __launch_bounds__(THREADS) latent_gather(const __grid_constant__
         const row_place from = {run.block, run.offset + i, 0}, to = {0, run.dst_row + i, 0};
         if (a.row_bytes == 0) {
             elements x;
-            read_row<false>(a.from, from, a.dim, lane, x);
+            read_row(a.from, from, a.dim, lane, x);
             write_row(a.to, to, a.dim, lane, x);
             continue;
         }

@@ -17,14 +17,12 @@ __device__ inline int32_t tile_tail_at(int32_t dim) {
     return codes + codes / TILE * (int32_t)sizeof(float);
 }
 
-/* What a code and its scale give; and what an element of a row stands for, which is that rounded to bf16. */
-template <bool ROUNDS = true>
+/* What an element of a row stands for: what its code and its scale give, rounded to bf16. */
 __device__ inline float read_tiled(const char *row, int32_t dim, int32_t column) {
     const int32_t codes = dim - TILE_TAIL;
     if (column >= codes) return read_element(row + tile_tail_at(dim), CPA_BF16, column - codes);
     const float scale = ((const float *)(row + tile_scales_at(dim)))[column / TILE];
-    const float product = read_code(row, CPA_FP8_E4M3, column, __float_as_uint(scale));
-    return ROUNDS ? to_float(from_float<__nv_bfloat16>(product)) : product;
+    return to_float(from_float<__nv_bfloat16>(read_code(row, CPA_FP8_E4M3, column, __float_as_uint(scale))));
 }
 
 #endif

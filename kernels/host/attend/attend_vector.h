@@ -50,7 +50,7 @@ static __attribute__((noinline)) void make_row(const cpa_attend_pages *pages, in
         row = whole;
     }
     if (pages->dtype == CPA_FP8_T128) {
-        cpa_dequantise_tiles(to, row, pages->dtype, pages->row_dim, pages->dim, 1);
+        cpa_dequantise_tiles(to, row, pages->dtype, pages->row_dim, pages->dim);
         return;
     }
     if (!cpa_dtype_is_quantised(pages->dtype)) {

@@ -22,10 +22,7 @@ static void gather_row(const gather_job *job, int64_t row) {
         memcpy(to, from, (size_t)job->pool.row_bytes);
     } else {
         float wide[CPA_MAX_HEAD_DIM];
-        if (cpa_dtype_has_tiles(job->kv.dtype)) /* of which attend rounds what it reads to bf16 */
-            cpa_dequantise_tiles(wide, from, job->kv.dtype, job->pool.row_dim, job->pool.dim, 0);
-        else
-            cpa_row_read(&job->kv, &job->pool, block, offset, 0, wide);
+        cpa_row_read(&job->kv, &job->pool, block, offset, 0, wide);
         cpa_narrow(to, wide, a->dst_dtype, job->pool.dim);
     }
 }

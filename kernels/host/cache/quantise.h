@@ -108,10 +108,8 @@ static inline void cpa_quantise_tiles(void *row, const float *x, cpa_dtype dtype
     cpa_narrow((char *)row + parts.tail_at, x + parts.coded, CPA_BF16, parts.tail);
 }
 
-/* dst[0..n) = the first n elements of such a row: what codes and scales give, and with `rounds` that rounded to bf16,
- * which is what elements stand for. */
-static inline void cpa_dequantise_tiles(float *dst, const void *row, cpa_dtype dtype, int32_t dim, int32_t n,
-                                        const int rounds) {
+/* dst[0..n) = the first n elements of such a row: what codes and scales give, rounded to bf16. */
+static inline void cpa_dequantise_tiles(float *dst, const void *row, cpa_dtype dtype, int32_t dim, int32_t n) {
     const cpa_tiled_row parts = cpa_tiled_row_of(dtype, dim);
     const char *scales = (const char *)row + parts.scales_at;
     const uint8_t *codes = row;
@@ -119,10 +117,7 @@ static inline void cpa_dequantise_tiles(float *dst, const void *row, cpa_dtype d
         const int32_t end = first + parts.tile < n ? first + parts.tile : n;
         float scale;
         memcpy(&scale, scales, sizeof scale);
-        for (int32_t i = first; i < end; i++) {
-            const float product = scale * cpa_from_e4m3(codes[i]);
-            dst[i] = rounds ? cpa_from_bf16(cpa_to_bf16(product)) : product;
-        }
+        for (int32_t i = first; i < end; i++) dst[i] = cpa_from_bf16(cpa_to_bf16(scale * cpa_from_e4m3(codes[i])));
     }
     if (n > parts.coded) cpa_widen(dst + parts.coded, (const char *)row + parts.tail_at, CPA_BF16, n - parts.coded);
 }
