@@ -166,8 +166,8 @@ __device__ void attend_key(const cpa_cuda_attend_args &a, row_state<ELEMENTS> &s
 
 /* Stores a row, joined with the state that is there if the call resumes it. */
 template <bool RULED, int ELEMENTS>
-__device__ void store_row(const cpa_cuda_attend_args &a, const row_state<ELEMENTS> &state, int64_t row, int64_t state_shift,
-                          bool refused, int head, int lane) {
+__device__ void store_row(const cpa_cuda_attend_args &a, const row_state<ELEMENTS> &state, int64_t row,
+                          int64_t state_shift, bool refused, int head, int lane) {
     float *o = a.o ? a.o + row * a.o_row_stride + (int64_t)head * a.v_dim + state_shift : NULL;
     float *lse_at = a.lse ? a.lse + row * a.lse_row_stride + head + state_shift : NULL;
     const float seen = state.sum == 0 ? -INFINITY : state.max + logf(state.sum); /* NaN if the sum is */

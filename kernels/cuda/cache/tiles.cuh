@@ -1,4 +1,5 @@
-/* Rows of CPA_FP8_T128 on the device, as cpattn/shape.h defines them: codes, the scales of their tiles, a tail in bf16. */
+/* Rows of CPA_FP8_T128 on the device, as cpattn/shape.h defines them: codes, the scales of their tiles, a tail of bf16.
+ */
 #ifndef CPA_CUDA_TILES_CUH
 #define CPA_CUDA_TILES_CUH
 

@@ -42,7 +42,8 @@ extern "C" cpa_status cpa_cuda_latent_rope(const cpa_latent_expand_args *args, c
                          (args->nope_dim + args->rope_dim) * bytes,
                          args->heads,
                          0};
-    const int64_t places = (int64_t)(uintptr_t)a.latents | (int64_t)(uintptr_t)a.k | a.latent_row | a.k_row | a.head | rope;
+    const int64_t pointers = (int64_t)((uintptr_t)a.latents | (uintptr_t)a.k);
+    const int64_t places = pointers | a.latent_row | a.k_row | a.head | rope;
     if (rope == 0) return CPA_OK;
     if (places % 16 == 0) {
         launch<uint4>(a, rope, args->tokens, stream);
