@@ -214,13 +214,16 @@ INNERMOST static void score_keys(const cpa_reference_row *row, int64_t n, const 
     }
 }
 
-/* Of the keys whose scores lead, one after another. Scores are sums in fp32 whatever the dtype; beside the roundings of
+/* Of the keys whose scores lead, one after another. For the score size: scores are sums in fp32 whatever the dtype; beside the roundings of
  * bf16 and fp16 theirs are nothing. */
 static void note_score_size(cpa_reference_row *row, const float *k) {
-    float size = 0;
-    if (row->dtype != CPA_F32) return;
-    for (int32_t d = 0; d < row->k_dim; d++) size += fabsf(row->q[d] * k[d]);
-    row->score_size = fmaxf(row->score_size, size * (float)fabs(row->scale));
+    float size = 0, largest = 0;
+    for (int32_t d = 0; d < row->k_dim; d++) {
+        size += fabsf(row->q[d] * k[d]);
+        largest = fmaxf(largest, fabsf(row->q[d] * k[d]));
+    }
+    if (row->dtype == CPA_F32) row->score_size = fmaxf(row->score_size, size * (float)fabs(row->scale));
+    row->element_size = fmaxf(row->element_size, largest * (float)fabs(row->scale));
 }
 
 VECTOR_LOOPS static void scale_exact(cpa_reference_row *row, double factor) {
@@ -372,6 +375,7 @@ void cpa_reference_join(cpa_reference_row *row, const cpa_reference_row *other) 
     row->sum += weight * other->sum;
     row->plain_sum += plain_weight * other->plain_sum;
     row->score_size = fmaxf(row->score_size, other->score_size);
+    row->element_size = fmaxf(row->element_size, other->element_size);
     for (int32_t d = 0; d < row->v_dim; d++) {
         row->o[d] += weight * other->o[d];
         row->plain_o[d] += plain_weight * other->plain_o[d];
@@ -427,4 +431,11 @@ double cpa_reference_error(const float *got, const double *want, int32_t n) {
 
 double cpa_reference_lse_tolerance(cpa_dtype dtype, double lse) {
     return isfinite(lse) ? (dtype == CPA_F32 ? 1e-5 : 2e-3) + 1e-5 * fabs(lse) : 0;
+}
+
+double cpa_reference_product_tolerance(const cpa_reference_row *row) {
+    double mass = 0;
+    if (!(row->plain_sum > 0)) return 0;
+    for (int32_t d = 0; d < row->v_dim; d++) mass = fmax(mass, (double)(row->mass[d] / row->plain_sum));
+    return 4 * cpa_reference_unit_roundoff(row->dtype) * (1 + (double)row->element_size) * mass;
 }

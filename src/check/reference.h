@@ -35,6 +35,7 @@ typedef struct cpa_reference_row {
     float plain_max, plain_sum, plain_o[CPA_MAX_HEAD_DIM];
     float mass[CPA_MAX_HEAD_DIM]; /* sum of p |v|, relative to plain_max */
     float score_size;             /* fp32: scale * sum |q k| over the elements of a leading key, the largest */
+    float element_size;           /* scale * |q k| of an element of a leading key, the largest */
     int32_t not_finite, undecided;
     cpa_reference_rules rules;
 } cpa_reference_row;
@@ -65,6 +66,11 @@ double cpa_reference_unit_roundoff(cpa_dtype dtype);
 /* The tolerance of a result in the dtype: see above. `plain_error` and `mass` are the largest of the row's elements,
  * mass being sum(p |v|) / sum(p); score_size: scale * sum |q k| of a key with the highest score. */
 double cpa_reference_tolerance(cpa_dtype dtype, int32_t k_dim, double plain_error, double mass, double score_size);
+
+/* What comes to the tolerance of an ended row whose keys and values are rounded products: sums of another order may be
+ * rounded to the other side, which moves an element by two units of roundoff u. A score so moves by 2 u scale |q k|, and a
+ * result by as much of sum(p |v|) / sum(p), or by 2 u of that where a value is; twice, for two keys that compete. */
+double cpa_reference_product_tolerance(const cpa_reference_row *row);
 
 /* The tolerance of a result whose LSE is `lse`: 1e-5 (1 + |LSE|) for fp32, since its scores and the LSE itself are
  * numbers of 24 bits of that size; 2e-3 + 1e-5 |LSE| for bf16 and fp16. 0 for an LSE that is not finite: it has to be

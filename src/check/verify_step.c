@@ -247,9 +247,11 @@ static void report_row(check *c, const cpa_verify_group *g, int64_t i, const dou
 static cpa_status end_rows(check *c, const cpa_verify_group *g, cpa_reference_row *rows, cpa_error *err) {
     for (int64_t i = 0; i < g->count; i++) {
         const cpa_verify_sample *s = sample_of(c, g, i);
-        const int32_t out_dim = cpa_verify_form(c->verify, s)->out_dim;
+        const cpa_form *form = cpa_verify_form(c->verify, s);
+        const int32_t out_dim = form->out_dim;
         double want[CPA_MAX_HEAD_DIM] = {0}, lse, tolerance;
         cpa_reference_end(&rows[i], want, &lse, &tolerance);
+        if (form->is_expanded) tolerance += cpa_reference_product_tolerance(&rows[i]);
         CPA_TRY(cpa_verify_matrix_take(&c->verify->matrix, c->verify->worker, s->form, s->layer, s->head, err));
         cpa_verify_matrix_apply(&c->verify->matrix, want, &tolerance);
         c->verify->stats.rows++;
