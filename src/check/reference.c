@@ -214,8 +214,8 @@ INNERMOST static void score_keys(const cpa_reference_row *row, int64_t n, const 
     }
 }
 
-/* Of the keys whose scores lead, one after another. For the score size: scores are sums in fp32 whatever the dtype; beside the roundings of
- * bf16 and fp16 theirs are nothing. */
+/* Of the keys whose scores lead, one after another. For the score size: scores are sums in fp32 whatever the dtype; beside
+ * the roundings of bf16 and fp16 theirs are nothing. */
 static void note_score_size(cpa_reference_row *row, const float *k) {
     float size = 0, largest = 0;
     for (int32_t d = 0; d < row->k_dim; d++) {

@@ -262,7 +262,7 @@ cpa_status cpa_self_test_kernels(cpa_device *dev, const cpa_worker_options *opti
         .seed = seed,
         .map = {CPA_SELF_TEST_SHARDS,
                 options->map.interleave < options->block_size ? options->map.interleave : options->block_size},
-        .coarser = shape->dtype == CPA_F32 ? shape->kv_dtype : shape->dtype,
+        .coarser = shape->dtype == CPA_F32 && cpa_dtype_is_plain(shape->kv_dtype) ? shape->kv_dtype : shape->dtype,
         .scale = 1.0f / sqrtf((float)shape->k_dim),
     };
     cpa_error own = {CPA_OK, ""};
