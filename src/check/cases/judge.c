@@ -4,7 +4,9 @@
 
 #include "base/convert.h"
 
-enum { KEYS_AT_ONCE = 64 }; /* which the reference takes in a fraction of the time that it takes for them one by one */
+/* Keys at once, which the reference takes in a fraction of the time that it takes for them one by one: fewer of wide ones,
+ * as they lie on the stack. */
+enum { KEYS_AT_ONCE = 64, ELEMENTS_AT_ONCE = KEYS_AT_ONCE * 256 };
 
 cpa_case_row cpa_case_row_of(const cpa_case_sequence *s, int64_t index, int32_t head, cpa_dtype dtype) {
     const int64_t kv_head = head / (s->q_heads / s->kv_heads), v_dim = s->v_in_k ? s->k_dim : s->v_dim;
@@ -25,12 +27,17 @@ typedef struct batch {
     int64_t n, indices[KEYS_AT_ONCE];
     int biased;
     float bias[KEYS_AT_ONCE];
-    float k[KEYS_AT_ONCE * CPA_MAX_HEAD_DIM], v[KEYS_AT_ONCE * CPA_MAX_HEAD_DIM];
+    float k[ELEMENTS_AT_ONCE], v[ELEMENTS_AT_ONCE];
 } batch;
 
 static void flush(batch *b, cpa_reference_row *reference) {
     cpa_reference_add_ruled(reference, b->n, b->k, b->v, b->indices, b->biased ? b->bias : NULL);
     b->n = b->biased = 0;
+}
+
+static int64_t keys_at_once(const cpa_case_row *row) {
+    const int32_t widest = row->k_dim > row->v_dim ? row->k_dim : row->v_dim;
+    return widest * KEYS_AT_ONCE > ELEMENTS_AT_ONCE ? ELEMENTS_AT_ONCE / widest : KEYS_AT_ONCE;
 }
 
 static void add_key(batch *b, const cpa_case_row *row, int64_t i, int64_t index, float bias,
@@ -41,17 +48,18 @@ static void add_key(batch *b, const cpa_case_row *row, int64_t i, int64_t index,
     b->indices[b->n] = index;
     b->bias[b->n] = bias;
     b->biased |= bias != 0;
-    if (++b->n == KEYS_AT_ONCE) flush(b, reference);
+    if (++b->n == keys_at_once(row)) flush(b, reference);
 }
 
 void cpa_case_expect(const cpa_case_row *row, cpa_case_expected *out) {
     cpa_reference_row reference;
-    batch b = {.n = 0};
+    batch b;
     float q[CPA_MAX_HEAD_DIM];
     cpa_widen(q, row->q, row->q_dtype, row->k_dim);
     cpa_reference_begin(&reference, q, row->k_dim, row->v_dim, row->dtype, row->scale);
     const cpa_reference_rules rules = cpa_case_score_rules(row->score, row->head, row->index);
     cpa_reference_set_rules(&reference, &rules);
+    b.n = b.biased = 0;
     for (int64_t i = 0; i < row->n_keys; i++) {
         const int64_t key = row->key_indices ? row->key_indices[i] : i;
         if (row->given && !row->given(row->given_ctx, key)) continue;
