@@ -141,6 +141,7 @@ static void scores_that_are_not_finite_make_their_rows_nan(void) {
                 /* Codes are finite; fp16 holds no huge key. */
                 if (cpa_dtype_is_quantised(shape.kv_dtype) && kind < NAN_QUERY) continue;
                 if (shape.kv_dtype == CPA_F16 && kind == HUGE_KEY) continue;
+                if (cpa_test_promises_bits() && (base + part + kind) % 2) continue; /* daily a half of them */
                 take_part(&shape, part);
                 cpa_attend_fixture_init(&f, &shape, 1);
                 spoil(&f, (poison)kind);
