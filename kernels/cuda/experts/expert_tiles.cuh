@@ -51,9 +51,10 @@ __device__ inline expert_tile find_expert_tile(const int32_t *offsets, int32_t e
         tile.places = __shfl_sync(0xffffffff, tile.places, holder);
         in_front = __shfl_sync(0xffffffff, in_front, holder);
     }
-    const int32_t skipped = (index - in_front) * tile_rows;
-    tile.first += skipped;
-    tile.places = min(tile_rows, tile.places - skipped);
+    const int64_t skipped = (int64_t)(index - in_front) * tile_rows; /* grids go on past the last tile */
+    if (skipped >= tile.places) return {-1, 0, 0};
+    tile.first += (int32_t)skipped;
+    tile.places = min(tile_rows, tile.places - (int32_t)skipped);
     return tile;
 }
 

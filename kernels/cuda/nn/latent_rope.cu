@@ -19,8 +19,8 @@ template <typename Unit>
 __global__ void __launch_bounds__(THREADS) latent_rope(const __grid_constant__ rope_args a) {
     const Unit *from = (const Unit *)(a.latents + (int64_t)blockIdx.x * a.latent_row);
     char *to = a.k + (int64_t)blockIdx.x * a.k_row;
-    for (int32_t i = threadIdx.x; i < a.heads * a.units; i += THREADS) {
-        const int32_t head = i / a.units, unit = i - head * a.units;
+    for (int64_t i = threadIdx.x; i < (int64_t)a.heads * a.units; i += THREADS) {
+        const int64_t head = i / a.units, unit = i - head * a.units;
         ((Unit *)(to + head * a.head))[unit] = from[unit];
     }
 }

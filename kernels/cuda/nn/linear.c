@@ -244,8 +244,9 @@ failed:
 
 /* The largest power of two, up to 16, by which all tensors are aligned, those of a batch too. */
 static uint32_t alignment_of(const cpa_linear_args *a) {
-    const uintptr_t steps = (uintptr_t)(a->x_batch_stride | a->weight_batch_stride) * cpa_dtype_bytes(a->dtype) |
-                            (uintptr_t)a->out_batch_stride * cpa_dtype_bytes(a->out_dtype);
+    uintptr_t steps = (uintptr_t)(a->x_batch_stride | a->weight_batch_stride) * cpa_dtype_bytes(a->dtype) |
+                      (uintptr_t)a->out_batch_stride * cpa_dtype_bytes(a->out_dtype);
+    if (a->batch <= 1) steps = 0;
     const uintptr_t bits = (uintptr_t)a->x | (uintptr_t)a->weight | (uintptr_t)a->bias | (uintptr_t)a->out | steps | 16;
     return (uint32_t)(bits & -bits);
 }
