@@ -305,7 +305,9 @@ static void latents_have_a_kernel(void) {
                      .kv_dtype = cases[i].kv_dtype,
                      .cache = codes                      ? CPA_CUDA_CODES
                               : cases[i].block_size < 16 ? CPA_CUDA_ELEMENTS_APART
-                                                         : CPA_CUDA_ELEMENTS},
+                                                         : CPA_CUDA_ELEMENTS,
+                     .oddities =
+                         cpa_kv_scale_bytes(cases[i].kv_dtype, CPA_KEYS, cases[i].k_scale) ? CPA_CUDA_ROW_SCALES : 0},
             .shape = &shape,
             .block_size = cases[i].block_size,
             .width = cpa_cuda_width_of(shape.k_dim, shape.v_dim),

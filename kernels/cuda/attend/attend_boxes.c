@@ -45,8 +45,7 @@ static const char *latent_codes_refuse(const cpa_cuda_attend_spec *spec) {
     const int tiled = spec->call.kv_dtype == CPA_FP8_T128;
     if (shape->k_dim < LATENT_K_DIM || shape->v_dim < LATENT_V_DIM) return "codes of latents of fewer than 576 columns";
     if (tiled && spec->call.q_dtype != CPA_BF16) return "queries in fp16 over rotated elements in bf16";
-    if (tiled || cpa_shape_tensor_scale(shape, CPA_KEYS) != 0) return NULL;
-    return "latents with a scale each";
+    return spec->call.oddities & CPA_CUDA_ROW_SCALES ? "latents with a scale each" : NULL;
 }
 
 /* Latents: one KV head, as all query heads share them. */

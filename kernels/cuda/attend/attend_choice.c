@@ -49,7 +49,8 @@ static int32_t oddities_of(const cpa_cuda_attend_args *a, const cpa_kv_view *kv,
            (kv->num_blocks > 0 ? 0 : CPA_CUDA_NO_BLOCKS) | (a->q_row_stride > INT32_MAX ? CPA_CUDA_FAR_ROWS : 0) |
            (scale > 0 ? 0 : CPA_CUDA_SCALE_BELOW_0) | (scale < least_sloped ? CPA_CUDA_SCALE_TINY : 0) |
            (!a->out || a->o || a->resume ? CPA_CUDA_STATE : 0) | (a->out_scale ? CPA_CUDA_OUT_CODES : 0) |
-           (a->mask.window > 0 && a->mask.sinks > 0 ? CPA_CUDA_GAP : 0) | (a->mask.causal ? 0 : CPA_CUDA_FULL);
+           (a->mask.window > 0 && a->mask.sinks > 0 ? CPA_CUDA_GAP : 0) | (a->mask.causal ? 0 : CPA_CUDA_FULL) |
+           (a->k_words_at ? CPA_CUDA_ROW_SCALES : 0);
 }
 
 cpa_cuda_attend_call cpa_cuda_call_of(cpa_cuda_path path, const cpa_cuda_attend_args *a, const cpa_kv_view *kv,
@@ -67,11 +68,15 @@ cpa_cuda_attend_call cpa_cuda_planned_call(const cpa_device *device, const cpa_a
                                            int32_t block_size, cpa_attend_fusion fusion) {
     const int in_runs = shape->layout == CPA_VLLM_X, codes = cpa_dtype_is_quantised(shape->kv_dtype);
     const int off = (shape->k_dim | shape->v_dim) % (codes && !in_runs ? 16 : 8) != 0;
+    const int row_scales = cpa_kv_scale_bytes(shape->kv_dtype, CPA_KEYS, cpa_shape_tensor_scale(shape, CPA_KEYS)) != 0;
     const int of_tensors = block_size == CPA_TENSOR_BLOCK; /* of which a plan is told no dtype */
     return (cpa_cuda_attend_call){
-        ((const cpa_cuda_device *)device)->path, of_tensors ? CPA_BF16 : shape->dtype,
-        of_tensors ? CPA_BF16 : shape->kv_dtype, cache_of(shape->kv_dtype, in_runs, block_size),
-        fusion.masked ? CPA_CUDA_BITS : 0,       (off ? CPA_CUDA_UNALIGNED : 0) | (fusion.full ? CPA_CUDA_FULL : 0)};
+        ((const cpa_cuda_device *)device)->path,
+        of_tensors ? CPA_BF16 : shape->dtype,
+        of_tensors ? CPA_BF16 : shape->kv_dtype,
+        cache_of(shape->kv_dtype, in_runs, block_size),
+        fusion.masked ? CPA_CUDA_BITS : 0,
+        (off ? CPA_CUDA_UNALIGNED : 0) | (fusion.full ? CPA_CUDA_FULL : 0) | (row_scales ? CPA_CUDA_ROW_SCALES : 0)};
 }
 
 static cpa_cuda_attend_spec spec_of(const cpa_cuda_plan *plan, const cpa_cuda_attend_call *call) {

@@ -56,7 +56,8 @@ typedef enum cpa_cuda_oddities {
     CPA_CUDA_STATE = 64,         /* results go to a state, or go on from one */
     CPA_CUDA_OUT_CODES = 128,    /* `out` is fp8 */
     CPA_CUDA_GAP = 256,          /* a window and sinks, between which rows see no keys */
-    CPA_CUDA_FULL = 512          /* rows see keys behind them */
+    CPA_CUDA_FULL = 512,         /* rows see keys behind them */
+    CPA_CUDA_ROW_SCALES = 1024   /* rows of the cache have scales of their own, behind those of a block */
 } cpa_cuda_oddities;
 
 /* Widths of heads that kernels are compiled for, each wide enough for those before it. */
