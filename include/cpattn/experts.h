@@ -139,7 +139,7 @@ typedef struct cpa_expert_combine_args {
     int64_t rows;
     int32_t top_k, width;
     cpa_dtype dtype;   /* dtype of shared and out */
-    cpa_dtype y_dtype; /* dtype, or CPA_F32 */
+    cpa_dtype y_dtype; /* dtype, or CPA_F32; any where dtype is CPA_F32 */
     const void *y;     /* [y_rows, width] */
     int64_t y_rows, y_stride;
     const int32_t *places; /* [rows, top_k] rows of y; one outside of it, such as -1, adds nothing */

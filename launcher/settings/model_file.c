@@ -179,6 +179,10 @@ void cpa_model_of_config(const cpa_model_config *config, const char *folder, cpa
     out->shape = cpa_model_config_shape(config, dtype, out->layer_masks);
     out->per_layer = out->shape.layer_masks != NULL;
     out->shape.layer_masks = NULL;
+    if (!config->latent.latent) return;
+    out->head_dim = config->latent.nope + config->latent.rope;
+    out->v_head_dim = config->latent.value;
+    for (int32_t i = 0; i < config->layers; i++) out->scales[i] = config->latent.scale;
 }
 
 void cpa_model_set_window(cpa_model_file *model, int64_t window) {

@@ -8,7 +8,7 @@
 
 /* Room for so many elements, as they lie on the device and as floats. */
 static cpa_status reserve(cpa_verify_tensor *tensor, int64_t n, cpa_error *err) {
-    if (tensor->values && n <= tensor->capacity) return CPA_OK;
+    if (tensor->values && tensor->raw && n <= tensor->capacity) return CPA_OK;
     cpa_verify_tensor_free(tensor);
     tensor->values = malloc((size_t)n * sizeof *tensor->values);
     tensor->raw = malloc((size_t)n * sizeof *tensor->values);

@@ -67,7 +67,7 @@ static cpa_status exchange(const cpa_row_exchange *with, int64_t row_bytes, cons
 /* Tells every rank how many rows its experts get, and lists the experts of those that come, rank after rank. */
 static cpa_status agree(const cpa_mixture *m, const cpa_row_exchange *with, int rows_left, traffic *out,
                         cpa_stream *stream) {
-    int64_t told[CPA_MOST_EXPERTS + CPA_COMM_MAX_RANKS], heard[CPA_MOST_EXPERTS + CPA_COMM_MAX_RANKS];
+    int64_t told[CPA_MOST_EXPERTS + CPA_COMM_MAX_RANKS], heard[CPA_MOST_EXPERTS + 2 * CPA_COMM_MAX_RANKS];
     int64_t to[CPA_COMM_MAX_RANKS], from[CPA_COMM_MAX_RANKS], *at = told;
     const int32_t *offsets = m->choices.offsets;
     for (int32_t r = 0; r < with->ranks; r++) {

@@ -148,6 +148,7 @@ static cpa_status read_sizes(const cpa_json *json, const family_traits *family, 
     CPA_TRY(read_int32(json, "num_attention_heads", CPA_JSON_REQUIRED, 1, MOST_HEADS, &config->q_heads, err));
     CPA_TRY(family->latent ? cpa_latent_config_read(json, &config->latent, err)
                            : read_heads(json, family, config, err));
+    if (family->experts == CPA_MOE_DEEPSEEK_V2) config->latent.interleaved = 1; /* V2 has no rope_interleave */
     CPA_TRY(cpa_json_int(json, "max_position_embeddings", CPA_JSON_REQUIRED, 1, (int64_t)1 << 24, &config->max_position,
                          err));
     CPA_TRY(cpa_json_number(json, "rms_norm_eps", CPA_JSON_OPTIONAL, 0, 1, &eps, err));

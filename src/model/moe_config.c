@@ -4,6 +4,10 @@
 
 #include "base/check.h"
 
+/* Elements of all experts of a layer between their products, and of those that every token has: with as many layers and
+ * hidden elements as there may be, the bytes of all weights are below 2^63. */
+enum { MOST_INNER = 1 << 26, MOST_SHARED = 1 << 22 };
+
 static cpa_status read_count(const cpa_json *json, const char *key, cpa_json_presence presence, int32_t most,
                              int32_t *out, cpa_error *err) {
     int64_t value = *out;
@@ -129,6 +133,11 @@ cpa_status cpa_moe_config_read(const cpa_json *json, cpa_moe_names names, int32_
         case CPA_MOE_DEEPSEEK_V3: status = read_deepseek(json, layers, &moe, err); break;
     }
     CPA_TRY(status);
+    if ((int64_t)moe.experts * moe.intermediate > MOST_INNER || moe.shared > MOST_SHARED)
+        return cpa_fail(err, CPA_UNSUPPORTED,
+                        "%s: found %d experts of %d elements and %d shared elements, supported are %d elements of all "
+                        "experts and %d shared ones",
+                        json->path, moe.experts, moe.intermediate, moe.shared, MOST_INNER, MOST_SHARED);
     *out = moe;
     return CPA_OK;
 }

@@ -7,6 +7,7 @@
 #include <cpattn/experts.h>
 
 #include "base/check.h"
+#include "src/model/stored_weight.h"
 
 /* Of those that are not taken; the first of equal ones. */
 static int32_t index_of_largest(const double *values, int32_t n, const uint8_t *taken) {
@@ -99,11 +100,23 @@ static cpa_status run_expert(cpa_plain *f, int32_t layer, int32_t expert, int64_
     return CPA_OK;
 }
 
+/* The bias in fp32, whatever the dtype, as choices hang on it. */
+static cpa_status read_bias(cpa_plain *f, const char *name) {
+    const int32_t experts = f->config->moe.experts;
+    cpa_stored_weight bias;
+    CPA_TRY(cpa_stored_weight_find(f->files, name, &bias, f->err));
+    if (bias.tensor->elements != experts)
+        return cpa_fail(f->err, CPA_INVALID, "%s: found %lld elements, expected %d", name,
+                        (long long)bias.tensor->elements, experts);
+    cpa_stored_weight_read(&bias, 0, experts, f->bias);
+    return CPA_OK;
+}
+
 /* f->shares, from the logits that it has. */
 static cpa_status choose_all(cpa_plain *f, int32_t layer) {
     const cpa_moe_config *moe = &f->config->moe;
     const cpa_plain_name name = cpa_plain_name_of(layer, "mlp.gate", "e_score_correction_bias");
-    if (moe->has_bias) CPA_TRY(cpa_plain_read(f, name.text, moe->experts, f->bias));
+    if (moe->has_bias) CPA_TRY(read_bias(f, name.text));
     for (int64_t row = 0; row < f->count; row++)
         choose(moe, moe->has_bias ? f->bias : NULL, f->shares + row * moe->experts);
     return CPA_OK;

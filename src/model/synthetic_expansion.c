@@ -54,6 +54,12 @@ static cpa_status fill(void *memory, cpa_device *device, const cpa_attention_sha
     return status;
 }
 
+/* Whether a form has heads that latents could be expanded to; the context refuses what has none. */
+static int has_heads(const cpa_attention_shape *shape, cpa_row_form widths) {
+    return widths.k_dim > shape->k_dim - shape->v_dim && widths.k_dim <= CPA_MAX_HEAD_DIM && widths.v_dim > 0 &&
+           widths.v_dim <= CPA_MAX_HEAD_DIM;
+}
+
 cpa_status cpa_synthetic_expansion_make(cpa_synthetic_expansion *expansion, cpa_device *device,
                                         const cpa_model_shape *model, uint64_t seed, cpa_error *err) {
     const cpa_attention_shape *shape = &model->attention;
@@ -61,7 +67,7 @@ cpa_status cpa_synthetic_expansion_make(cpa_synthetic_expansion *expansion, cpa_
     for (int32_t f = 0; f < model->n_forms; f++) {
         const cpa_row_form widths = model->forms[f].widths;
         expansion->forms[f] = model->forms[f];
-        if (!widths.expanded) continue;
+        if (!widths.expanded || !has_heads(shape, widths)) continue;
         const int64_t rows = widths.k_dim - (shape->k_dim - shape->v_dim) + widths.v_dim;
         const int64_t head_bytes = rows * shape->v_dim * cpa_dtype_bytes(shape->dtype);
         const int64_t heads = (int64_t)shape->q_heads + model->layers - 1;

@@ -128,8 +128,9 @@ static cpa_status check_combine(cpa_expert_combine_args *a, cpa_error *err) {
     CPA_TRY(cpa_nn_check_count(where, "width", a->width, 1, CPA_NN_MOST_WIDTH, err));
     CPA_TRY(cpa_nn_check_count(where, "y_rows", a->y_rows, 0, INT32_MAX, err));
     CPA_TRY(cpa_check_dtype(where, "dtype", a->dtype, err));
-    REQUIRE(err, a->y_dtype == a->dtype || a->y_dtype == CPA_F32, "expert_combine: y_dtype is %d, expected %s or fp32",
-            (int)a->y_dtype, cpa_dtype_name(a->dtype));
+    CPA_TRY(cpa_check_dtype(where, "y_dtype", a->y_dtype, err));
+    REQUIRE(err, a->y_dtype == a->dtype || a->y_dtype == CPA_F32 || a->dtype == CPA_F32,
+            "expert_combine: y_dtype is %d, expected %s or fp32", (int)a->y_dtype, cpa_dtype_name(a->dtype));
     const int64_t bytes = cpa_dtype_bytes(a->dtype), y_bytes = cpa_dtype_bytes(a->y_dtype);
     const cpa_nn_tensor tensors[] = {
         {"y", "y_stride", a->y, &a->y_stride, a->y_rows, a->width, y_bytes, 0},

@@ -449,7 +449,8 @@ static void check_combining(const combining *c) {
 static void results_are_summed_in_order_and_rounded_once(void) {
     static const combining cases[] = {{1, 2, 1, 1, CPA_F32, CPA_F32, 0, 0},    {5, 41, 8, 24, CPA_BF16, CPA_BF16, 1, 0},
                                       {17, 35, 2, 77, CPA_F16, CPA_F16, 1, 1}, {3, 19, 6, 520, CPA_BF16, CPA_F32, 1, 1},
-                                      {2, 5, 3, 8, CPA_F16, CPA_F32, 0, 0},    {3, 9, 32, 40, CPA_F32, CPA_F32, 1, 1}};
+                                      {2, 5, 3, 8, CPA_F16, CPA_F32, 0, 0},    {3, 9, 32, 40, CPA_F32, CPA_F32, 1, 1},
+                                      {4, 9, 3, 40, CPA_F32, CPA_BF16, 1, 1},  {3, 7, 2, 33, CPA_F32, CPA_F16, 0, 0}};
     cpa_test_device_open(2, &device, &stream);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_combining(&cases[i]);
     cpa_test_device_close(device, stream);

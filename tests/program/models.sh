@@ -218,6 +218,11 @@ experts() {
         expect_value row_bytes_sent 0 plain.json
         [ "$(value row_bytes_sent spread.json)" -gt 0 ] || fail "no row has travelled"
     done
+    run 2 --model-dir "$MODELS/tiny-mixtral" --slice-weights decode --dtype bf16 --requests 2 --input-len 16 --output-len 4
+    expect_code 0 "slices of experts in bf16"
+    run 2 --model-dir "$MODELS/tiny-deepseek-v2" --dry-run --requests 1 --input-len 16 --output-len 4
+    expect_code 0 "a dry run over latents"
+    grep -q 'prompts 32' out err || fail "widths of heads: $(cat out err)"
     run 2 --model-dir "$MODELS/tiny-joined-moe" --experts spread --slice-weights decode --dtype fp32 --requests 3 \
         --input-len 40 --output-len 8 --check-logits 8
     expect_code 0 "experts on one rank each, with slices of the weights in decode"

@@ -47,6 +47,12 @@ extern "C" cpa_status cpa_cuda_expert_combine(const cpa_expert_combine_args *arg
     const cpa_expert_combine_args a = *args;
     const uintptr_t pointers = (uintptr_t)a.y | (uintptr_t)a.shared | (uintptr_t)a.out;
     const bool vectors = in_vectors(a.dtype, a.width, pointers) && in_vectors(a.y_dtype, a.y_stride, pointers);
+    if (a.dtype == CPA_F32 && a.y_dtype != CPA_F32) /* parts of sums that ranks add */
+        return launch_for_elements(a.y_dtype, [&](auto tag) {
+            using Y = typename decltype(tag)::element;
+            return vectors && a.width % VECTOR<Y> == 0 ? launch<float, Y, VECTOR<Y>>(a, stream)
+                                                       : launch<float, Y, 1>(a, stream);
+        });
     return launch_for_elements(a.dtype, [&](auto tag) {
         using T = typename decltype(tag)::element;
         if (a.y_dtype == a.dtype) return vectors ? launch<T, T, VECTOR<T>>(a, stream) : launch<T, T, 1>(a, stream);
