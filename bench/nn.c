@@ -28,7 +28,7 @@ static cpa_status prepare_rmsnorm(cpa_bench_site *site, const int64_t *shape, cp
     const cpa_dtype dtype = (cpa_dtype)site->options.dtype;
     const int64_t width = shape[1];
     cpa_bench_nn *s = NULL;
-    CPA_TRY(cpa_bench_nn_prepare(site, shape[0], &s, state, err));
+    CPA_TRY(cpa_bench_nn_prepare(site, shape[0], call_rmsnorm, &s, state, err));
     CPA_TRY(cpa_bench_make_noise(s, &s->in, dtype, s->rows, width, 1, 1, err));
     CPA_TRY(cpa_bench_make_noise(s, &s->residual, dtype, s->rows, width, 1, 2, err));
     CPA_TRY(cpa_bench_make_noise(s, &s->weight, dtype, 1, width, 1, 3, err));
@@ -36,17 +36,11 @@ static cpa_status prepare_rmsnorm(cpa_bench_site *site, const int64_t *shape, cp
     return cpa_bench_make_out(s, dtype, width, err);
 }
 
-static cpa_status run_rmsnorm(void *state, int64_t call, cpa_error *err) {
-    const cpa_bench_nn *s = state;
-    (void)call;
-    return cpa_bench_enqueued(s->site, call_rmsnorm(s, 0, s->site->stream), err);
-}
-
 static cpa_status check_rmsnorm(void *state, cpa_bench_row *row, cpa_error *err) {
     cpa_bench_nn *s = state;
     CPA_TRY(cpa_bench_copy(s->site, s->residual.host, s->residual.device, s->period * cpa_bench_row_bytes(&s->residual),
                            err));
-    return cpa_bench_nn_check(s, call_rmsnorm, row, err);
+    return cpa_bench_nn_check(s, row, err);
 }
 
 const cpa_bench cpa_bench_rmsnorm = {
@@ -59,7 +53,7 @@ const cpa_bench cpa_bench_rmsnorm = {
     .min_ranks = 1,
     .floor = CPA_BENCH_COPY,
     .prepare = prepare_rmsnorm,
-    .run = run_rmsnorm,
+    .run = cpa_bench_nn_run,
     .check = check_rmsnorm,
     .release = cpa_bench_nn_release,
 };
@@ -80,20 +74,10 @@ static cpa_status prepare_swiglu(cpa_bench_site *site, const int64_t *shape, cpa
                                  cpa_error *err) {
     const cpa_dtype dtype = (cpa_dtype)site->options.dtype;
     cpa_bench_nn *s = NULL;
-    CPA_TRY(cpa_bench_nn_prepare(site, shape[0], &s, state, err));
+    CPA_TRY(cpa_bench_nn_prepare(site, shape[0], call_swiglu, &s, state, err));
     CPA_TRY(cpa_bench_make_noise(s, &s->in, dtype, s->rows, 2 * shape[1], 2, 1, err));
     row->bytes = 1.5 * (double)(s->rows * cpa_bench_row_bytes(&s->in));
     return cpa_bench_make_out(s, dtype, shape[1], err);
-}
-
-static cpa_status run_swiglu(void *state, int64_t call, cpa_error *err) {
-    const cpa_bench_nn *s = state;
-    (void)call;
-    return cpa_bench_enqueued(s->site, call_swiglu(s, 0, s->site->stream), err);
-}
-
-static cpa_status check_swiglu(void *state, cpa_bench_row *row, cpa_error *err) {
-    return cpa_bench_nn_check(state, call_swiglu, row, err);
 }
 
 const cpa_bench cpa_bench_swiglu = {
@@ -106,8 +90,8 @@ const cpa_bench cpa_bench_swiglu = {
     .min_ranks = 1,
     .floor = CPA_BENCH_COPY,
     .prepare = prepare_swiglu,
-    .run = run_swiglu,
-    .check = check_swiglu,
+    .run = cpa_bench_nn_run,
+    .check = cpa_bench_nn_check,
     .release = cpa_bench_nn_release,
 };
 
@@ -135,7 +119,7 @@ static cpa_status prepare_qk_norm_rope(cpa_bench_site *site, const int64_t *shap
                                        cpa_error *err) {
     const cpa_dtype dtype = (cpa_dtype)site->options.dtype;
     cpa_bench_nn *s = NULL;
-    CPA_TRY(cpa_bench_nn_prepare(site, shape[0], &s, state, err));
+    CPA_TRY(cpa_bench_nn_prepare(site, shape[0], call_qk_norm_rope, &s, state, err));
     s->shape = cpa_bench_shape(&site->options);
     const int64_t q = (int64_t)s->shape.q_heads * s->shape.k_dim;
     const int64_t kv = (int64_t)s->shape.kv_heads * (s->shape.k_dim + s->shape.v_dim);
@@ -150,16 +134,6 @@ static cpa_status prepare_qk_norm_rope(cpa_bench_site *site, const int64_t *shap
     return cpa_bench_make_out(s, dtype, q, err);
 }
 
-static cpa_status run_qk_norm_rope(void *state, int64_t call, cpa_error *err) {
-    const cpa_bench_nn *s = state;
-    (void)call;
-    return cpa_bench_enqueued(s->site, call_qk_norm_rope(s, 0, s->site->stream), err);
-}
-
-static cpa_status check_qk_norm_rope(void *state, cpa_bench_row *row, cpa_error *err) {
-    return cpa_bench_nn_check(state, call_qk_norm_rope, row, err);
-}
-
 const cpa_bench cpa_bench_qk_norm_rope = {
     .name = "qk_norm_rope",
     .dims = "rows",
@@ -170,8 +144,8 @@ const cpa_bench cpa_bench_qk_norm_rope = {
     .min_ranks = 1,
     .floor = CPA_BENCH_COPY,
     .prepare = prepare_qk_norm_rope,
-    .run = run_qk_norm_rope,
-    .check = check_qk_norm_rope,
+    .run = cpa_bench_nn_run,
+    .check = cpa_bench_nn_check,
     .release = cpa_bench_nn_release,
 };
 
@@ -192,7 +166,7 @@ static cpa_status call_sample(const cpa_bench_nn *s, int on_host, cpa_stream *st
 static cpa_status prepare_sample(cpa_bench_site *site, const int64_t *shape, cpa_bench_row *row, void **state,
                                  cpa_error *err) {
     cpa_bench_nn *s = NULL;
-    CPA_TRY(cpa_bench_nn_prepare(site, shape[0], &s, state, err));
+    CPA_TRY(cpa_bench_nn_prepare(site, shape[0], call_sample, &s, state, err));
     CPA_TRY(cpa_bench_make_noise(s, &s->in, CPA_F32, s->rows, shape[1], 3, 1, err));
     CPA_TRY(cpa_bench_make_numbers(s, &s->numbers[0], &temperature, err));
     CPA_TRY(cpa_bench_make_numbers(s, &s->numbers[1], &top_p, err));
@@ -201,16 +175,10 @@ static cpa_status prepare_sample(cpa_bench_site *site, const int64_t *shape, cpa
     return cpa_bench_make_out(s, CPA_F32, 1, err); /* tokens, of as many bytes */
 }
 
-static cpa_status run_sample(void *state, int64_t call, cpa_error *err) {
-    const cpa_bench_nn *s = state;
-    (void)call;
-    return cpa_bench_enqueued(s->site, call_sample(s, 0, s->site->stream), err);
-}
-
 static cpa_status check_sample(void *state, cpa_bench_row *row, cpa_error *err) {
     cpa_bench_nn *s = state;
     const uint32_t *got = s->host_out, *want = s->out.host;
-    CPA_TRY(cpa_bench_nn_reference(s, call_sample, err));
+    CPA_TRY(cpa_bench_nn_reference(s, err));
     row->checked = s->period;
     row->wrong = 0;
     for (int64_t i = 0; i < s->period; i++) row->wrong += got[i] != want[i];
@@ -227,7 +195,7 @@ const cpa_bench cpa_bench_sample = {
     .min_ranks = 1,
     .floor = CPA_BENCH_READ,
     .prepare = prepare_sample,
-    .run = run_sample,
+    .run = cpa_bench_nn_run,
     .check = check_sample,
     .release = cpa_bench_nn_release,
 };

@@ -35,19 +35,13 @@ static cpa_status prepare_codes(cpa_bench_site *site, const int64_t *shape, cpa_
     const cpa_dtype dtype = (cpa_dtype)site->options.dtype;
     const int64_t width = shape[1], groups = (width + GROUP - 1) / GROUP;
     cpa_bench_nn *s = NULL;
-    CPA_TRY(cpa_bench_nn_prepare(site, shape[0], &s, state, err));
+    CPA_TRY(cpa_bench_nn_prepare(site, shape[0], call_codes, &s, state, err));
     CPA_TRY(cpa_bench_make_noise(s, &s->in, dtype, s->rows, width, 1, 1, err));
     CPA_TRY(cpa_bench_make_noise(s, &s->residual, dtype, s->rows, width, 1, 2, err));
     CPA_TRY(cpa_bench_make_noise(s, &s->weight, dtype, 1, width, 1, 3, err));
     CPA_TRY(cpa_bench_make_noise(s, &s->scales, CPA_F32, s->rows, groups, 1, 4, err));
     row->bytes = (double)s->rows * (double)(3 * cpa_bench_row_bytes(&s->in) + width + 4 * groups);
     return cpa_bench_make_out(s, CPA_FP8_E4M3, width, err);
-}
-
-static cpa_status run_codes(void *state, int64_t call, cpa_error *err) {
-    const cpa_bench_nn *s = state;
-    (void)call;
-    return cpa_bench_enqueued(s->site, call_codes(s, 0, s->site->stream), err);
 }
 
 /* Whether two codes, as signed magnitudes, are at most one apart. */
@@ -62,7 +56,7 @@ static cpa_status check_codes(void *state, cpa_bench_row *row, cpa_error *err) {
     const uint8_t *got = s->host_out, *want = s->out.host;
     CPA_TRY(cpa_bench_copy(s->site, s->residual.host, s->residual.device, s->period * cpa_bench_row_bytes(&s->residual),
                            err));
-    CPA_TRY(cpa_bench_nn_reference(s, call_codes, err));
+    CPA_TRY(cpa_bench_nn_reference(s, err));
     row->checked = s->period;
     row->wrong = 0;
     for (int64_t i = 0; i < s->period; i++) {
@@ -84,7 +78,7 @@ const cpa_bench cpa_bench_rmsnorm_codes = {
     .min_ranks = 1,
     .floor = CPA_BENCH_COPY,
     .prepare = prepare_codes,
-    .run = run_codes,
+    .run = cpa_bench_nn_run,
     .check = check_codes,
     .release = cpa_bench_nn_release,
 };
@@ -111,22 +105,12 @@ static cpa_status prepare_rmsnorm2(cpa_bench_site *site, const int64_t *shape, c
                                    cpa_error *err) {
     const cpa_dtype dtype = (cpa_dtype)site->options.dtype;
     cpa_bench_nn *s = NULL;
-    CPA_TRY(cpa_bench_nn_prepare(site, shape[0], &s, state, err));
+    CPA_TRY(cpa_bench_nn_prepare(site, shape[0], call_rmsnorm2, &s, state, err));
     CPA_TRY(cpa_bench_make_noise(s, &s->in, dtype, s->rows, Q_LATENT + LATENT + ROTATED, 1, 1, err));
     CPA_TRY(cpa_bench_make_noise(s, &s->weight, dtype, 1, Q_LATENT, 1, 2, err));
     CPA_TRY(cpa_bench_make_out(s, dtype, Q_LATENT + LATENT, err));
     row->bytes = 2.0 * (double)(s->rows * cpa_bench_row_bytes(&s->out));
     return CPA_OK;
-}
-
-static cpa_status run_rmsnorm2(void *state, int64_t call, cpa_error *err) {
-    const cpa_bench_nn *s = state;
-    (void)call;
-    return cpa_bench_enqueued(s->site, call_rmsnorm2(s, 0, s->site->stream), err);
-}
-
-static cpa_status check_rmsnorm2(void *state, cpa_bench_row *row, cpa_error *err) {
-    return cpa_bench_nn_check(state, call_rmsnorm2, row, err);
 }
 
 const cpa_bench cpa_bench_rmsnorm2 = {
@@ -139,8 +123,8 @@ const cpa_bench cpa_bench_rmsnorm2 = {
     .min_ranks = 1,
     .floor = CPA_BENCH_COPY,
     .prepare = prepare_rmsnorm2,
-    .run = run_rmsnorm2,
-    .check = check_rmsnorm2,
+    .run = cpa_bench_nn_run,
+    .check = cpa_bench_nn_check,
     .release = cpa_bench_nn_release,
 };
 
@@ -170,23 +154,13 @@ static cpa_status prepare_rotate(cpa_bench_site *site, const int64_t *shape, cpa
                                  cpa_error *err) {
     const cpa_dtype dtype = (cpa_dtype)site->options.dtype;
     cpa_bench_nn *s = NULL;
-    CPA_TRY(cpa_bench_nn_prepare(site, shape[0], &s, state, err));
+    CPA_TRY(cpa_bench_nn_prepare(site, shape[0], call_rotate, &s, state, err));
     s->shape.q_heads = (int32_t)shape[1];
     CPA_TRY(cpa_bench_make_noise(s, &s->in, dtype, s->rows, shape[1] * (NOPE + ROTATED), 1, 1, err));
     CPA_TRY(cpa_bench_make_positions(s, ROTATED, err));
     CPA_TRY(cpa_bench_make_out(s, dtype, shape[1] * ROTATED, err));
     row->bytes = 2.0 * (double)(s->rows * cpa_bench_row_bytes(&s->out));
     return CPA_OK;
-}
-
-static cpa_status run_rotate(void *state, int64_t call, cpa_error *err) {
-    const cpa_bench_nn *s = state;
-    (void)call;
-    return cpa_bench_enqueued(s->site, call_rotate(s, 0, s->site->stream), err);
-}
-
-static cpa_status check_rotate(void *state, cpa_bench_row *row, cpa_error *err) {
-    return cpa_bench_nn_check(state, call_rotate, row, err);
 }
 
 const cpa_bench cpa_bench_rotate = {
@@ -199,8 +173,8 @@ const cpa_bench cpa_bench_rotate = {
     .min_ranks = 1,
     .floor = CPA_BENCH_COPY,
     .prepare = prepare_rotate,
-    .run = run_rotate,
-    .check = check_rotate,
+    .run = cpa_bench_nn_run,
+    .check = cpa_bench_nn_check,
     .release = cpa_bench_nn_release,
 };
 
@@ -231,7 +205,7 @@ static cpa_status prepare_latent(cpa_bench_site *site, const int64_t *shape, cpa
     const cpa_bench_options *o = &site->options;
     const int64_t blocks = (shape[0] + o->block_size - 1) / o->block_size;
     cpa_bench_nn *s = NULL;
-    CPA_TRY(cpa_bench_nn_prepare(site, shape[0], &s, state, err));
+    CPA_TRY(cpa_bench_nn_prepare(site, shape[0], call_latent, &s, state, err));
     s->shape = (cpa_attention_shape){.kv_heads = 1,
                                      .k_dim = LATENT + ROTATED,
                                      .v_dim = LATENT,
@@ -255,16 +229,6 @@ static cpa_status prepare_latent(cpa_bench_site *site, const int64_t *shape, cpa
     return CPA_OK;
 }
 
-static cpa_status run_latent(void *state, int64_t call, cpa_error *err) {
-    const cpa_bench_nn *s = state;
-    (void)call;
-    return cpa_bench_enqueued(s->site, call_latent(s, 0, s->site->stream), err);
-}
-
-static cpa_status check_latent(void *state, cpa_bench_row *row, cpa_error *err) {
-    return cpa_bench_nn_check(state, call_latent, row, err);
-}
-
 const cpa_bench cpa_bench_latent_norm_rope = {
     .name = "latent_norm_rope",
     .dims = "rows",
@@ -275,7 +239,7 @@ const cpa_bench cpa_bench_latent_norm_rope = {
     .min_ranks = 1,
     .floor = CPA_BENCH_COPY,
     .prepare = prepare_latent,
-    .run = run_latent,
-    .check = check_latent,
+    .run = cpa_bench_nn_run,
+    .check = cpa_bench_nn_check,
     .release = cpa_bench_nn_release,
 };

@@ -47,12 +47,14 @@ cpa_status cpa_bench_make_out(cpa_bench_nn *s, cpa_dtype dtype, int64_t width, c
     return cpa_bench_poisoned(s->site, s->rows * cpa_bench_row_bytes(&s->out), &s->out.device, err);
 }
 
-cpa_status cpa_bench_nn_prepare(cpa_bench_site *site, int64_t rows, cpa_bench_nn **out, void **state, cpa_error *err) {
+cpa_status cpa_bench_nn_prepare(cpa_bench_site *site, int64_t rows, cpa_bench_nn_call *call, cpa_bench_nn **out,
+                                void **state, cpa_error *err) {
     const cpa_device_options options = {.size = sizeof options, .backend = CPA_BACKEND_HOST};
     cpa_bench_nn *s = calloc(1, sizeof *s);
     if (!s) return cpa_fail(err, CPA_NO_MEMORY, "bench: no memory");
     *state = *out = s;
     s->site = site;
+    s->call = call;
     s->rows = rows;
     s->period = rows < PERIOD ? rows : PERIOD;
     CPA_TRY(cpa_device_open(&options, &s->host, err));
@@ -101,14 +103,21 @@ static int64_t differing_rows(const cpa_bench_nn *s) {
     return wrong;
 }
 
-cpa_status cpa_bench_nn_reference(cpa_bench_nn *s, cpa_bench_nn_call *call, cpa_error *err) {
+cpa_status cpa_bench_nn_reference(cpa_bench_nn *s, cpa_error *err) {
     CPA_TRY(cpa_bench_copy(s->site, s->host_out, s->out.device, s->period * cpa_bench_row_bytes(&s->out), err));
-    cpa_status status = call(s, 1, s->host_stream);
+    cpa_status status = s->call(s, 1, s->host_stream);
     return status == CPA_OK ? status : cpa_fail(err, status, "bench: %s", cpa_stream_error(s->host_stream));
 }
 
-cpa_status cpa_bench_nn_check(cpa_bench_nn *s, cpa_bench_nn_call *call, cpa_bench_row *row, cpa_error *err) {
-    CPA_TRY(cpa_bench_nn_reference(s, call, err));
+cpa_status cpa_bench_nn_run(void *state, int64_t call, cpa_error *err) {
+    const cpa_bench_nn *s = state;
+    (void)call;
+    return cpa_bench_enqueued(s->site, s->call(s, 0, s->site->stream), err);
+}
+
+cpa_status cpa_bench_nn_check(void *state, cpa_bench_row *row, cpa_error *err) {
+    cpa_bench_nn *s = state;
+    CPA_TRY(cpa_bench_nn_reference(s, err));
     row->checked = s->period;
     row->wrong = differing_rows(s);
     return CPA_OK;

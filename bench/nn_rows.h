@@ -14,9 +14,15 @@ typedef struct cpa_bench_tensor {
     void *device, *host;
 } cpa_bench_tensor;
 
+typedef struct cpa_bench_nn cpa_bench_nn;
+
+/* A call of the operator over all rows, or on the host over the first period. */
+typedef cpa_status cpa_bench_nn_call(const cpa_bench_nn *s, int on_host, cpa_stream *stream);
+
 /* The tensors of a case; those that it does not have are zero. */
-typedef struct cpa_bench_nn {
+struct cpa_bench_nn {
     cpa_bench_site *site;
+    cpa_bench_nn_call *call;
     cpa_device *host; /* for the reference */
     cpa_stream *host_stream;
     int64_t rows, period;
@@ -27,10 +33,7 @@ typedef struct cpa_bench_nn {
     cpa_attention_shape shape;
     cpa_kv_view cache;
     void *host_out;
-} cpa_bench_nn;
-
-/* A call of the operator over all rows, or on the host over the first period. */
-typedef cpa_status cpa_bench_nn_call(const cpa_bench_nn *s, int on_host, cpa_stream *stream);
+};
 
 static inline int64_t cpa_bench_row_bytes(const cpa_bench_tensor *t) {
     return t->width * cpa_dtype_bytes(t->dtype);
@@ -41,7 +44,8 @@ static inline void *cpa_bench_memory_of(const cpa_bench_tensor *t, int on_host) 
 }
 
 /* *state, and so *out, is to be released even where this fails. */
-cpa_status cpa_bench_nn_prepare(cpa_bench_site *site, int64_t rows, cpa_bench_nn **out, void **state, cpa_error *err);
+cpa_status cpa_bench_nn_prepare(cpa_bench_site *site, int64_t rows, cpa_bench_nn_call *call, cpa_bench_nn **out,
+                                void **state, cpa_error *err);
 void cpa_bench_nn_release(void *state);
 
 /* Normal noise of that size. */
@@ -55,8 +59,11 @@ cpa_status cpa_bench_make_positions(cpa_bench_nn *s, int64_t dim, cpa_error *err
 cpa_status cpa_bench_make_out(cpa_bench_nn *s, cpa_dtype dtype, int64_t width, cpa_error *err);
 
 /* The first period of the results in host_out, and those of the host in out.host. */
-cpa_status cpa_bench_nn_reference(cpa_bench_nn *s, cpa_bench_nn_call *call, cpa_error *err);
-/* Counts the rows of the first period that are not within a step of the dtype of the host's. */
-cpa_status cpa_bench_nn_check(cpa_bench_nn *s, cpa_bench_nn_call *call, cpa_bench_row *row, cpa_error *err);
+cpa_status cpa_bench_nn_reference(cpa_bench_nn *s, cpa_error *err);
+
+/* What a benchmark of such rows runs; and its check, which counts the rows of the first period that are not within a step
+ * of the dtype of the host's. */
+cpa_status cpa_bench_nn_run(void *state, int64_t call, cpa_error *err);
+cpa_status cpa_bench_nn_check(void *state, cpa_bench_row *row, cpa_error *err);
 
 #endif
