@@ -1,5 +1,6 @@
-/* Conversions between fp32 and the narrow dtypes: rounding to nearest even, NaN stays NaN. The loops have no branches,
- * so that the compiler turns them into vector code for whatever target the including file is compiled for. */
+/* Conversions between fp32 and the narrow dtypes, and from codes of FP8 e4m3: rounding to nearest even, NaN stays NaN. The
+ * loops have no branches, so that the compiler turns them into vector code for whatever target the including file is
+ * compiled for. */
 #ifndef CPA_BASE_CONVERT_H
 #define CPA_BASE_CONVERT_H
 
@@ -51,6 +52,16 @@ static inline uint16_t cpa_to_f16(float value) {
     result = magnitude >= least_overflow ? infinity : result;
     result = magnitude > 0x7f800000 ? nan : result;
     return (uint16_t)(sign | result);
+}
+
+/* Exponent and mantissa shifted into place make a float whose exponent is 120 too small; subnormals are multiples of
+ * 2^-9. 0x7f and 0xff are NaN. */
+static inline float cpa_from_e4m3(uint8_t code) {
+    uint32_t magnitude = code & 0x7fu, sign = (code & 0x80u) << 24;
+    uint32_t normal = (magnitude << 20) + (120u << 23);
+    uint32_t subnormal = cpa_float_bits((float)(int32_t)magnitude * 0x1p-9f);
+    uint32_t bits = magnitude < 8 ? subnormal : normal;
+    return cpa_bits_float(sign | (magnitude == 0x7f ? 0x7fc00000u : bits));
 }
 
 /* dst[0..n) = src[0..n) as floats. */

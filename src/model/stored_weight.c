@@ -57,20 +57,12 @@ cpa_status cpa_stored_weight_find(const cpa_safetensors *files, const char *name
     return CPA_OK;
 }
 
-/* Exponent and mantissa shifted into place make a float that is 2^120 too small; the product also normalises what was
- * subnormal. */
-static float from_e4m3(uint8_t code) {
-    const uint32_t magnitude = code & 0x7fu, sign = (code & 0x80u) << 24;
-    const uint32_t finite = cpa_float_bits(cpa_bits_float(magnitude << 20) * 0x1p120f);
-    return cpa_bits_float(sign | (magnitude == 0x7f ? 0x7fc00000u : finite));
-}
-
 /* Elements of one row that have one scale. */
 static void read_codes(const cpa_stored_weight *weight, int64_t first, int64_t n, float *out) {
     const int64_t columns = weight->tensor->shape[1], blocks = weight->scales->shape[1];
     const float scale = scale_at(weight->scales, first / columns / BLOCK * blocks + first % columns / BLOCK);
     const uint8_t *codes = (const uint8_t *)weight->tensor->data + first;
-    for (int64_t i = 0; i < n; i++) out[i] = from_e4m3(codes[i]) * scale;
+    for (int64_t i = 0; i < n; i++) out[i] = cpa_from_e4m3(codes[i]) * scale;
 }
 
 static void read_plain(const cpa_tensor *tensor, int64_t first, int64_t n, float *out) {

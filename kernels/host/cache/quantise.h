@@ -11,16 +11,6 @@
 
 #define CPA_E4M3_MAX 448.0f
 
-/* Exponent and mantissa shifted into place make a float whose exponent is 120 too small; subnormals are multiples of
- * 2^-9. 0x7f and 0xff are NaN. */
-static inline float cpa_from_e4m3(uint8_t code) {
-    uint32_t magnitude = code & 0x7fu, sign = (code & 0x80u) << 24;
-    uint32_t normal = (magnitude << 20) + (120u << 23);
-    uint32_t subnormal = cpa_float_bits((float)(int32_t)magnitude * 0x1p-9f);
-    uint32_t bits = magnitude < 8 ? subnormal : normal;
-    return cpa_bits_float(sign | (magnitude == 0x7f ? 0x7fc00000u : bits));
-}
-
 /* Saturates; NaN becomes 0. The sum with 2^14 leaves a rounded subnormal in the low bits, since the spacing of floats
  * there is that of the subnormals. */
 static inline uint8_t cpa_to_e4m3(float value) {
