@@ -134,8 +134,9 @@ static void count_work(const attend_state *s, cpa_bench_row *row) {
     const cpa_attention_shape shape = cpa_bench_shape(o);
     double kv_bytes = 0;
     for (int part = CPA_KEYS; part <= CPA_VALUES - shape.v_in_k; part++)
-        kv_bytes += (double)(o->kv_heads * (cpa_shape_row_bytes(&shape, (cpa_kv_part)part) +
-                                            cpa_kv_scale_bytes(shape.kv_dtype, (cpa_kv_part)part, 0)));
+        kv_bytes +=
+            (double)(o->kv_heads * (cpa_shape_row_bytes(&shape, (cpa_kv_part)part) +
+                                    cpa_kv_scale_bytes(shape.kv_dtype, (cpa_kv_part)part, (float)o->tensor_scale)));
     row->flops = row->bytes = 0;
     for (int64_t i = 0; i < s->work.n_pieces; i++) {
         double first = (double)s->work.pieces[i].first, t = (double)s->work.pieces[i].count;

@@ -45,6 +45,8 @@ static const cpa_field table[] = {
     {CASE, "kv-cache-dtype", "TYPE", CHOICE_AT(kv_dtype, kv_dtypes), .initial = "auto",
      .help = "of the KV cache, fp8_e4m3 and int8 with a scale for each token and head, fp8_t128 of latents; auto: as "
              "--dtype"},
+    {CASE, "tensor-scale", "S", CPA_FIELD_REAL, offsetof(cpa_bench_options, tensor_scale), .initial = "0", .max = 1e6,
+     .help = "one scale for all keys and values of an fp8_e4m3 cache; 0: one for each token and head"},
     {CASE, "q-heads", "N", INT_AT(q_heads, 1, 1024), .initial = "auto", .word = "auto",
      .help = "query heads; auto: 8 on the host, 32 on cuda"},
     {CASE, "kv-heads", "N", INT_AT(kv_heads, 1, 1024), .initial = "auto", .word = "auto",
@@ -146,6 +148,10 @@ cpa_status cpa_bench_options_resolve(cpa_bench_options *o, cpa_backend backend, 
     if (!o->block_size) o->block_size = cuda ? 64 : 16;
     if (!o->interleave) o->interleave = o->block_size;
     if (!o->decode_context) o->decode_context = o->context;
+    if (o->tensor_scale > 0 && o->kv_dtype != CPA_FP8_E4M3)
+        return cpa_fail(err, CPA_INVALID,
+                        "bench: --tensor-scale: found %g, expected 0 unless --kv-cache-dtype is fp8_e4m3",
+                        o->tensor_scale);
     if (o->q_heads % o->kv_heads != 0) {
         return cpa_fail(err, CPA_INVALID, "bench: --q-heads: found %lld, expected a multiple of the %lld KV heads",
                         (long long)o->q_heads, (long long)o->kv_heads);
@@ -161,7 +167,9 @@ cpa_attention_shape cpa_bench_shape(const cpa_bench_options *o) {
                                  .v_in_k = (int32_t)o->v_in_k,
                                  .dtype = (cpa_dtype)o->dtype,
                                  .kv_dtype = (cpa_dtype)o->kv_dtype,
-                                 .layout = (cpa_kv_layout)o->layout};
+                                 .layout = (cpa_kv_layout)o->layout,
+                                 .k_scale = (float)o->tensor_scale,
+                                 .v_scale = (float)o->tensor_scale};
 }
 
 float cpa_bench_scale(const cpa_bench_options *o) {

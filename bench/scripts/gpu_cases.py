@@ -70,6 +70,21 @@ ONE_TOKEN = "64x1x16K"
 ENCODERS = {dim: encoder("16x4Kx4K", dim) for dim in (64, 128, 72, 80)}
 IMAGES = encoder("64x577x577", 64)
 
+# Latents: 576 wide rows whose first 512 columns are the values; least TFLOP/s, or share of what can be read, on an H200.
+def latents(shape, q_heads, cache=""):
+    return f"{shape}:v-in-k=true:q-heads={q_heads}{cache}"
+
+
+CODES = {"fp8_t128": ":kv-cache-dtype=fp8_t128", "fp8_e4m3": ":kv-cache-dtype=fp8_e4m3:tensor-scale=0.05"}
+LATENT_FLOPS = {latents("64x1x16K", 128): 600, latents("128x1x4K", 128): 600, latents("16x2x16K", 128): 600,
+                latents("1x1x128K", 128): 500, latents("64x1x17K:shared=16K", 128): 550,
+                **{latents("64x1x16K", 128, cache): 450 for cache in CODES.values()}}
+LATENT_READ = {latents("64x1x16K", 16): 0.92, **{latents("64x1x16K", 16, cache): 0.85 for cache in CODES.values()}}
+# The keys and values that latents stand for, of each head.
+EXPANDED = [f"{prefill(size)}:q-heads=128:kv-heads=128:head-dim=192:v-head-dim=128" for size in ("16K", "64K")]
+# Products of experts, 8 of 256 for each of 4K tokens, beside a dense one of the same work.
+DENSE_PRODUCT, EXPERT_PRODUCTS = "32Kx4Kx7K", [f"4Kx4Kx7K:experts=256{codes}" for codes in ("", ":fp8-weights=true")]
+
 STATES = (2, 3, 4, 6, 8)
 SCALING = {"1x64Kx64K": 0.96, "1x128Kx128K": 0.98, "1x512Kx512K": 0.99}  # least efficiency on four GPUs
 DECODE_SCALING = "64x1x128K"
@@ -92,6 +107,10 @@ LISTS = {
     "short-prompts": [*SHORT_PROMPTS],
     "small-blocks": [f"{case}{pages}" for case in FEW_PREFILL for pages in ("", *FEW_TOKENS)] +
                     [f"{case}{pages}" for case in FEW_DECODE for pages in FEW_TOKENS],
+    "latents": [*LATENT_FLOPS, *LATENT_READ],
+    "expanded": EXPANDED,
+    "experts": EXPERT_PRODUCTS,
+    "dense-product": [DENSE_PRODUCT],
     "varlen_attend": [*ENCODERS.values(), IMAGES],
     "varlen": ["64x8K", "64x8K:as-one=true"],
     "merge": [f"32Kx{n}" for n in STATES] + ["32Kx2:dtype=fp32", "32Kx8:dtype=fp32", "32Kx2:fp8-out=true"],
