@@ -39,7 +39,7 @@ cpa_cuda_team cpa_cuda_team_of(const cpa_attention_shape *shape, int32_t block_s
 static cpa_cuda_decode_shares share(const cpa_attend_batch *batch, int64_t decode_rows, int64_t ctas, int64_t heads) {
     const cpa_cuda_team team = cpa_cuda_team_of(&batch->shape, batch->block_size);
     cpa_cuda_decode_shares shares = {.teams = cpa_max64(ctas / team.ctas, 1),
-                                     .row_tiles = team.ctas > 1 ? team.tile / CPA_CUDA_DECODE_ROWS : 1};
+                                     .row_tiles = team.ctas > 1 && team.tile > CPA_CUDA_DECODE_ROWS ? 2 : 1};
     int64_t load = 0, pieces = 0;
     for (int pass = 0; pass < 2; pass++) { /* the load, from which the cap follows; then the pieces */
         for (int64_t i = 0; i < batch->n_items; i++) {
