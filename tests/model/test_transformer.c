@@ -216,7 +216,8 @@ static void sequences_may_lie_on_one_rank(void) {
     free(expected);
 }
 
-/* In the narrow dtypes, fed with the tokens of transformers. */
+/* In the narrow dtypes, fed with the tokens of transformers. Where two experts are as good for a token as its dtype can
+ * tell, it may have another one than in fp32, which is more than rounding. */
 static void narrow_dtypes_are_as_near_as_they_can_be(void) {
     static const struct {
         const char *name;
@@ -225,7 +226,7 @@ static void narrow_dtypes_are_as_near_as_they_can_be(void) {
     } runs[] = {{"tiny-llama", CPA_BF16, 0.25f},
                 {"tiny-qwen3", CPA_BF16, 0.25f},
                 {"tiny-llama2", CPA_F16, 0.03f},
-                {"tiny-qwen3-moe", CPA_BF16, 0.25f},
+                {"tiny-qwen3-moe", CPA_BF16, 0.4f},
                 {"tiny-joined-moe", CPA_F16, 0.03f}};
     cpa_test_expected *expected = malloc(sizeof *expected);
     cpa_test_model *m = malloc(sizeof *m);
