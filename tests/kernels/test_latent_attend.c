@@ -95,6 +95,21 @@ static void ordinary_heads_as_wide(void) {
     }
 }
 
+/* Those of 16 bits that have tensor cores, over so many keys that tiles follow one another. */
+static void wide_heads_of_many_keys(void) {
+    static const int32_t widths[][2] = {{512, 512}, {257, 320}, {384, 512}};
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+        for (int rows = 1; rows <= 40; rows += 39) {
+            cpa_attend_case shape = LATENT;
+            shape.v_in_k = 0, shape.kv_heads = 2, shape.q_heads = 8, shape.scale = 0;
+            shape.k_dim = widths[i][0], shape.v_dim = widths[i][1];
+            shape.q_dtype = shape.kv_dtype = i % 2 ? CPA_F16 : CPA_BF16;
+            shape.length = 900, shape.start = shape.length - rows;
+            CU_ASSERT_EQUAL(wrong_rows(&shape, 0), 0);
+        }
+    }
+}
+
 static void every_count_of_heads(void) {
     static const int32_t heads[] = {1, 3, 6, 7, 12, 13, 33, 65, 128};
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
@@ -255,6 +270,7 @@ int main(int argc, char **argv) {
         {"every format of latents matches the reference", every_format},
         {"every width of latents matches the reference", every_width_of_latents},
         {"ordinary heads of up to 576 columns match the reference", ordinary_heads_as_wide},
+        {"wide heads of many keys", wide_heads_of_many_keys},
         {"1 to 128 query heads over latents match the reference", every_count_of_heads},
         {"shards, masks, rules and selections over latents match the reference", shards_masks_and_rules},
         {"the grid of FlashMLA matches the reference", grid_of_flash_mla},

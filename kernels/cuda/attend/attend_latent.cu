@@ -23,6 +23,27 @@ __device__ int handed_barrier(int consumer) {
     return 3 + consumer;
 }
 
+/* The queries of the scores: those of the first steps of the columns that only keys have, which are multiplied first,
+ * in registers; the others in their tile in shared memory. */
+template <typename C>
+struct latent_queries {
+    static constexpr int FIRST_COLUMN = C::first_of(KEYS_ALONE) - C::FIRST_OF_KEYS;
+    uint64_t tile;
+    uint32_t part[C::REGISTER_STEPS + 1][4];
+
+    __device__ latent_queries(uint32_t shared, int thread) : tile(wgmma_descriptor(shared, 0)) {
+        const int row = thread / 32 * 16 + (thread & 15), chunk = FIRST_COLUMN * (COLUMNS / 8) + (thread / 16 & 1);
+#pragma unroll
+        for (int step = 0; step < C::REGISTER_STEPS; step++)
+            load_matrices(part[step], shared + chunk_at<C>(row, 2 * step + chunk));
+    }
+    /* A step's, of those from a tile of COLUMNS on. */
+    __device__ uint64_t step(int column, int step) const {
+        constexpr int STEPS = COLUMNS / 16;
+        return wgmma_advance(tile, (column + step / STEPS) * (GROUP_ROWS * COLUMNS * 2) + step % STEPS * 32);
+    }
+};
+
 /* What one of the two warpgroups does with the tiles of a piece, `first` being the number of the first of them. */
 template <typename C>
 struct latent_rows {
@@ -40,24 +61,56 @@ struct latent_rows {
     }
     __device__ uint32_t handed() const { return tiles + C::P_AT + thread * 16; }
     __device__ uint32_t maxima() const { return tiles + C::MAX_AT + thread * 8; }
-    /* This warpgroup's half of the values. */
-    __device__ latent_part own_half() const { return consumer == 0 ? LEFT_VALUES : RIGHT_VALUES; }
+    /* The first part of this warpgroup's half of the values, and of the other one's. */
+    __device__ int own_half() const { return consumer * HALF_PARTS; }
+    __device__ int other_half() const { return RIGHT_VALUES - own_half(); }
     __device__ uint32_t values(int i) const { return tile(i) + consumer * (C::V_COLUMNS / COLUMNS) * COLUMNS_BYTES; }
 
-    /* S = Q K^T of tile i, begun; part by part, as they come. */
-    __device__ void begin_scores_of(float (&s)[C::KEYS / 2], const query_operand<C, NO_RULES> &q, int i) {
+    /* Adds to S what `COUNT` tiles of COLUMNS give, from `column` on of those of the keys. FIRST: they begin it. */
+    template <bool FIRST, int COUNT>
+    __device__ void multiply_columns(float (&s)[C::KEYS / 2], const latent_queries<C> &q, uint64_t k, int column) {
         constexpr int STEPS = COLUMNS / 16;
-        const uint64_t k = wgmma_descriptor(same_in_warp(tile(i)) + C::FIRST_OF_KEYS * COLUMNS_BYTES, 0);
+        const uint64_t keys = wgmma_advance(k, column * COLUMNS_BYTES);
 #pragma unroll
-        for (int part = C::APART ? KEYS_ALONE : LEFT_VALUES; part < LATENT_PARTS; part++) {
-            const int columns = C::first_of(part) - C::FIRST_OF_KEYS;
-            shared.wait_full(first + i, part);
-            wgmma_fence();
-#pragma unroll
-            for (int step = STEPS * columns; step < STEPS * (columns + C::count_of(part)); step++)
-                q.multiply(s, step, wgmma_advance(k, step / STEPS * COLUMNS_BYTES + step % STEPS * 32));
+        for (int step = 0; step < STEPS * COUNT; step++) {
+            const uint64_t of_step = wgmma_advance(keys, step / STEPS * COLUMNS_BYTES + step % STEPS * 32);
+            if (FIRST && step < C::REGISTER_STEPS)
+                wgmma<typename C::element>::multiply_rows(s, q.part[step], of_step, step > 0);
+            else
+                wgmma<typename C::element>::multiply(s, q.step(column, step), of_step, !FIRST || step > 0);
         }
+    }
+
+    __device__ uint64_t keys(int i) const {
+        return wgmma_descriptor(same_in_warp(tile(i)) + C::FIRST_OF_KEYS * COLUMNS_BYTES, 0);
+    }
+    /* Adds what a half of the values gives, part by part, as they come. */
+    __device__ void multiply_half(float (&s)[C::KEYS / 2], const latent_queries<C> &q, int i, int half) {
+#pragma unroll
+        for (int part = 0; part < HALF_PARTS; part++) {
+            shared.wait_full(first + i, half + part);
+            wgmma_fence();
+            multiply_columns<false, C::count_of(LEFT_VALUES)>(s, q, keys(i), C::first_of(half + part));
+        }
+    }
+    /* S = Q K^T of tile i, begun: with what only keys have, which comes first, and with the half of the values with
+     * which this warpgroup was done by itself in the stage's last tile. */
+    __device__ void begin_scores_of(float (&s)[C::KEYS / 2], const latent_queries<C> &q, int i) {
+        shared.wait_full(first + i, KEYS_ALONE);
+        wgmma_fence();
+        multiply_columns<true, C::count_of(KEYS_ALONE)>(s, q, keys(i), C::first_of(KEYS_ALONE) - C::FIRST_OF_KEYS);
+        if (!C::APART) multiply_half(s, q, i, own_half());
         wgmma_commit();
+    }
+    /* The rest of it. */
+    __device__ void complete_scores_of(float (&s)[C::KEYS / 2], const latent_queries<C> &q, int i) {
+        if (!C::APART) {
+            multiply_half(s, q, i, other_half());
+            wgmma_commit();
+        }
+        wgmma_wait<0>();
+        wgmma_hold(s);
+        shared.release(first + i, KEYS_ALONE, lane());
     }
 
     /* Past the last key of a piece, which its first tile has: see clear_values. */
@@ -101,48 +154,55 @@ struct latent_rows {
             state.sum[half] *= keep[half];
         }
         if (__any_sync(0xffffffff, keep[0] != 1 || keep[1] != 1)) rescale<C>(state, keep);
-        shared.wait_full(first + i, own_half());
+        wait_values(i);
         clear_rest(i);
     }
 
-    /* O += P V of tile i, waited for. */
-    __device__ void add_values(int i) {
-        begin_values<C>(state, p, values(i));
-        end_values(i);
+    __device__ void wait_values(int i) {
+#pragma unroll
+        for (int part = 0; part < HALF_PARTS; part++) shared.wait_full(first + i, own_half() + part);
     }
-    __device__ void end_values(int i) {
+    /* O += P V of tile i, part by part, so that there is room for the next one's as early as may be. */
+    __device__ void add_values(int i) {
+        const uint64_t v = wgmma_descriptor(values(i), C::KEYS * COLUMNS * 2);
+        wgmma_fence();
+#pragma unroll
+        for (int part = 0; part < HALF_PARTS; part++) {
+#pragma unroll
+            for (int step = 0; step < C::KEYS / 16; step++)
+                wgmma<typename C::element>::multiply(
+                    state.o[part], p[step],
+                    wgmma_advance(v, (part * (C::PART / COLUMNS) * C::KEYS + step * 16) * COLUMNS * 2), 1);
+            wgmma_commit();
+        }
+        wgmma_wait<1>();
+        shared.release(first + i, own_half(), lane());
         wgmma_wait<0>();
         hold_values<C>(state);
-        shared.release(first + i, own_half(), lane());
+        shared.release(first + i, own_half() + 1, lane());
     }
 
-    /* Tile i, whose scores this warpgroup multiplies; of the one before it, the values alone. FIRST: there is none. */
+    /* Tile i, whose scores this warpgroup multiplies; of the one before it, the values alone. FIRST: there is none. The
+     * scores begin before the other warpgroup has handed on that one, and its values are multiplied before they go on:
+     * what copies tiles is waiting to overwrite these. */
     template <bool FIRST>
-    __device__ void attend_tile(const query_operand<C, NO_RULES> &q, int i) {
+    __device__ void attend_tile(const latent_queries<C> &q, int i) {
         const key_walk<C::KEYS> &walk = shared.walks[MULTIPLYING];
         const int tile_of_keys = walk.tile(walk.count - 1 - i);
         float s[C::KEYS / 2], keep[2];
-        if (!FIRST) take_over(i - 1);
-        begin_scores_of(s, q, i);
-        if constexpr (FIRST) {
-            wgmma_wait<0>();
-        } else {
-            begin_values<C>(state, p, values(i - 1));
-            wgmma_wait<1>();
+        if (FIRST || !C::APART) begin_scores_of(s, q, i);
+        if (!FIRST) {
+            take_over(i - 1);
+            add_values(i - 1);
         }
-        wgmma_hold(s);
-        shared.release(first + i, KEYS_ALONE, lane());
+        if (!FIRST && C::APART) begin_scores_of(s, q, i); /* with one stage, no tile is ahead */
+        complete_scores_of(s, q, i);
         if (walk.masked(tile_of_keys))
             mask_scores<C>(s, state, walk.sinks, tile_of_keys * C::KEYS + 2 * (lane() % 4));
         const bool grown = lagging_softmax<C>(s, state, keep, scale_log2);
-        if constexpr (!FIRST) {
-            wgmma_hold(s);
-            pin_before_wait(state.sum[0] + state.sum[1], tiles);
-            end_values(i - 1);
-        }
         pack_probabilities<C>(p, s);
         hand_on();
-        if (C::APART) shared.wait_full(first + i, own_half());
+        if (C::APART) wait_values(i);
         if (FIRST) clear_rest(i);
         if (grown) rescale<C>(state, keep);
         add_values(i);
@@ -151,7 +211,7 @@ struct latent_rows {
     /* All tiles of the piece, the last keys first. */
     __device__ void attend_tiles(int count) {
         if (count == 0) return;
-        const query_operand<C, NO_RULES> q(tiles, thread);
+        const latent_queries<C> q(tiles, thread);
         int i = consumer;
         if (i == 0) {
             attend_tile<true>(q, 0);
@@ -247,12 +307,13 @@ __device__ void take_pieces(const cpa_cuda_attend_args &a, latent_shared<C> &sha
         C::CACHE == LATENT_CODES ? head_scale(a.k_scale, a.k_head_scales, a.head_scale_step, 0) : 1;
     const float scale_log2 = a.scale_log2 * code_scale;
     uint32_t n = 0;
-    for (int at = blockIdx.x, next; at >= 0; at = next, n += walk.count) {
+    for (int at = blockIdx.x; at >= 0; at = piece.next) {
         named_sync(BOTH, BOTH_THREADS); /* nobody needs the one before */
         if (consumer == 0 && thread < 32) shared.take(a, MULTIPLYING, at, lane);
         named_sync(BOTH, BOTH_THREADS);
-        next = piece.next;
-        if (walk.count > 0) load_packed_queries<C>(a, piece, kv_head, tiles, consumer * WARPGROUP + thread);
+        int of_both = threadIdx.x - WARPGROUP;
+        asm volatile("" : "+r"(of_both)); /* what follows from it is not kept from piece to piece: registers are few */
+        if (walk.count > 0) load_packed_queries<C>(a, piece, kv_head, tiles, of_both);
         thread_state<C> state;
         const int row = piece.row_begin + thread / 32 * 16 + lane / 4;
 #pragma unroll
@@ -263,6 +324,7 @@ __device__ void take_pieces(const cpa_cuda_attend_args &a, latent_shared<C> &sha
         rows.attend_tiles(walk.count);
         join_sums<C>(state, tiles, consumer, thread);
         store_columns<C>(a, piece, state, code_scale, kv_head, consumer, thread);
+        n += walk.count;
     }
 }
 
@@ -286,9 +348,12 @@ __device__ void attend_rows(const hopper_args &args) {
     if (warpgroup == 0) {
         registers_shrink<C::LOADER_REGISTERS>();
         if constexpr (C::CODES) {
-            copy_codes<C>(args.a, shared, tiles, thread);
+            copy_codes<C>(args.a, shared, tiles, threadIdx.x);
         } else {
-            if (thread < 32) copy_boxes<C>(args, shared, tiles, blockIdx.y, thread);
+            const int warp = thread / 32, lane = thread % 32;
+            if (warp == 0) copy_boxes<C, LEFT_VALUES, HALF_PARTS>(args, shared, tiles, blockIdx.y, lane);
+            if (warp == 1) copy_boxes<C, RIGHT_VALUES, HALF_PARTS>(args, shared, tiles, blockIdx.y, lane);
+            if (warp == 2) copy_boxes<C, KEYS_ALONE, 1>(args, shared, tiles, blockIdx.y, lane);
         }
     } else {
         registers_grow<C::CONSUMER_REGISTERS>();

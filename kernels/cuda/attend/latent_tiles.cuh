@@ -7,9 +7,11 @@
 
 namespace {
 
-/* The columns of a tile by who is done with them last: each half of the values by the warpgroup that has these columns
- * of O; the rest, which keys alone have, by the warpgroup that multiplies the scores. */
-enum latent_part { LEFT_VALUES, RIGHT_VALUES, KEYS_ALONE, LATENT_PARTS };
+/* The columns of a tile by who is done with them last, and when: of the values two parts of each half by the warpgroup
+ * that has these columns of O, one after the other; the rest, which keys alone have, by the warpgroup that multiplies
+ * the scores. */
+enum latent_part { LEFT_VALUES, RIGHT_VALUES = 2, KEYS_ALONE = 4, LATENT_PARTS };
+constexpr int HALF_PARTS = 2;
 
 /* What the cache has: latents as elements of the queries' dtype; as codes of e4m3, all with one scale; or as those of
  * CPA_FP8_T128, with scales in the row and elements behind them; or keys and values apart, as elements. */
@@ -25,13 +27,13 @@ struct latent_config {
     static constexpr bool APART = Cache == VALUES_APART, CODES = Cache == LATENT_CODES || Cache == LATENT_TILED_CODES;
     static constexpr int K_DIM = APART ? 512 : 576, V_DIM = 512, KEYS = 64;
     static constexpr int CONSUMERS = 2, THREADS = (1 + CONSUMERS) * WARPGROUP;
-    static constexpr int LOADER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
+    static constexpr int LOADER_REGISTERS = CODES ? 56 : 40, CONSUMER_REGISTERS = CODES ? 224 : 232;
     /* What a CTA of so many threads is launched with, by eights. */
     static constexpr int LAUNCH_REGISTERS = (64 << 10) / THREADS / 8 * 8;
     static_assert(LOADER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= (1 + CONSUMERS) * LAUNCH_REGISTERS, "a CTA's");
     static constexpr int LOADERS = CODES ? WARPGROUP / 32 : 1; /* warps that say when a part is full */
     static constexpr int V_COLUMNS = V_DIM / CONSUMERS, PART = 128, PARTS = V_COLUMNS / PART; /* of O of a warpgroup */
-    static constexpr int REGISTER_STEPS = CODES ? 2 : 3;   /* of Q K^T, whose queries are in registers */
+    static constexpr int REGISTER_STEPS = CODES ? 0 : APART ? 2 : 1; /* of Q K^T, whose queries are in registers */
     static constexpr int RULED_STEPS[] = {REGISTER_STEPS}; /* of scores without rules, which alone there are */
     static constexpr bool RULED = false;
     static constexpr int TAIL = 0, K_WHOLE = K_DIM, V_TAIL = 0, V_WHOLE = V_COLUMNS;
@@ -45,16 +47,18 @@ struct latent_config {
     static constexpr int SHARED_BYTES = MAX_AT + MAX_BYTES + TILE_ALIGNMENT;
 
     /* A part in tiles of COLUMNS; where those of keys begin. */
-    __device__ static constexpr int first_of(int part) { return part * V_COLUMNS / COLUMNS; }
+    __device__ static constexpr int first_of(int part) { return part * (PART / COLUMNS); }
     __device__ static constexpr int count_of(int part) {
-        return (part < KEYS_ALONE ? V_COLUMNS : APART ? K_DIM : K_DIM - V_DIM) / COLUMNS;
+        return (part < KEYS_ALONE ? PART : APART ? K_DIM : K_DIM - V_DIM) / COLUMNS;
     }
     static constexpr int FIRST_OF_KEYS = APART ? V_DIM / COLUMNS : 0;
+    static_assert(PARTS == HALF_PARTS && KEYS_ALONE == CONSUMERS * PARTS, "parts of O and of tiles are the same columns");
 };
 constexpr int COLUMNS_BYTES = 64 * COLUMNS * 2; /* of 64 rows of COLUMNS elements */
 
-/* Those who copy go through the pieces by themselves, ahead of the warpgroups that multiply. */
-enum latent_reader { COPYING, MULTIPLYING, LATENT_READERS };
+/* Those who copy go through the pieces by themselves, ahead of the warpgroups that multiply: of boxes, a warp for
+ * either half of the values and one for the rest, none of which waits for room that another one needs. */
+enum latent_reader { MULTIPLYING, COPYING, LATENT_READERS = COPYING + 3 };
 
 /* Barriers of the parts of each stage: full when the bytes are there, empty when the last readers are done. Tiles are
  * counted from 0, over all pieces. */
@@ -87,24 +91,25 @@ struct latent_shared {
         }
     }
     /* The reader's copy of a piece, by one of its warps. */
-    __device__ void take(const cpa_cuda_attend_args &a, latent_reader reader, int at, int lane) {
+    __device__ void take(const cpa_cuda_attend_args &a, int reader, int at, int lane) {
         copy_piece(pieces[reader], a.pieces[at], lane);
         walks[reader].start_warp(a, pieces[reader], lane);
     }
 };
 
-/* The tiles of all pieces, the last keys of each first: a lane copies the box of tokens from `row` on, part by part, in
- * the order in which room is made for them. */
-template <typename C>
+/* The parts from FIRST on of the tiles of all pieces, the last keys of each first, by one warp: a lane copies the box of
+ * tokens from `row` on. */
+template <typename C, int FIRST, int PARTS>
 __device__ void copy_boxes(const hopper_args &args, latent_shared<C> &shared, uint32_t tiles, int kv_head, int lane) {
-    const cpa_cuda_piece &piece = shared.pieces[COPYING];
-    const key_walk<C::KEYS> &walk = shared.walks[COPYING];
-    constexpr int ROWS = C::KEYS / C::SHARERS; /* that are this CTA's to copy */
+    constexpr int READER = COPYING + FIRST / HALF_PARTS, ROWS = C::KEYS / C::SHARERS; /* that are this CTA's to copy */
+    constexpr bool VALUES = C::APART && FIRST != KEYS_ALONE;
+    const cpa_cuda_piece &piece = shared.pieces[READER];
+    const key_walk<C::KEYS> &walk = shared.walks[READER];
+    const CUtensorMap *map = VALUES ? &args.maps.v : &args.maps.k;
     const int row = (C::PAIRED ? (int)cluster_rank() * ROWS : 0) + lane * args.box;
-    constexpr latent_part ORDER[] = {KEYS_ALONE, LEFT_VALUES, RIGHT_VALUES};
     uint32_t n = 0;
     for (int at = blockIdx.x; at >= 0; at = piece.next) {
-        shared.take(args.a, COPYING, at, lane);
+        shared.take(args.a, READER, at, lane);
         box_place next = {};
         if (walk.count > 0) next = place_of<C>(args, piece, piece.k_end, walk.tile(walk.count - 1), row);
         for (int i = walk.count - 1; i >= 0; i--, n++) {
@@ -112,10 +117,8 @@ __device__ void copy_boxes(const hopper_args &args, latent_shared<C> &shared, ui
             if (i > 0) next = place_of<C>(args, piece, piece.k_end, walk.tile(i - 1), row); /* before the waiting */
             const uint32_t tile = tiles + C::STAGES_AT + n % C::STAGES * C::STAGE_BYTES;
 #pragma unroll
-            for (const latent_part part : ORDER) {
+            for (int part = FIRST; part < FIRST + PARTS; part++) {
                 const uint32_t barrier = shared.full_at(n, part);
-                const bool values = C::APART && part != KEYS_ALONE;
-                const CUtensorMap *map = values ? &args.maps.v : &args.maps.k;
                 shared.wait_empty(n, part);
                 if (lane == 0) barrier_expect(barrier, C::count_of(part) * COLUMNS_BYTES);
                 __syncwarp();
@@ -123,7 +126,7 @@ __device__ void copy_boxes(const hopper_args &args, latent_shared<C> &shared, ui
 #pragma unroll
                     for (int j = C::first_of(part); j < C::first_of(part) + C::count_of(part); j++) {
                         const uint32_t to = tile + j * COLUMNS_BYTES + row * COLUMNS * 2;
-                        const int column = (values ? j : j - C::FIRST_OF_KEYS) * COLUMNS;
+                        const int column = (VALUES ? j : j - C::FIRST_OF_KEYS) * COLUMNS;
                         if constexpr (C::PAIRED) {
                             copy_box_to_pair(to, map, barrier, column, place.token, kv_head, place.block);
                         } else {
