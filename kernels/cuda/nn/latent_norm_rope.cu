@@ -1,50 +1,13 @@
 /* latent_norm_rope: a CTA makes the row of latents of a token, in shared memory, and stores it; another one rotates the
- * token's queries. The norm is that of rmsnorm, by the threads that rmsnorm has for the width. */
-#include <float.h>
-
-#include "kernels/cuda/cache/quant.cuh"
-#include "kernels/cuda/nn/norm_rows.cuh"
-#include "kernels/cuda/nn/rotate.cuh"
+ * token's queries. The norm is that of rmsnorm, by the threads that rmsnorm has for the width. The kernel here takes
+ * any row; that of latent_warp.cuh, which is faster, those that a warp can have. */
+#include "kernels/cuda/nn/latent_pool.cuh"
+#include "kernels/cuda/nn/latent_warp.cuh"
 
 namespace {
 
 constexpr int LEAST_THREADS = 128, MOST_THREADS = 512;
 static_assert(CPA_MAX_HEAD_DIM <= MOST_THREADS * NORM_KEPT, "threads for each element of a row");
-
-/* The cache that rows go to; strides and offsets in bytes. */
-struct latent_pool {
-    const int64_t *slot_mapping; /* NULL: there is no cache */
-    char *memory;
-    cpa_dtype dtype;
-    int64_t slots, block_stride, token_stride;
-    int32_t block_shift;
-    float scale; /* of all rows; 0: rows or tiles have scales of their own */
-    const float *head_scales;
-    int64_t words_at;           /* from a block to the scales of its rows; 0: none are there */
-    int32_t tile, tiles, tail;  /* elements that share a scale, how many such, and those behind them */
-    int64_t scales_at, tail_at; /* from the start of a row to its scales of tiles, 0: it has none, and to its tail */
-    cpa_cuda_bad_slot *bad_slot;
-    uint8_t *nonfinite;
-};
-
-struct latent_args {
-    norm_args norm;
-    cpa_rotate_args key, queries;
-    int32_t k_dim;
-    void *out; /* NULL: rows go to the cache alone */
-    int64_t out_stride;
-    latent_pool pool;
-};
-
-/* The slot of a row; -1 if it goes to no cache, as it does where the slot is none, of which the stream is told. */
-__device__ int64_t slot_of(const latent_pool &pool, int64_t row) {
-    if (!pool.slot_mapping) return -1;
-    const int64_t slot = pool.slot_mapping[row];
-    if (slot >= -1 && slot < pool.slots) return slot;
-    if (threadIdx.x == 0 && atomicExch(&pool.bad_slot->found, 1) == 0)
-        pool.bad_slot->token = row, pool.bad_slot->slot = slot;
-    return -1;
-}
 
 /* The scale word of a tile, found by a warp. */
 template <typename T>
@@ -56,8 +19,7 @@ __device__ uint32_t tile_word(const latent_pool &pool, const T *tile) {
         high = fmaxf(high, finite);
     }
     low = -warp_max(-low), high = warp_max(high);
-    if (pool.dtype == CPA_FP8_T128) return __float_as_uint(fmaxf(__fdiv_rn(fmaxf(high, -low), 448.0f), FLT_MIN));
-    return scale_word(pool.dtype, head_scale(pool.scale, pool.head_scales, 0, 0), low, high);
+    return tile_word(pool, low, high);
 }
 
 /* Codes of a row: a warp takes a tile after the other. */
@@ -93,19 +55,17 @@ __device__ void store_plain(cpa_dtype dtype, const T *latent, int32_t dim, char 
 template <typename T>
 __device__ void store_latent(const latent_args &a, int64_t row, const T *latent) {
     const latent_pool &pool = a.pool;
-    const int64_t slot = slot_of(pool, row);
+    const int64_t slot = checked_slot(pool, row, given_slot(pool, row), threadIdx.x == 0);
     for (int32_t i = threadIdx.x; i < a.k_dim; i += blockDim.x) {
         if (a.out) ((T *)a.out)[row * a.out_stride + i] = latent[i];
         if (slot >= 0 && pool.nonfinite && is_nonfinite(to_float(latent[i]))) pool.nonfinite[row] = 1;
     }
     if (slot < 0) return;
-    const int64_t offset = slot & ((1 << pool.block_shift) - 1);
-    char *block = pool.memory + (slot >> pool.block_shift) * pool.block_stride;
-    char *to = block + offset * pool.token_stride;
+    const latent_place to(pool, slot);
     if (pool.tiles) {
-        store_tiles(pool, latent, to, pool.words_at ? (uint32_t *)(block + pool.words_at) + offset : NULL);
+        store_tiles(pool, latent, to.row, pool.words_at ? to.word(pool) : NULL);
     } else {
-        store_plain(pool.dtype, latent, a.k_dim, to);
+        store_plain(pool.dtype, latent, a.k_dim, to.row);
     }
 }
 
@@ -114,10 +74,11 @@ template <typename T, int UNIT>
 __global__ void __launch_bounds__(MOST_THREADS, 1) latent_norm_rope(const __grid_constant__ latent_args a) {
     __shared__ __align__(16) T latent[CPA_MAX_HEAD_DIM];
     const int64_t row = blockIdx.x;
+    const row_threads threads = {(int32_t)threadIdx.x, (int32_t)blockDim.x};
     if (blockIdx.y == 1) {
         dependent_allow();
         dependent_wait();
-        rotate_row<T, UNIT>(a.queries, row);
+        rotate_row<T, UNIT, false>(a.queries, row, threads);
         return;
     }
     normed_row<T, T, UNIT> norm(a.norm);
@@ -127,7 +88,8 @@ __global__ void __launch_bounds__(MOST_THREADS, 1) latent_norm_rope(const __grid
     norm.for_units([&](int32_t u, const auto &normed) {
         if (u < norm.units) *(unit_of<T, UNIT> *)(latent + u * UNIT) = narrow<T, UNIT>(normed.element);
     });
-    rotate_heads<T, UNIT>(a.key, row, (const T *)a.key.x + row * a.key.x_stride, latent + a.norm.width);
+    rotate_heads<T, UNIT, false, 1>(a.key, row, (const T *)a.key.x + row * a.key.x_stride, latent + a.norm.width,
+                                    threads);
     __syncthreads();
     store_latent(a, row, latent);
 }
@@ -188,8 +150,14 @@ extern "C" cpa_status cpa_cuda_latent_norm_rope(const cpa_latent_norm_rope_args 
     a.pool = pool_of(args, stream);
     const bool vectors = norm_in_vectors(a.norm, s.dtype) && rotate_in_vectors(a.key) &&
                          (!args->q || rotate_in_vectors(a.queries));
+    const bool by_warps = vectors && is_latent_of_warp(a, s.dtype);
     return launch_for_elements(s.dtype, [&](auto tag) {
         using T = typename decltype(tag)::element;
+        if (by_warps)
+            return launch_early(latent_norm_rope_warps<T>,
+                                dim3((unsigned)((args->rows + ROWS_OF_CTA - 1) / ROWS_OF_CTA),
+                                     1 + (args->q ? ROWS_OF_CTA : 0)),
+                                ROW_WARPS_THREADS, a, stream, "latent_norm_rope");
         const int threads = norm_cta_threads(s.v_dim, vectors ? VECTOR<T> : 1);
         return launch_early(vectors ? latent_norm_rope<T, VECTOR<T>> : latent_norm_rope<T, 1>,
                             dim3((unsigned)args->rows, args->q ? 2 : 1),

@@ -51,7 +51,7 @@ __device__ float squares(const float (&value)[UNIT]) {
 template <typename T, typename W, int UNIT, int MOST_THREADS = MOST_NORM_THREADS>
 struct normed_row {
     using unit = unit_of<T, UNIT>;
-    static constexpr int KEPT = NORM_KEPT;
+    static constexpr int KEPT = NORM_KEPT, ELEMENTS = UNIT;
     const unit_of<W, UNIT> *weight;
     unit_of<W, UNIT> weights[KEPT] = {};
     float kept[KEPT][UNIT] = {};
