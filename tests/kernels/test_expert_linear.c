@@ -189,10 +189,13 @@ static void products_are_those_of_float64(void) {
         {300, 3, 1, 96, 200, CPA_BF16, CPA_BF16, PLAIN, 0, 0, 0},
         {210, 2, 1, 1032, 300, CPA_BF16, CPA_BF16, PLAIN, 1, 1, 0},
         {333, 8, 2, 64, 256, CPA_BF16, CPA_BF16, PLAIN, 1, 0, 1},
+        {256, 2, 1, 136, 257, CPA_F16, CPA_F32, PLAIN, 1, 0, 0},
+        {340, 2, 1, 8, 520, CPA_BF16, CPA_BF16, PLAIN, 1, 0, 0},
         {3, 4, 2, 7, 9, CPA_BF16, CPA_BF16, BLOCKS, 1, 0, 0},
         {20, 4, 2, 400, 264, CPA_BF16, CPA_BF16, BLOCKS, 1, 1, 0},
         {150, 2, 1, 272, 144, CPA_BF16, CPA_F32, BLOCKS, 0, 0, 1},
         {160, 2, 1, 528, 300, CPA_BF16, CPA_BF16, BLOCKS, 1, 1, 0},
+        {270, 2, 1, 144, 513, CPA_BF16, CPA_BF16, BLOCKS, 1, 0, 0},
         {190, 2, 1, 336, 272, CPA_BF16, CPA_F32, OUTPUTS, 1, 0, 1},
         {33, 3, 1, 640, 257, CPA_F16, CPA_F16, OUTPUTS, 1, 0, 0},
         {4, 5, 3, 129, 127, CPA_F32, CPA_F32, BLOCKS, 1, 1, 0},
@@ -282,36 +285,38 @@ static void a_row_has_the_bits_of_linear_alone(void) {
 
 /* What no place names is not read; a token that x does not have, and a row of NaN, stay alone. */
 static void what_is_not_there_stays_alone(void) {
-    const shape s = {40, 3, 1, 64, 136, CPA_BF16, CPA_BF16, PLAIN, 1, 0, 0};
-    product p;
-    cpa_test_device_open(1, &device, &stream);
-    make(&p, &s);
-    for (int32_t i = 0; i < s.inputs; i++) cpa_test_row(&p.x, p.tokens[6])[i] = NAN;
-    cpa_test_tensor_send(&p.x, stream);
-    p.args.x = p.x.device;
-    p.tokens[9] = 40;
-    p.tokens[11] = UINT32_MAX;
-    cpa_test_free(stream, p.device_tokens);
-    p.device_tokens = cpa_test_upload(stream, p.tokens, (p.places + p.spare) * 4);
-    p.args.tokens = p.device_tokens;
-    CU_ASSERT_EQUAL(cpa_expert_linear(&p.args, stream), CPA_OK);
-    cpa_test_tensor_fetch(&p.out, stream);
-    for (int64_t place = 0; place < p.places; place++) {
-        for (int32_t o = 0; o < s.outputs; o++)
-            CU_ASSERT_EQUAL(isnan(cpa_test_row(&p.out, place)[o]) != 0, place == 6 || place == 9 || place == 11);
+    for (int i = 0; i < 2; i++) {
+        const shape s = {40 + 170 * i, 3 - i, 1, 64, 136, CPA_BF16, CPA_BF16, PLAIN, 1, 0, 0};
+        product p;
+        cpa_test_device_open(1, &device, &stream);
+        make(&p, &s);
+        for (int32_t e = 0; e < s.inputs; e++) cpa_test_row(&p.x, p.tokens[6])[e] = NAN;
+        cpa_test_tensor_send(&p.x, stream);
+        p.args.x = p.x.device;
+        p.tokens[9] = (uint32_t)s.tokens;
+        p.tokens[11] = UINT32_MAX;
+        cpa_test_free(stream, p.device_tokens);
+        p.device_tokens = cpa_test_upload(stream, p.tokens, (p.places + p.spare) * 4);
+        p.args.tokens = p.device_tokens;
+        CU_ASSERT_EQUAL(cpa_expert_linear(&p.args, stream), CPA_OK);
+        cpa_test_tensor_fetch(&p.out, stream);
+        for (int64_t place = 0; place < p.places; place++) {
+            for (int32_t o = 0; o < s.outputs; o++)
+                CU_ASSERT_EQUAL(isnan(cpa_test_row(&p.out, place)[o]) != 0, place == 6 || place == 9 || place == 11);
+        }
+        destroy(&p);
+        cpa_test_device_close(device, stream);
     }
-    destroy(&p);
-    cpa_test_device_close(device, stream);
 }
 
 static void a_weight_of_nan_spoils_its_output_alone(void) {
     static const uint8_t nans[] = {0x7f, 0xff};
-    for (int i = 0; i < 2; i++) {
-        const shape s = {20 + 30 * i, 3, 1, 144, 136, CPA_BF16, CPA_F32, BLOCKS, 1, 0, 0};
+    for (int i = 0; i < 3; i++) { /* few places, some, many */
+        const shape s = {20 + 30 * i * (1 + i), 3, 1, 144, 136, CPA_BF16, CPA_F32, BLOCKS, 1, 0, 0};
         product p;
         cpa_test_device_open(1, &device, &stream);
         make(&p, &s);
-        p.codes[(s.outputs + 130) * p.weight.stride + 5] = nans[i]; /* output 130 of expert 1 */
+        p.codes[(s.outputs + 130) * p.weight.stride + 5] = nans[i % 2]; /* output 130 of expert 1 */
         cpa_test_free(stream, p.device_codes);
         p.device_codes = cpa_test_upload(stream, p.codes, s.experts * s.outputs * p.weight.stride);
         p.args.weight = p.device_codes;

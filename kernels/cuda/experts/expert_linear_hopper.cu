@@ -4,80 +4,48 @@
 
 namespace {
 
-constexpr int X_AT = WEIGHT_BYTES, STAGE_BYTES = WEIGHT_BYTES + X_BYTES;
-constexpr int SHARED_BYTES = STAGES * STAGE_BYTES + TILE_ALIGNMENT;
-static_assert(PLACES * SUM_LINE * 4 <= STAGES * STAGE_BYTES, "sums take the place of stages");
+using ring_of_stages = expert_ring<2, 4, 176>;
 
-/* What a thread copies of the weights: a vector of every ROWS-th row. */
-template <typename T>
-struct weight_loader {
-    static constexpr int ROWS = THREADS / VECTORS, COPIES = OUTPUTS / ROWS;
-    static_assert(ROWS % 8 == 0, "the swizzle of all copies is the same");
-    const cpa_expert_linear_args &a;
-    const T *weights; /* of the expert */
-    int32_t output;   /* of the first copy */
-
-    __device__ weight_loader(const cpa_expert_linear_args &a, const expert_tile &tile, int32_t first)
-        : a(a), weights((const T *)a.weight + tile.expert * a.expert_stride), output(first + threadIdx.x / VECTORS) {}
-    __device__ void load(uint32_t stage, int32_t at) const {
-        const int vector = threadIdx.x % VECTORS, row = threadIdx.x / VECTORS;
-        const int32_t input = at + vector * 8;
-        const bool inside = input < a.inputs;
+/* The sums of all inputs, of stages from `first` on. */
+template <typename T, int N>
+__device__ void multiply(ring_of_stages &ring, int32_t inputs, uint32_t first, float (&sums)[GROUPS][N]) {
+    const uint32_t end = first + (inputs + SPAN - 1) / SPAN;
+    const uint32_t own = threadIdx.x / WARPGROUP * GROUPS;
+    for (uint32_t n = first; n != end; n++) {
+        const uint32_t stage = ring.tile(n);
+        const uint64_t x = wgmma_descriptor(stage + ring_of_stages::WEIGHTS, 0);
+        ring.wait_full(n);
+        wgmma_fence();
 #pragma unroll
-        for (int n = 0; n < COPIES; n++) { /* past the last output the last one's, which is not stored */
-            const int64_t of_weights = min(output + n * ROWS, a.outputs - 1);
-            copy_async_16(stage + swizzled<SPAN>(row, vector) + n * ROWS * LINE,
-                          weights + of_weights * a.weight_stride + (inside ? input : 0), inside);
-        }
-    }
-};
-
-/* The sums of all inputs. */
-template <typename T>
-__device__ void multiply(const cpa_expert_linear_args &a, const expert_tile &tile, int32_t output, uint32_t shared,
-                         group_sums &sums) {
-    const weight_loader<T> weights(a, tile, output);
-    const x_loader<T> x(a, tile);
-    const int32_t steps = (a.inputs + SPAN - 1) / SPAN;
-    const auto load = [&](int32_t step) {
-        const uint32_t stage = shared + step % STAGES * STAGE_BYTES;
-        if (step < steps) {
-            weights.load(stage, step * SPAN);
-            x.load(stage + X_AT, step * SPAN);
-        }
-        copy_async_commit();
-    };
+        for (int k = 0; k < SPAN / STEP; k++) {
 #pragma unroll
-    for (int s = 0; s < AHEAD; s++) load(s);
-    for (int32_t step = 0; step < steps; step++) {
-        const uint32_t stage = shared + step % STAGES * STAGE_BYTES;
-        copy_async_wait<AHEAD - 1>();
-        async_proxy_fence();
-        __syncthreads(); /* the stage is there, and all are through with that of step - 2 */
-        multiply_stage<T>(stage, stage + X_AT, sums, step > 0);
-        load(step + AHEAD);
+            for (int g = 0; g < GROUPS; g++) {
+                const uint64_t weights = wgmma_descriptor(stage + (own + g) * GROUP_ROWS * LINE, 0);
+                expert_wgmma<T>::multiply(sums[g], wgmma_advance(weights, k * STEP * 2),
+                                          wgmma_advance(x, k * STEP * 2), 1);
+            }
+        }
+        wgmma_commit();
         wgmma_wait<1>();
+        if (n != first) ring.release(n - 1);
     }
     wgmma_wait<0>();
-    hold(sums);
-    copy_async_wait<0>();
-    __syncthreads(); /* the stages have been read */
+    ring.release(end - 1);
+    hold<2 * N>(sums);
 }
 
 template <typename T>
-__global__ void __launch_bounds__(THREADS, 1) expert_linear_hopper(const __grid_constant__ cpa_cuda_expert_product p) {
+__global__ void __launch_bounds__(THREADS, 1) expert_linear_hopper(const __grid_constant__ expert_args args) {
     extern __shared__ __align__(128) char shared[];
-    dependent_wait();
-    dependent_allow();
-    for_tiles<T>(p, shared, [&](const expert_tile &tile, int32_t output, char *memory, group_sums &sums) {
-        multiply<T>(p.args, tile, output, shared_address(memory), sums);
+    run<T, ring_of_stages>(args, shared, [&](ring_of_stages &ring, const expert_work &, uint32_t n, auto &sums) {
+        multiply<T>(ring, args.product.args.inputs, n, sums);
     });
 }
 
 template <typename T>
 cpa_status launch(const cpa_cuda_expert_product &p, cpa_stream *stream) {
     static uint64_t prepared;
-    return launch_tiles(expert_linear_hopper<T>, p, SHARED_BYTES, &prepared, stream);
+    return launch_persistent<ring_of_stages>(expert_linear_hopper<T>, p, &prepared, stream);
 }
 
 } // namespace
