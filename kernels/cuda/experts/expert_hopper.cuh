@@ -271,8 +271,7 @@ inline cpa_status encode_weights(const cpa_expert_linear_args &a, CUtensorMap *o
         a.weight_scale ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS)
-        return cpa_fail(&stream->error, CPA_DEVICE, "expert_linear: cuTensorMapEncodeTiled failed with error %d",
-                        (int)result);
+        return cpa_cuda_unsupported(stream, "expert_linear: cuTensorMapEncodeTiled failed with error", (int64_t)result);
     return CPA_OK;
 }
 
