@@ -45,7 +45,7 @@ typedef enum cpa_policy { CPA_POLICY_PRIORITY = 0, CPA_POLICY_FCFS } cpa_policy;
 typedef enum cpa_drafter {
     CPA_DRAFT_NONE = 0, /* nobody: a token a step */
     CPA_DRAFT_NGRAM,    /* what followed the last few tokens before (cpattn/ngram.h) */
-    CPA_DRAFT_MODEL     /* the network */
+    CPA_DRAFT_MODEL     /* the network: its layers that draft, one token; without such layers its `draft` */
 } cpa_drafter;
 
 /* What carries tensors between the devices of ranks. */

@@ -8,6 +8,8 @@
  *     select        which keys each row attends, if not all    |  and attends
  *     layer_out     the attention results of that layer       /  in between
  *     end_step      draws a token for each row that yields one
+ *     layer_in ...  of the layers that draft, with the tokens that follow the rows, and
+ *     end_draft     guesses what follows those; of models that have such layers
  *
  * A rank's rows are the new tokens that it owns; a row's token is on the device alone where the step right before has
  * drawn it. All calls enqueue on the stream (cpa_stream_native) and do nothing else. */
@@ -51,7 +53,8 @@ typedef struct cpa_model_shape {
      * are NULL. Over latents (v_in_k) each form that is not expanded has layer_scales, none of them 0. */
     const cpa_model_form *forms;
     int32_t n_forms, prefill_form, decode_form;
-    int32_t reserved[5]; /* zero */
+    int32_t draft_layers; /* the last of `layers`, which draft (cpa_model.end_draft): fewer than all of them */
+    int32_t reserved[4];  /* zero */
 } cpa_model_shape;
 
 /* The mask of a layer. */
@@ -289,6 +292,9 @@ typedef struct cpa_model_step {
     cpa_draw_limits limits;
     const cpa_step_form *forms; /* host [n_forms of cpa_model_shape]; NULL where the model has none */
     const cpa_row_exchange *row_exchange;
+    /* Device [rows]: in the calls for layers that draft, the token behind each row: that of its chunk, or, of a row that
+     * yields one, what end_step has drawn. NULL in the others. */
+    const uint32_t *next_tokens;
 } cpa_model_step;
 
 /* What layer_in fills, and where it may write keys and values itself. On the device of the engine. */
@@ -385,6 +391,14 @@ typedef struct cpa_model {
      * blocks are CPA_UNSUPPORTED there. NULL: all keys. */
     cpa_status (*select)(void *ctx, int32_t layer, const cpa_model_step *step, const cpa_select_args *args,
                          cpa_key_selection *selection, cpa_stream *stream);
+    /* Of a model with draft_layers, as the multi-token prediction of DeepSeek-V3 (arXiv:2412.19437, section 2.2). These
+     * layers come behind end_step in every step, of the same rows: a row knows the token that follows it then, and its
+     * key and value lie in the cache as those of other layers do. Fills guesses [emissions], on the device: of each row
+     * that yields a token the one expected behind that, or CPA_NO_TOKEN. What the last token of a request came with is
+     * its draft of the next step, if it is not wrong, as with `draft`, which is not called. What these layers attend
+     * enters no digest. Of blocks that requests share, the last key of one may have been made with the token that
+     * followed in another request: that costs drafts, never tokens. */
+    cpa_status (*end_draft)(void *ctx, const cpa_model_step *step, uint32_t *guesses, cpa_stream *stream);
 } cpa_model;
 
 #ifdef __cplusplus

@@ -148,6 +148,7 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
     if (o->network) CPA_TRY(CPA_STRUCT_TAKE("network", o->network, cpa_model, layer_in, &network, err));
     const cpa_named_value values[] = {
         {"layers", o->model.layers},
+        {"draft_layers", o->model.draft_layers},
         {"q_heads", s->q_heads},
         {"kv_heads", s->kv_heads},
         {"k_dim", s->k_dim},

@@ -24,6 +24,10 @@ static int is_power_of_two(int64_t n) {
 
 static cpa_status check_model(const cpa_model_shape *m, int has_network, cpa_error *err) {
     if (m->layers < 1) return cpa_fail(err, CPA_INVALID, "layers: %d, expected at least 1", m->layers);
+    if (m->draft_layers < 0 || m->draft_layers >= m->layers) {
+        return cpa_fail(err, CPA_INVALID, "draft_layers: %d, expected 0 or more, and fewer than all layers, %d",
+                        m->draft_layers, m->layers);
+    }
     if (!CPA_RESERVED_IS_ZERO(*m)) return cpa_fail(err, CPA_INVALID, "the reserved bytes of the model are not zero");
     CPA_TRY(cpa_check_shape("model", &m->attention, err));
     for (int32_t layer = 0; layer < m->layers; layer++) {
@@ -88,6 +92,17 @@ static cpa_status check_network(const cpa_model *given, cpa_error *err) {
     return CPA_OK;
 }
 
+/* Layers that draft are of a network that draws, and whose drafts are asked for. */
+static cpa_status check_draft_layers(const cpa_engine_options *o, const cpa_model *network, cpa_error *err) {
+    const int32_t n = o->model.draft_layers;
+    if (!network->end_draft || !network->end_step)
+        return cpa_fail(err, CPA_INVALID, "draft_layers: %d without a network that has end_step and end_draft", n);
+    if (o->drafter != CPA_DRAFT_MODEL)
+        return cpa_fail(err, CPA_INVALID, "draft_layers: %d with drafter %d, expected %d, the network", n,
+                        (int)o->drafter, (int)CPA_DRAFT_MODEL);
+    return CPA_OK;
+}
+
 /* Whether anybody drafts, and with what. */
 static cpa_status check_drafter(const cpa_engine_options *o, cpa_error *err) {
     cpa_model network = {.size = 0};
@@ -100,6 +115,7 @@ static cpa_status check_drafter(const cpa_engine_options *o, cpa_error *err) {
     CPA_TRY(cpa_ngram_create(&ngram, &tried, err));
     cpa_ngram_destroy(tried);
     if (o->network) CPA_TRY(CPA_STRUCT_TAKE("network", o->network, cpa_model, layer_in, &network, err));
+    if (o->model.draft_layers > 0) return check_draft_layers(o, &network, err);
     if (o->drafter == CPA_DRAFT_MODEL && !network.draft)
         return cpa_fail(err, CPA_INVALID, "drafter: the network drafts, but its draft is NULL, expected a function");
     return CPA_OK;
@@ -188,9 +204,12 @@ uint64_t cpa_engine_hash_rules(const cpa_model_shape *model) {
     return hash;
 }
 
-/* What keys and values depend on besides tokens. */
+/* What keys and values depend on besides tokens. Where a sequence begins follows from it, and so the order of sums; layers
+ * that draft are left out, as results are to have the bits that they have without. */
 static void describe_cache(const cpa_engine_options *o, char out[CPA_IDENTITY_BYTES]) {
-    const cpa_model_shape *m = &o->model;
+    cpa_model_shape model = o->model;
+    const cpa_model_shape *m = &model;
+    model.layers -= model.draft_layers;
     const cpa_attention_shape *shape = &m->attention;
     uint64_t masks = CPA_HASH_START;
     for (int32_t layer = 0; layer < m->layers; layer++) {
@@ -318,6 +337,7 @@ cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, const 
         .tenant_block_quota = o->tenant_block_quota,
         .local_context = o->local_context,
         .drafting = {.most = o->drafter == CPA_DRAFT_NONE ? 0 : o->draft_tokens,
+                     .is_told = o->model.draft_layers > 0,
                      .chains_alone = counts_places(&o->model),
                      .ngram_min = o->ngram_min,
                      .ngram_max = o->ngram_max,

@@ -66,7 +66,9 @@ static void write_chunk(cpa_scheduler *s, cpa_sequence *sequence) {
     int drawn = end > cpa_sequence_named(sequence);
     int64_t given = -1;
     const int is_scored = sequence->request.sampling.prompt_logprobs && end < sequence->request.prompt_tokens;
-    if (is_scored || (emits && !sequence->request.draws)) given = cpa_sequence_token(sequence, &s->options, end);
+    const int looks_ahead = s->options.drafting.is_told && !emits && end < cpa_sequence_named(sequence);
+    if (is_scored || looks_ahead || (emits && !sequence->request.draws))
+        given = cpa_sequence_token(sequence, &s->options, end);
     int finishes = emits && sequence->emitted + 1 == sequence->request.output_tokens; /* with drafts it goes on */
     const cpa_planner planner = cpa_scheduler_planner(s, sequence);
     cpa_planner_choice choice = cpa_planner_choose(&planner, sequence->planned, sequence->computed, decodes);

@@ -49,6 +49,8 @@ struct cpa_sequence {
     int64_t n_drafts, n_listed;
     int64_t accepted; /* index of the last draft that a report has accepted; -1: none */
     uint32_t last;    /* the token that was reported last */
+    uint32_t guess;   /* what was told to follow `last`; CPA_NO_TOKEN: nothing was */
+    uint32_t told;    /* the draft of the last plan, where drafts are told */
     int64_t
         misplaced;   /* of the tokens before the last one, those that lie in the cache where a tree had them, and so are
                           not `computed` but computed again */

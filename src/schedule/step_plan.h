@@ -39,12 +39,12 @@ typedef struct cpa_plan_chunk {
     uint32_t flags;
     int64_t tokens; /* index into token_ids of its first token; a first chunk that starts later than at 0, because what
                        comes before is in the cache already, has that index for the token at 0 */
-    int64_t given; /* the token that it emits; -1: it is drawn, or there is none. Of one that ends within a prompt whose
-                        log-probabilities are wanted, the token of the prompt behind it */
-    int64_t drafts;  /* how many of its tokens are guesses: the last ones, of a decode chunk. Each of their rows emits a
+    int64_t given;  /* the token that it emits; -1: it is drawn, or there is none. Of one that ends within a prompt, the
+                        token of the prompt behind it, where log-probabilities of the prompt are wanted or layers draft */
+    int64_t drafts; /* how many of its tokens are guesses: the last ones, of a decode chunk. Each of their rows emits a
                         token, as that of the token before them does, and those count whose row has the tokens that were
                         emitted before it. Given ones behind the first stand behind its tokens in token_ids */
-    int64_t parents; /* index into parents of what its drafts come behind; -1: each behind the one before */
+    int64_t parents;  /* index into parents of what its drafts come behind; -1: each behind the one before */
     int64_t sampling; /* of a first chunk: index into samplings of how the sequence's tokens are drawn; -1: the most
                          probable ones, without penalties */
 } cpa_plan_chunk;

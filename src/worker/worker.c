@@ -33,7 +33,7 @@ typedef struct buffer {
 } buffer;
 
 enum {
-    OWN_BUFFERS = 15,
+    OWN_BUFFERS = 17,
     ROW_BUFFERS = 3, /* of a set */
     WORKER_BUFFERS = OWN_BUFFERS + 2 * ROW_BUFFERS
 };
@@ -52,6 +52,7 @@ static int64_t step_bytes(const cpa_worker *worker) {
     if (worker->device->caps.has_graphs) cpa_worker_pad_masks(worker, o->map.cp_size * o->max_tokens, &most);
     if (worker->network->select) most.selected_rows = o->map.cp_size * o->max_tokens;
     most.forms = cpa_worker_listed_forms(worker);
+    if (o->model.draft_layers > 0) most.next_tokens = o->max_tokens;
     cpa_step_arrays arrays;
     return cpa_step_arrays_lay_out(&most, NULL, &arrays);
 }
@@ -70,6 +71,7 @@ static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
     const cpa_attention_shape *shape = &o->model.attention;
     const int64_t rows = o->max_tokens, drawn = o->map.cp_size * rows * (int64_t)sizeof(cpa_drawn);
     const int64_t ranks = worker->network->gives_ranks ? o->map.cp_size * rows * (int64_t)sizeof(cpa_token_ranks) : 0;
+    const int64_t guesses = o->model.draft_layers > 0 ? o->map.cp_size * rows * (int64_t)sizeof(uint32_t) : 0;
     const buffer own[] = {
         {&worker->q, cpa_worker_most_q_bytes(worker, rows), ON_DEVICE},
         {&worker->k, rows * cpa_shape_k_bytes(shape), ON_DEVICE},
@@ -80,6 +82,8 @@ static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
         {(void **)&worker->drawn_host, drawn, PAGE_LOCKED},
         {(void **)&worker->ranks, ranks, ON_DEVICE},
         {(void **)&worker->ranks_host, ranks, PAGE_LOCKED},
+        {(void **)&worker->guesses, guesses, ON_DEVICE},
+        {(void **)&worker->guesses_host, guesses, PAGE_LOCKED},
         {(void **)&worker->digest_device, (int64_t)sizeof(uint64_t), ON_DEVICE},
         {(void **)&worker->sums_host, rows * (int64_t)sizeof *worker->sums_host, PAGE_LOCKED},
         {(void **)&worker->discarded, o->max_seqs * (int64_t)sizeof *worker->discarded, PAGE_LOCKED},
@@ -270,7 +274,7 @@ static uint64_t shape_of(const cpa_worker_rows *rows) {
 static cpa_status enqueue_eagerly(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
                                   cpa_error *err) {
     CPA_TRY(cpa_worker_run_layers(worker, plan, observer, err));
-    return worker->rows->wants & CPA_WANTS_MASKS ? CPA_OK : cpa_worker_draw(worker, err);
+    return worker->rows->wants & CPA_WANTS_MASKS ? CPA_OK : cpa_worker_draw(worker, plan, observer, err);
 }
 
 /* The same, or the graph of them. */
@@ -292,11 +296,12 @@ static cpa_status enqueue_layers(cpa_worker *worker, const cpa_step_plan *plan, 
 }
 
 /* The drawing by masks, which are made while the layers run. */
-static cpa_status draw_by_masks(cpa_worker *worker, cpa_error *err) {
+static cpa_status draw_by_masks(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
+                                cpa_error *err) {
     if (!(worker->rows->wants & CPA_WANTS_MASKS)) return CPA_OK;
     if (!worker->give_masks) return cpa_fail(err, CPA_INTERNAL, "nobody gives the masks of constrained requests");
     CPA_TRY(worker->give_masks(worker->masks_ctx, err));
-    return cpa_worker_draw(worker, err);
+    return cpa_worker_draw(worker, plan, observer, err);
 }
 
 /* Enqueues the step: what moves before its layers, these, and what comes back from them. */
@@ -306,7 +311,7 @@ static cpa_status enqueue_step(cpa_worker *worker, const cpa_step_plan *plan, co
     if (plan->n_chunks == 0) return CPA_OK;
     cpa_context_begin(worker->context);
     CPA_TRY(enqueue_layers(worker, plan, observer, err));
-    CPA_TRY(draw_by_masks(worker, err));
+    CPA_TRY(draw_by_masks(worker, plan, observer, err));
     return cpa_worker_fetch_tokens(worker);
 }
 

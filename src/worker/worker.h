@@ -148,6 +148,8 @@ struct cpa_worker {
     cpa_drawn *drawn_host;  /* page-locked [cp_size][emissions]: copy of `drawn`, complete once that step is done */
     cpa_token_ranks *ranks; /* device: ranks and log-probabilities of the tokens in `drawn`, where wanted */
     cpa_token_ranks *ranks_host; /* page-locked: copy of `ranks`, complete once that step is done */
+    uint32_t *guesses;           /* device [cp_size][emissions]: what layers that draft expect behind `drawn` */
+    uint32_t *guesses_host;      /* page-locked: copy of `guesses`, complete once that step is done */
     uint64_t *digest_device;     /* device, one running sum: the digest of the results of all steps */
     uint64_t *sums_host; /* page-locked, [max_tokens]: what each row of a step with drafts has added to the digest */
     uint64_t *discarded; /* page-locked, [n_discarded]: parts of the digest that are to be taken off */

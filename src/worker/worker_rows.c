@@ -44,6 +44,8 @@ int64_t cpa_worker_padded_rows(const cpa_worker *worker, const cpa_step_plan *pl
         const cpa_plan_sampling *sampling = &worker->seqs[chunk->seq].sampling;
         /* A history of any length comes with it. */
         if (chunk->flags & CPA_CHUNK_FIRST && cpa_plan_has_penalties(sampling)) return 0;
+        /* Masks come after the graph, and layers that draft after these. */
+        if (sampling->constrained && worker->options.model.draft_layers > 0) return 0;
         if (cpa_plan_scored_rows(chunk, sampling) > 0) return 0;
         for (int64_t position = chunk->start; position < chunk->start + chunk->count; position++) {
             const int64_t rows = ++counts[replicated ? 0 : cpa_owner_rank(map, chunk->placement, position)];
@@ -188,6 +190,12 @@ static void set_slots(const cpa_worker *worker, const cpa_worker_seq *seq, int64
                 : -1;
 }
 
+/* The token behind one of a chunk, as far as it is known; what the step draws takes its place later. */
+static void set_next_token(const cpa_worker_seq *seq, const cpa_plan_chunk *chunk, int64_t at, uint32_t *out) {
+    const int is_last = at + 1 == chunk->start + chunk->count;
+    *out = !is_last ? seq->tokens[at + 1] : chunk->given >= 0 ? (uint32_t)chunk->given : 0;
+}
+
 /* Adds the rows of a chunk that this rank has. */
 static void add_rows(cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_chunk *chunk, int64_t source,
                      int64_t *row) {
@@ -203,6 +211,7 @@ static void add_rows(cpa_worker *worker, const cpa_step_plan *plan, const cpa_pl
         to->sources[*row] = (int32_t)source;
         to->positions[*row] = cpa_plan_position(plan, chunk, at);
         set_slots(worker, seq, at, *row);
+        if (worker->rows->sizes.next_tokens > 0) set_next_token(seq, chunk, at, &to->next_tokens[*row]);
     }
 }
 
@@ -213,6 +222,7 @@ static void add_emission(const cpa_worker *worker, const cpa_worker_emission *em
     const int64_t at = emission->index;
     to->salts[at] = emission->request * CPA_GOLDEN + (uint64_t)(emission->position - 1);
     to->rows[at] = (int32_t)row;
+    if (worker->rows->sizes.next_tokens > 0) to->next_sources[row] = (int32_t)at;
     to->seqs[at] = emission->seq;
     to->given[at] = emission->given;
     to->drawn_at[at] = emission->position;
@@ -254,6 +264,7 @@ static void fill_up(cpa_worker_rows *rows, int64_t row, int64_t entry) {
         to->sources[row] = -1;
         to->positions[row] = 0;
         for (int64_t g = 0; g < rows->sizes.groups; g++) to->slots[g * rows->sizes.rows + row] = -1;
+        if (rows->sizes.next_tokens > 0) to->next_tokens[row] = 0;
     }
     for (; entry < rows->sizes.history; entry++) {
         to->tokens[rows->sizes.rows + entry] = 0;
@@ -365,11 +376,13 @@ cpa_status cpa_worker_list_rows(cpa_worker *worker, const cpa_step_plan *plan, i
     cpa_worker_rows *rows = worker->rows;
     int64_t next[CPA_MOST_ROW_FORMS], listed = 0, entry = 0, restart = 0, emission = 0;
     count_entries(worker, plan, padded_rows);
+    if (worker->options.model.draft_layers > 0) rows->sizes.next_tokens = rows->sizes.rows;
     cpa_worker_place_forms(worker);
     for (int32_t f = 0; f < CPA_MOST_ROW_FORMS; f++) next[f] = rows->forms[f].first;
     int64_t scored = rows->n_emissions;
     CPA_TRY(reserve(worker, err));
     clear_emissions(rows);
+    for (int64_t i = 0; i < rows->sizes.next_tokens; i++) rows->host.next_sources[i] = -1;
     for (int64_t i = 0; i < plan->n_chunks; i++) {
         const cpa_plan_chunk *chunk = &plan->chunks[i];
         int64_t *row = &next[cpa_worker_form_of(worker, chunk)], source;
