@@ -31,12 +31,25 @@ static int is_on_cuda(const cpa_settings *settings) {
            (settings->device == CPA_DEVICE_AUTO && cpa_device_count(CPA_BACKEND_CUDA) > 0);
 }
 
+/* The module of the network drafts, where the settings say so. */
+static cpa_status choose_draft_layers(cpa_job *job, cpa_error *err) {
+    cpa_speculative speculative = {.drafter = CPA_DRAFT_NONE};
+    CPA_TRY(cpa_settings_speculative(&job->settings, &speculative, err));
+    job->network.draft_layers = speculative.drafter == CPA_DRAFT_MODEL;
+    if (job->network.draft_layers <= job->network.next_modules) return CPA_OK;
+    return cpa_fail(err, CPA_INVALID,
+                    "--speculative: found mtp:1, expected another way to draft, as %.400s/config.json has no "
+                    "num_nextn_predict_layers above 0",
+                    job->settings.model_dir);
+}
+
 /* The config of --model-dir, and the shape of its attention. fp32 on the host, where it takes no longer than bf16. */
 static cpa_status read_network(cpa_job *job, cpa_error *err) {
     const char *folder = job->settings.model_dir;
     cpa_status status = cpa_model_config_load(folder, &job->network, err);
     if (status == CPA_IO) return cpa_fail(err, CPA_INVALID, "--model-dir: %.480s", err->message);
     CPA_TRY(status);
+    CPA_TRY(choose_draft_layers(job, err));
     const cpa_dtype said = job->network.has_dtype ? job->network.dtype : CPA_BF16;
     cpa_model_of_config(&job->network, folder, is_on_cuda(&job->settings) ? said : CPA_F32, &job->model);
     job->has_network = 1;

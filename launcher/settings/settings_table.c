@@ -204,7 +204,8 @@ const cpa_field cpa_settings_rows[] = {
      .help = "ngram:K, ngram:KxB or these with :MIN..MAX: a step may draw 1 + K tokens of a request, of which K were "
              "guessed: what followed the last time that its MAX (or fewer, down to MIN) last tokens were there before, "
              "or up "
-             "to B continuations as a tree; tokens are those without it"},
+             "to B continuations as a tree; mtp:1: the model's own module for the token after next guesses it "
+             "(num_nextn_predict_layers); tokens are those without it"},
     {"Exchange", "algorithm", NULL, CHOICE(algorithm, "auto", algorithms),
      .help = "move keys and values (pass-kv), or queries (pass-q); auto: the cheaper one, chunk by chunk"},
     {"Exchange", "staging-bytes", "N", INT(staging_bytes, "auto", 0, 0x1p40), .word = "auto",

@@ -7,6 +7,7 @@
  *                   keys and values to the cache; or latents (latent_attention.h)
  *     layer_out     output product, added to the residual; norm, gates, down product, which the next norm adds
  *     end_step      of the rows that yield a token: the last sum and norm, logits in fp32, a draw
+ *     end_draft     the same behind the layer that drafts (draft_layer.h), if config.draft_layers says that it is used
  *
  * Everything between products is rounded to the dtype of the model. */
 #ifndef CPA_MODEL_TRANSFORMER_H

@@ -169,6 +169,35 @@ renamed() {
     LC_ALL=C sed -i "$2" changed/model.safetensors
 }
 
+# The model's own module for the token after next drafts: the digest is that of a run without, on any number of ranks and
+# in chunks; where requests give way, a token may be computed in the other form of latents. The rows of its layer are
+# checked like others.
+mtp() {
+    local options=(--model-dir "$MODELS/tiny-deepseek-mtp" --trace trace.jsonl --dtype fp32) way
+    for n in 60 70 64; do trace_line 0 "$n" 24 1; done >trace.jsonl
+    run 2 "${options[@]}" --max-num-batched-tokens 48 --result-json plain.json
+    expect_code 0 "without a module that drafts"
+    for way in "2 --max-num-batched-tokens 48" "3 --num-blocks 4 --no-enable-prefix-caching"; do
+        # shellcheck disable=SC2086
+        run $way "${options[@]}" --speculative mtp:1 --verify 0.3 --check-logits 16 --result-json drafts.json
+        expect_code 0 "with a module that drafts, ranks and options $way"
+        [ "$(value violations drafts.json | sort -u)" = 0 ] || fail "rows or logits are wrong with drafts"
+        case $way in 2*) expect_digest_of plain.json drafts.json ;; esac
+        # A fifth of the drafts of this model is right.
+        [ "$((10 * $(value accepted_tokens drafts.json)))" -gt "$(value draft_tokens drafts.json)" ] || fail "too few are right"
+        [ "$(value draft_tokens drafts.json)" -ge 40 ] || fail "too few drafts"
+    done
+    expect_bad 'expected another way to draft, as '"$MODELS"'/tiny-deepseek-v3/config.json has no num_nextn_predict_layers' \
+        generate --model-dir "$MODELS/tiny-deepseek-v3" --prompt-ids 1 --speculative mtp:1
+    renamed tiny-deepseek-mtp 's/model.layers.2.enorm/model.layers.2.xnorm/'
+    expect_bad 'changed: the weights have no tensor model.layers.2.enorm.weight' \
+        generate --model-dir changed --prompt-ids 1 --speculative mtp:1
+    renamed tiny-deepseek-mtp 's/model.layers.2.embed_tokens/model.layers.2.embed_tokenz/'
+    run 1 generate --model-dir changed --prompt-ids 1,5,9 --max-tokens 16 --speculative mtp:1 --dtype fp32
+    expect_code 0 "a module without an embedding of its own"
+    [ "$(head -1 out)" = "$(expected_ids tiny-deepseek-mtp 0)" ] || fail "other tokens: $(head -1 out)"
+}
+
 # A checkpoint of latents that lacks something is refused with a line that names it.
 bad_latents() {
     local layer=model.layers.1.self_attn
