@@ -147,7 +147,8 @@ static void a_bad_command_line_is_refused_in_one_line(void) {
         {"--length-scale 0.5", "--length-scale: found without --trace"},
         {"--time-scale 1", "--time-scale: found without --trace"},
         {"--speculative ngram",
-         "--speculative: found 'ngram', expected off, mtp:1, ngram:K, ngram:KxB or these with :MIN..MAX, K of 1 to 1024"},
+         "--speculative: found 'ngram', expected off, mtp:1, ngram:K, ngram:KxB or these with :MIN..MAX, K of 1 to "
+         "1024"},
         {"--speculative ngram:0", "found 'ngram:0'"},
         {"--speculative ngram:4x", "found 'ngram:4x'"},
         {"--speculative ngram:4x1", "found 'ngram:4x1'"},

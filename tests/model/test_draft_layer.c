@@ -194,14 +194,15 @@ static void drafts_are_those_of_the_module(void) {
  * computing again and by host memory, and experts on other ranks. */
 static void ways_to_run_do_not_matter(void) {
     const int32_t ranks = cpa_comm_size(cpa_test_comm());
+    const int64_t few = ranks < 4 ? 14 / ranks : 4; /* blocks */
     const way ways[] = {
         {.budget = 24, .max_num_seqs = 3, .constrained = 1},
         {.budget = 40,
          .max_num_seqs = REQUESTS,
          .no_prefix_caching = 1,
-         .num_blocks = 14 / ranks,
+         .num_blocks = few,
          .spread = cpa_test_promises_bits()},
-        {.budget = 512, .max_num_seqs = REQUESTS, .no_prefix_caching = 1, .num_blocks = 14 / ranks, .swaps = 1}};
+        {.budget = 512, .max_num_seqs = REQUESTS, .no_prefix_caching = 1, .num_blocks = few, .swaps = 1}};
     cpa_test_expected *expected = malloc(sizeof *expected);
     static run r[3];
     run_model(ways, 3, expected, r);
