@@ -209,7 +209,9 @@ cpa_transformer_options cpa_job_transformer_options(const cpa_job *job) {
         .max_sequences = job->settings.max_num_seqs,
         .slices = slices_of(&job->settings),
         .ranks = job->ranks,
-        .spread_experts = job->settings.spread_experts != 0,
+        .experts = !job->settings.spread_experts ? CPA_EXPERTS_REPLICATED
+                   : is_on_cuda(&job->settings)  ? CPA_EXPERTS_GATHERED
+                                                 : CPA_EXPERTS_SENT,
     };
 }
 
