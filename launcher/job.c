@@ -222,15 +222,20 @@ cpa_transformer_options cpa_job_transformer_options(const cpa_job *job) {
         .max_sequences = job->settings.max_num_seqs,
         .slices = slices_of(&job->settings),
         .ranks = job->ranks,
-        .spread_experts = job->settings.spread_experts != 0,
+        .experts = !job->settings.spread_experts ? CPA_EXPERTS_REPLICATED
+                   : is_on_cuda(&job->settings)  ? CPA_EXPERTS_GATHERED
+                                                 : CPA_EXPERTS_SENT,
     };
 }
 
-/* Bytes of the network on a rank. */
+/* Bytes of the network on the rank that has the most of it. */
 static int64_t network_bytes(const cpa_job *job) {
     if (!job->has_network) return 0;
-    const cpa_transformer_options options = cpa_job_transformer_options(job);
-    return cpa_transformer_bytes(&job->network, &options);
+    cpa_transformer_options options = cpa_job_transformer_options(job);
+    int64_t most = 0;
+    for (options.rank = 0; options.rank < options.ranks; options.rank++)
+        most = cpa_max64(most, cpa_transformer_bytes(&job->network, &options));
+    return most;
 }
 
 cpa_status cpa_job_check_memory(const cpa_job *job, int64_t memory_bytes, cpa_error *err) {

@@ -236,6 +236,7 @@ typedef struct cpa_row_exchange_args {
     const int64_t *receive_rows; /* [ranks] how many come from each: what that rank has for this one in send_rows */
     const void *send;            /* those for rank 0, then those for rank 1, ... */
     void *receive;               /* from rank 0, then from rank 1, ...; does not overlap `send` */
+    int32_t to_all; /* 1: the same rows go to each rank that gets any, and `send` has them once; 0: as above */
 } cpa_row_exchange_args;
 typedef struct cpa_row_exchange {
     size_t size;
@@ -295,6 +296,7 @@ typedef struct cpa_model_step {
     /* Device [rows]: in the calls for layers that draft, the token behind each row: that of its chunk, or, of a row that
      * yields one, what end_step has drawn. NULL in the others. */
     const uint32_t *next_tokens;
+    const int64_t *rank_rows; /* host [ranks of row_exchange]: rows.count of this step on each rank */
 } cpa_model_step;
 
 /* What layer_in fills, and where it may write keys and values itself. On the device of the engine. */

@@ -146,9 +146,13 @@ void cpa_report_cache(const cpa_outcome *outcome, FILE *out) {
 }
 
 void cpa_report_logits(const cpa_outcome *outcome, FILE *out) {
+    const cpa_logits_verdict *logits = &outcome->logits;
+    char turned[64] = "";
+    if (logits->turned > 0)
+        snprintf(turned, sizeof turned, ", %" PRId64 " right by another choice of experts", logits->turned);
     cpa_report_line(out, "logits",
-                    "%" PRId64 " tokens compared with a plain forward, %" PRId64 " violations, largest error %.3g",
-                    outcome->logits.tokens, outcome->logits.violations, outcome->logits.max_error);
+                    "%" PRId64 " tokens compared with a plain forward, %" PRId64 " violations%s, largest error %.3g",
+                    logits->tokens, logits->violations, turned, logits->max_error);
 }
 
 void cpa_report_print(const cpa_outcome *outcome, FILE *out) {

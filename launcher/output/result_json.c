@@ -39,6 +39,7 @@ static int fill_logits(json_t *object, const cpa_outcome *outcome) {
     const cpa_logits_verdict *logits = &outcome->logits;
     return cpa_json_put_int(object, "tokens", logits->tokens) |
            cpa_json_put_int(object, "violations", logits->violations) |
+           cpa_json_put_int(object, "other_experts", logits->turned) |
            cpa_json_put_real(object, "max_error", logits->max_error);
 }
 

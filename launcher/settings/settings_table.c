@@ -132,9 +132,9 @@ const cpa_field cpa_settings_rows[] = {
          "with --model-dir and several ranks, which exchange the outcome: in decode each reads a slice of the weights; "
          "all: it loads no more than that, for prefill too; auto: decode on GPUs, off on the host"},
     {"Model", "experts", NULL, CHOICE(spread_experts, "replicated", expert_places),
-     .help =
-         "of a model with experts, on several ranks: replicated: each has all; spread: each has some, and tokens go to "
-         "the ranks of their experts, with the same results; on the host"},
+     .help = "of a model with experts, on several ranks: replicated: each has all; spread: each has some, and tokens "
+             "travel "
+             "to the ranks of their experts"},
     {"Model", "dtype", NULL, CHOICE(dtype, "auto", dtypes),
      .help = "of weights, queries, keys, values and results; auto: as the model says; without a model bf16 on CUDA, "
              "fp32 on the host, there with --model-dir too"},

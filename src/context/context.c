@@ -293,6 +293,7 @@ void cpa_context_account_begin(cpa_context *c, cpa_context_account *account) {
 
 void cpa_context_account_end(cpa_context *c, cpa_context_account *account) {
     account->bytes_sent = c->ops.stats.bytes_sent - account->before.bytes_sent;
+    account->row_bytes_sent = c->ops.stats.row_bytes_sent - account->before.row_bytes_sent;
     account->plain_rows = c->ops.stats.plain_rows - account->before.plain_rows;
     account->layers = c->layers_attended;
     c->ops.stats = account->before;
@@ -300,6 +301,7 @@ void cpa_context_account_end(cpa_context *c, cpa_context_account *account) {
 
 void cpa_context_account_add(cpa_context *c, const cpa_context_account *account) {
     c->ops.stats.bytes_sent += account->bytes_sent;
+    c->ops.stats.row_bytes_sent += account->row_bytes_sent;
     c->ops.stats.plain_rows += account->plain_rows;
     cpa_context_count_chunks(c, account->layers);
 }

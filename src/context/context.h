@@ -25,7 +25,7 @@ double cpa_context_replayed_seconds(const cpa_context *c);
 /* What the layers of a step count on this rank. */
 typedef struct cpa_context_account {
     cpa_context_stats before;
-    int64_t bytes_sent, plain_rows;
+    int64_t bytes_sent, row_bytes_sent, plain_rows;
     int32_t layers;
 } cpa_context_account;
 /* The layers between begin and end are captured, not run: end takes what they counted back. Each launch of the capture

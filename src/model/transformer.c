@@ -11,7 +11,7 @@
 #include "src/model/draft_layer.h"
 #include "src/model/feed_forward.h"
 #include "src/model/latent_attention.h"
-#include "src/model/mixture_spread.h"
+#include "src/model/mixture_sent.h"
 #include "src/model/sampler.h"
 #include "src/model/sliced_linear.h"
 #include "src/model/weights.h"
@@ -65,9 +65,9 @@ static int takes_slices(const cpa_transformer *t) {
            cpa_slice_unit(c->vocabulary, ranks) > 0 && (experts == 0 || experts >= ranks);
 }
 
-/* Whether each expert lies on one rank alone, and the rows that choose it travel. */
+/* Whether each expert lies on one rank alone, and rows travel. */
 static int spreads_experts(const cpa_transformer *t) {
-    return t->options.spread_experts && t->options.ranks > 1 && t->config.moe.experts > 0;
+    return t->options.experts != CPA_EXPERTS_REPLICATED && t->options.ranks > 1 && t->config.moe.experts > 0;
 }
 
 /* What this rank has of the weights. */
@@ -129,11 +129,12 @@ static void set_sizes(cpa_transformer *t, const cpa_model_config *config, const 
     const int32_t over = spreads_experts(t) ? options->ranks : 1;
     const int64_t at_once = (options->expert_rows ? options->expert_rows : DEFAULT_EXPERT_ROWS) / over;
     const int64_t piece = cpa_min64(options->max_rows, cpa_max64(at_once, 1));
+    const int gathers = options->experts == CPA_EXPERTS_GATHERED;
     t->latent = cpa_latent_attention_of(&t->config, options->dtype);
     t->feed_forward = (cpa_feed_forward){
         .config = &t->config,
         .dtype = options->dtype,
-        .mixture = cpa_mixture_of(&t->config, options->dtype, weights_part(t), over, piece),
+        .mixture = cpa_mixture_of(&t->config, options->dtype, weights_part(t), over, gathers, piece),
     };
 }
 
@@ -203,11 +204,8 @@ static cpa_status check_ranks(const cpa_transformer *t, cpa_error *err) {
         return cpa_fail(err, CPA_UNSUPPORTED, "weights: found %d ranks, expected at most as many as %s, %d, for slices",
                         ranks, most == t->config.q_heads ? "heads" : "experts", most);
     }
-    if (!spreads_experts(t)) return CPA_OK;
-    if (experts < ranks)
-        return cpa_fail(err, CPA_UNSUPPORTED, "experts: found %d ranks, expected at most as many as experts, %d", ranks,
-                        experts);
-    return cpa_mixture_check_spread(t->device, err);
+    if (!spreads_experts(t) || t->options.experts == CPA_EXPERTS_GATHERED) return CPA_OK;
+    return cpa_mixture_check_sent(t->device, err);
 }
 
 static cpa_status load(cpa_transformer *t, const cpa_safetensors *files, cpa_stream *stream, cpa_error *err) {
@@ -411,7 +409,7 @@ static cpa_status fused_feed_forward(const cpa_transformer *t, const cpa_layer_w
     if (f->router) {
         const cpa_mixture_rows at = {.step = step, .x = t->x, .out = t->residual, .added = t->residual};
         CPA_TRY(norm(t, rows, t->residual, NULL, w->mlp_norm, t->x, stream));
-        return cpa_mixture_run(&t->feed_forward.mixture, f, &at, stream);
+        return cpa_feed_forward_mix(&t->feed_forward, f, &at, stream);
     }
     const cpa_linear_args gates =
         product(t, rows, t->x, c->hidden, f->gate_up, f->gate_up_bias, 2 * c->intermediate, t->inner);

@@ -81,11 +81,12 @@ typedef struct cpa_worker_emission {
     int is_wrong;       /* does not count, as a draft before it was wrong */
 } cpa_worker_emission;
 
-/* A step as its plan makes it. What is the same on every rank: the sizes of a padded step, the emissions, and the
- * flags. */
+/* A step as its plan makes it. What is the same on every rank: the sizes of a padded step, the emissions, the flags, and
+ * how many rows each rank has. */
 typedef struct cpa_worker_rows {
     int replicated; /* the rows and emissions are those of all ranks, the same on each: the model takes slices */
     cpa_step_sizes sizes;
+    int64_t rank_rows[CPA_MERGE_MAX_STATES]; /* `sizes.rows` on each rank */
     cpa_step_form forms[CPA_MOST_ROW_FORMS]; /* rows of each form; without forms all are in the first */
     int64_t layer_bytes;                     /* bytes of the results of a layer, of all forms */
     cpa_step_arrays host; /* page-locked, in a block that is on its way to the device when the next step is prepared */

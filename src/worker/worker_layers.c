@@ -176,6 +176,7 @@ static cpa_model_step describe_step(const cpa_worker *worker) {
         .ranks = rows->wants & CPA_WANTS_RANKS ? cpa_worker_own_ranks(worker) : NULL,
         .forms = worker->options.model.n_forms > 0 ? rows->forms : NULL,
         .row_exchange = &worker->row_exchange,
+        .rank_rows = rows->rank_rows,
     };
 }
 

@@ -130,6 +130,14 @@ static void list_scored(cpa_worker *worker, const cpa_step_plan *plan) {
     rows->sizes.emissions = rows->sizes.yields + most;
 }
 
+/* The rows of a chunk on a rank. */
+static int64_t rows_on(const cpa_worker *worker, const cpa_plan_chunk *chunk, int32_t rank) {
+    const cpa_owner_map map = worker->options.map;
+    const cpa_token_set listed =
+        worker->rows->replicated ? (cpa_token_set){CPA_TOKENS_ALL, 0} : cpa_tokens_on(map, chunk->placement, rank);
+    return cpa_tokens_before(map, listed, chunk->start + chunk->count) - cpa_tokens_before(map, listed, chunk->start);
+}
+
 /* Lists what the step yields on all ranks, and counts rows and entries; a rank has as many emissions as the one with
  * the most, so that parts of one size are exchanged. */
 static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t padded_rows) {
@@ -139,24 +147,23 @@ static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t
     rows->replicated = cpa_worker_replicates(worker, plan);
     rows->sizes = (cpa_step_sizes){.groups = worker->options.groups.count, .forms = cpa_worker_listed_forms(worker)};
     memset(rows->forms, 0, sizeof rows->forms);
+    memset(rows->rank_rows, 0, sizeof rows->rank_rows);
     rows->n_emissions = rows->drafts = 0;
     rows->wants = 0;
     rows->takes = 0;
     for (int64_t i = 0; i < plan->n_chunks; i++) {
         const cpa_plan_chunk *chunk = &plan->chunks[i];
         const cpa_worker_seq *seq = &worker->seqs[chunk->seq];
-        const int64_t end = chunk->start + chunk->count;
-        const cpa_token_set listed = cpa_worker_listed(worker, rows->replicated, chunk->placement);
-        const int64_t own = cpa_tokens_before(map, listed, end) - cpa_tokens_before(map, listed, chunk->start);
-        rows->sizes.rows += own;
-        rows->forms[cpa_worker_form_of(worker, chunk)].rows += own;
+        for (int32_t r = 0; r < map.cp_size; r++) rows->rank_rows[r] += rows_on(worker, chunk, r);
+        rows->forms[cpa_worker_form_of(worker, chunk)].rows += rows_on(worker, chunk, worker->rank);
         rows->takes |= (chunk->flags & CPA_CHUNK_DRAWN) != 0;
         if (cpa_plan_has_penalties(&seq->sampling)) {
-            rows->sizes.history += end - seq->in_history;
+            rows->sizes.history += chunk->start + chunk->count - seq->in_history;
             rows->sizes.restarts += (chunk->flags & CPA_CHUNK_FIRST) != 0;
         }
         list_emissions(worker, plan, chunk, yields);
     }
+    rows->sizes.rows = rows->rank_rows[worker->rank];
     list_scored(worker, plan);
     rows->draws = worker->network->end_step && rows->wants & CPA_WANTS_LOGITS;
     cpa_worker_count_masks(worker, plan);
@@ -165,6 +172,7 @@ static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t
     if (padded_rows == 0) return;
     const int64_t all_rows = (rows->replicated ? 1 : map.cp_size) * padded_rows;
     rows->sizes.rows = rows->sizes.yields = rows->sizes.emissions = padded_rows;
+    for (int32_t r = 0; r < map.cp_size; r++) rows->rank_rows[r] = padded_rows;
     rows->forms[cpa_worker_form_of(worker, &plan->chunks[0])].rows = padded_rows;
     if (rows->sizes.masked_rows > 0) cpa_worker_pad_masks(worker, all_rows, &rows->sizes);
     if (rows->sizes.selected_rows > 0) rows->sizes.selected_rows = all_rows;

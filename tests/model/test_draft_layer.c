@@ -138,7 +138,7 @@ static void run_model(const way *ways, int n, cpa_test_expected *expected, run *
                                                  .logit_rows = 2, /* several tiles of drafts */
                                                  .rank = cpa_test_rank(),
                                                  .ranks = cpa_comm_size(cpa_test_comm()),
-                                                 .spread_experts = ways[i].spread};
+                                                 .experts = ways[i].spread ? CPA_EXPERTS_SENT : CPA_EXPERTS_REPLICATED};
         cpa_transformer *transformer = NULL;
         config.draft_layers = !ways[i].plain;
         CU_ASSERT_EQUAL(cpa_transformer_create(device, &config, files, &options, &transformer, NULL), CPA_OK);
