@@ -153,6 +153,8 @@ typedef struct cpa_context_args {
     const cpa_form_rows *rows;
 } cpa_context_args;
 
+enum { CPA_KERNEL_NAMES = 96 };
+
 /* What has happened since the context was created, on this rank. */
 typedef struct cpa_context_stats {
     int64_t bytes_sent;
@@ -169,6 +171,10 @@ typedef struct cpa_context_stats {
      * for each range of keys of a row of several; a graph counts the rows of the step that it was captured of. */
     int64_t plain_rows;
     int64_t row_bytes_sent; /* of bytes_sent, those of cpa_row_exchange (cpattn/model.h) */
+    /* Kernels that attended (cpa_attend_kernel.name), each once, ", " between them: single rows of a sequence, as decode
+     * has them, and several at once. On the host they are instruction sets. Of a step those of its first layer count; of
+     * steps launched as a graph, those of the step that it was captured of. */
+    char decode_kernels[CPA_KERNEL_NAMES], prefill_kernels[CPA_KERNEL_NAMES];
 } cpa_context_stats;
 
 /* Collective over `comm`, which must outlive the context, as must `device`. Options that are not the same on every rank

@@ -252,6 +252,8 @@ typedef struct cpa_engine_stats {
     int32_t kv_groups;
     cpa_engine_kv_group kv_group[CPA_ENGINE_KV_GROUPS];
     int64_t row_bytes_sent; /* of bytes_sent, rows that networks had other ranks compute (cpa_row_exchange) */
+    /* As in cpa_context_stats; those of all ranks. */
+    char decode_kernels[CPA_KERNEL_NAMES], prefill_kernels[CPA_KERNEL_NAMES];
 } cpa_engine_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */

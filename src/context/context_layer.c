@@ -138,7 +138,7 @@ static cpa_status finish_own(cpa_form_lane *lane, const cpa_form_layer *layer, i
 static cpa_status attend_lane_alone(cpa_context *c, cpa_form_lane *lane, const cpa_form_layer *layer,
                                     cpa_stream *stream) {
     const cpa_table_plans *plans = cpa_context_is_reserved(c) ? &lane->q.plans : &lane->own;
-    const cpa_row_plan *plan = cpa_table_plans_now(plans, &c->ops);
+    cpa_row_plan *plan = cpa_table_plans_now(plans, &c->ops);
     if (cpa_form_ends_in_merge(lane->form)) {
         CPA_TRY(cpa_row_plan_attend_own(plan, &c->ops, lane->form, layer, lane->own_state, NULL, stream));
         return finish_own(lane, layer, c->attended->rows[lane->form->index], stream);

@@ -52,6 +52,7 @@ typedef struct cpa_context_ops {
     int32_t table_set;                /* set of block tables that the layer at hand reads */
     int masked;                       /* not 0: layers of the planned step come with a selection */
     int64_t keys_attended, keys_read; /* keys of a layer, by the plans set since these were 0 */
+    char decode_kernels[CPA_KERNEL_NAMES], prefill_kernels[CPA_KERNEL_NAMES]; /* as the statistics have them */
     cpa_error error;
     cpa_context_stats stats;
     cpa_spans spans;

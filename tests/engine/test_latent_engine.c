@@ -155,6 +155,22 @@ static void drafts_attend_latents_as_they_lie(void) {
     }
 }
 
+/* What attends is named: of prompts, which expand latents, and of single rows, which attend them as they lie. */
+static void kernels_are_named(void) {
+    const cpa_engine_options options = latent_options();
+    cpa_request request = {.size = sizeof request, .id = 1, .prompt_tokens = 150, .output_tokens = 1};
+    cpa_engine_stats stats;
+    CU_ASSERT_TRUE(cpa_test_engine_run(&options, &request, 1, NULL, NULL, &stats));
+    CU_ASSERT_STRING_EQUAL(stats.decode_kernels, "");
+    CU_ASSERT_STRING_NOT_EQUAL(stats.prefill_kernels, "");
+    CU_ASSERT_PTR_NULL(strchr(stats.prefill_kernels, ','));
+    request.output_tokens = 3;
+    CU_ASSERT_TRUE(cpa_test_engine_run(&options, &request, 1, NULL, NULL, &stats));
+    CU_ASSERT_STRING_NOT_EQUAL(stats.decode_kernels, "");
+    CU_ASSERT_PTR_NULL(strchr(stats.decode_kernels, ','));
+    if (cpa_test_promises_bits()) CU_ASSERT_STRING_EQUAL(stats.decode_kernels, stats.prefill_kernels);
+}
+
 /* A network of the caller's with matrices of its own, whose rows are on all ranks. */
 static void replicated_rows_attend_latents(void) {
     for (int slices = CPA_SLICES_DECODE; slices <= CPA_SLICES_ALL; slices++) {
@@ -206,6 +222,7 @@ static const cpa_test tests[] = {
     {"preempted requests are computed again or swapped", preempted_requests_are_computed_again_or_swapped},
     {"prompts find what others computed", prompts_find_what_others_computed},
     {"drafts attend latents as they lie", drafts_attend_latents_as_they_lie},
+    {"kernels are named", kernels_are_named},
     {"replicated rows attend latents", replicated_rows_attend_latents},
     {"what latents may not be is told", what_latents_may_not_be_is_told},
 };
