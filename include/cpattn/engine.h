@@ -111,6 +111,9 @@ typedef struct cpa_engine_options {
      * widest window, or with none, have num_blocks of one rank; the others what so many sequences can need of theirs,
      * at most as many. 0 = max_num_seqs. */
     int32_t window_seqs;
+    /* Dtype of O of the partial states that travel between ranks, as cpa_context_options.state_dtype has it: CPA_F32, or
+     * the dtype of the model in 16 bits, so that what it rounds is within what checked rows may be off. */
+    cpa_dtype state_dtype;
 } cpa_engine_options;
 
 typedef struct cpa_request {

@@ -101,6 +101,7 @@ typedef struct cpa_settings {
     int64_t algorithm; /* cpa_algorithm */
     int64_t transport; /* cpa_transport_kind */
     int64_t staging_bytes;
+    int64_t state_dtype; /* cpa_dtype */
 
     double verify;
     char violation_dump[CPA_TEXT_BYTES];

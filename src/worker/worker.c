@@ -154,6 +154,7 @@ cpa_context_options cpa_worker_context_options(const cpa_worker_options *o, int6
         .staging_bytes = o->staging_bytes,
         .max_rows = max_rows,
         .cascade_attention = o->cascade_attention,
+        .state_dtype = o->state_dtype,
     };
 }
 

@@ -56,6 +56,7 @@ typedef struct cpa_worker_options {
     int32_t enforce_eager; /* decode steps are not captured in graphs */
     int64_t staging_bytes;
     cpa_cascade_attention cascade_attention;
+    cpa_dtype state_dtype;                /* as that of cpa_context_options */
     const cpa_transport_table *transport; /* what carries messages between devices of this kind */
 } cpa_worker_options;
 
