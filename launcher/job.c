@@ -356,6 +356,7 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, cpa_cache_size cac
         .ageing_s = settings->priority_ageing,
         .long_prefill_token_threshold = settings->long_prefill_token_threshold,
         .adaptive_chunks = (int32_t)settings->adaptive_chunks,
+        .short_prompts = (cpa_short_prompts)settings->short_prompts,
         .tenant_block_quota = settings->tenant_block_quota,
         .max_queued_requests = settings->max_queued_requests,
         .max_queued_tokens = settings->serve ? settings->max_queued_tokens : 0,

@@ -56,6 +56,13 @@ typedef enum cpa_transport_kind {
     CPA_TRANSPORT_HOST  /* the communicator itself; for the host back end, whose only one it is */
 } cpa_transport_kind;
 
+/* What chunks of prompts do whose form expands latents (cpa_row_form), where few of their tokens meet many keys. */
+typedef enum cpa_short_prompts {
+    CPA_SHORT_PROMPTS_AUTO = 0, /* they absorb on back ends that promise no bits, as results then depend on the chunk */
+    CPA_SHORT_PROMPTS_EXPAND,   /* as all others */
+    CPA_SHORT_PROMPTS_ABSORB    /* they take decode_form of the model, where that is less work by count */
+} cpa_short_prompts;
+
 typedef struct cpa_engine_options {
     size_t size;
     cpa_device_options device;
@@ -114,6 +121,7 @@ typedef struct cpa_engine_options {
     /* Dtype of O of the partial states that travel between ranks, as cpa_context_options.state_dtype has it: CPA_F32, or
      * the dtype of the model in 16 bits, so that what it rounds is within what checked rows may be off. */
     cpa_dtype state_dtype;
+    cpa_short_prompts short_prompts;
 } cpa_engine_options;
 
 typedef struct cpa_request {

@@ -15,6 +15,7 @@
 
 static const char *const dtypes[] = {"auto", "fp32", "bf16", "fp16", NULL};
 static const char *const state_dtypes[] = {"fp32", "bf16", "fp16", NULL};
+static const char *const prompt_ways[] = {"auto", "expand", "absorb", NULL};
 static const char *const kv_dtypes[] = {"auto", "fp32", "bf16", "fp16", "fp8_e4m3", "int8", "fp8_t128", NULL};
 static const char *const layouts[] = {"token-major", "head-major", "vllm-x", NULL};
 static const char *const algorithms[] = {"auto", "pass-kv", "pass-q", NULL};
@@ -203,6 +204,10 @@ const cpa_field cpa_settings_rows[] = {
      .help =
          "where blocks are short, cut prefill to what is free, so that nobody has to give way; --log-level info says "
          "when; else only tokens bound it"},
+    {"Scheduling", "short-prompts", NULL, CHOICE(short_prompts, "auto", prompt_ways),
+     .help = "over latents, chunks of prompts of few tokens against what is cached: expand keys as the others do, or "
+             "absorb, "
+             "attending latents as decode does, where that is less work; auto: absorb on a GPU"},
     {"Scheduling", "speculative", "METHOD", CPA_FIELD_TEXT, offsetof(cpa_settings, speculative), "off",
      .help = "ngram:K, ngram:KxB or these with :MIN..MAX: a step may draw 1 + K tokens of a request, of which K were "
              "guessed: what followed the last time that its MAX (or fewer, down to MIN) last tokens were there before, "

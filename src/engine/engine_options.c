@@ -48,6 +48,7 @@ static cpa_status check_choices(const cpa_engine_options *o, cpa_error *err) {
         {"transport", (int)o->transport, CPA_TRANSPORT_HOST},
         {"drafter", (int)o->drafter, CPA_DRAFT_MODEL},
         {"cascade_attention", (int)o->cascade_attention, CPA_CASCADE_ALWAYS},
+        {"short_prompts", (int)o->short_prompts, CPA_SHORT_PROMPTS_ABSORB},
     };
     for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
         if (choices[i].value >= 0 && choices[i].value <= choices[i].last) continue;
