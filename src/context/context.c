@@ -132,11 +132,9 @@ static cpa_status agree_on_form(cpa_context *c, int32_t index) {
     const cpa_form *form = &c->ops.forms.list[index];
     char where[32];
     snprintf(where, sizeof where, "context: form %d", index);
-    const cpa_named_value values[] = {{"k_dim", form->shape.k_dim},
-                                      {"v_dim", form->shape.v_dim},
-                                      {"out_dim", form->out_dim},
-                                      {"matrix", form->has_matrix},
-                                      {"expanded", form->is_expanded}};
+    const cpa_named_value values[] = {{"k_dim", form->shape.k_dim},    {"v_dim", form->shape.v_dim},
+                                      {"out_dim", form->out_dim},      {"matrix", form->has_matrix},
+                                      {"expanded", form->is_expanded}, {"absorbs", form->absorbs}};
     return cpa_control_same(&c->control, where, values, sizeof values / sizeof values[0], &c->ops.error);
 }
 

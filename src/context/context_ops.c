@@ -21,6 +21,9 @@ void cpa_context_ops_destroy(cpa_context_ops *ops) {
         cpa_spans_destroy(&ops->spans);
         if (ops->upload) ops->device->table->stream_destroy(ops->upload);
         ops->device->table->free(ops->device, ops->workspace.memory);
+        cpa_context_free(ops, &ops->absorbed.q);
+        cpa_context_free(ops, &ops->absorbed.over_latents);
+        cpa_context_free(ops, &ops->absorbed.unfolded);
     }
     free(ops->items);
     free(ops->messages);

@@ -16,6 +16,11 @@ typedef struct cpa_context_buffer {
     int64_t bytes;
 } cpa_context_buffer;
 
+/* A range of rows. */
+typedef struct cpa_row_run {
+    int64_t row, rows;
+} cpa_row_run;
+
 /* An exchange in flight, and its span. */
 typedef struct cpa_context_exchange {
     cpa_exchange *handle;
@@ -44,6 +49,9 @@ typedef struct cpa_context_ops {
     cpa_device *device;
     cpa_stream *upload;          /* for copies outside any layer */
     cpa_key_workspace workspace; /* workspace of all plans; empty: they prepare no keys */
+    struct {
+        cpa_context_buffer q, over_latents, unfolded;
+    } absorbed;    /* memory of absorbed_rows.h, of the plan with the most rows */
     int64_t split; /* shards are cut at multiples of this many tokens; all peers at once: least tokens of a segment */
     cpa_transport *transport;
     cpa_message *messages;  /* [cp_size], scratch: what cpa_context_start sends */

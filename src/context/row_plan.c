@@ -20,6 +20,7 @@ cpa_status cpa_row_plan_create(cpa_context_ops *ops, cpa_row_plan **out) {
 
 void cpa_row_plan_destroy(cpa_row_plan *plan, const cpa_context_ops *ops) {
     if (!plan) return;
+    cpa_absorbed_rows_free(&plan->absorbed);
     cpa_expanded_keys_free(&plan->expanded, ops);
     ops->device->operators->plan_destroy(plan->attend);
     free(plan);
@@ -27,13 +28,15 @@ void cpa_row_plan_destroy(cpa_row_plan *plan, const cpa_context_ops *ops) {
 
 cpa_status cpa_row_plan_set(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form, int64_t n_items,
                             const int32_t *block_tables, int64_t n_table_entries, cpa_attend_fusion fusion) {
+    const int absorbs = n_items > 0 && cpa_absorbed_rows_wanted(ops, form, n_items);
+    const int expands = form->is_expanded && !absorbs;
     cpa_attend_batch batch = {
         .size = sizeof batch,
         .map = ops->map,
-        .shape = form->shape,
+        .shape = absorbs ? ops->options.shape : form->shape,
         .block_size = ops->options.block_size,
         .items = ops->items,
-        .n_items = form->is_expanded ? 0 : n_items,
+        .n_items = expands ? 0 : n_items,
         .block_tables = block_tables,
         .n_table_entries = n_table_entries,
         .cascade_attention = ops->options.cascade_attention,
@@ -48,7 +51,8 @@ cpa_status cpa_row_plan_set(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_
     CPA_TRY(ops->device->operators->plan_set(plan->attend, &batch, fusion, &ops->error));
     ops->keys_attended += plan->attend->keys_attended;
     ops->keys_read += plan->attend->keys_read;
-    return cpa_expanded_keys_set(&plan->expanded, ops, form, form->is_expanded ? n_items : 0, batch.block_tables);
+    CPA_TRY(cpa_absorbed_rows_set(&plan->absorbed, ops, form, absorbs ? n_items : 0));
+    return cpa_expanded_keys_set(&plan->expanded, ops, form, expands ? n_items : 0, batch.block_tables);
 }
 
 static void add_kernel(char list[CPA_KERNEL_NAMES], const cpa_attend_kernel *kernel) {
@@ -77,7 +81,7 @@ static void tell_kernels(const cpa_row_plan *plan, cpa_context_ops *ops, const c
 static void tell_first_attend(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_attend_args *args) {
     if (plan->is_told) return;
     plan->is_told = 1;
-    if (plan->expanded.n_passes == 0) tell_kernels(plan, ops, plan->attend, args);
+    if (plan->expanded.n_passes == 0) tell_kernels(plan, ops, plan->attend, plan->absorbed.end > 0 ? NULL : args);
     for (int64_t i = 0; i < plan->expanded.n_passes; i++) tell_kernels(plan, ops, plan->expanded.passes[i].plan, NULL);
 }
 
@@ -85,6 +89,8 @@ static void tell_first_attend(cpa_row_plan *plan, cpa_context_ops *ops, const cp
 static cpa_status enqueue(const cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form,
                           const cpa_form_layer *layer, const cpa_attend_args *args, const void *ready_q,
                           cpa_stream *stream) {
+    if (plan->absorbed.end > 0)
+        return cpa_absorbed_rows_attend(&plan->absorbed, ops, form, layer, plan->attend, args, stream);
     if (form->is_expanded) return cpa_expanded_keys_attend(&plan->expanded, ops, form, layer, args, stream);
     return ops->device->operators->attend(plan->attend, args, ready_q, stream);
 }

@@ -1,13 +1,16 @@
 /* What attends of rows of one form are planned by: a plan of attend over the keys as they lie; or, of a form whose keys
- * are expanded, the passes over them (expanded_keys.h). */
+ * are expanded, the passes over them (expanded_keys.h), or a plan over latents where rows are absorbed
+ * (absorbed_rows.h). */
 #ifndef CPA_ROW_PLAN_H
 #define CPA_ROW_PLAN_H
 
+#include "src/context/absorbed_rows.h"
 #include "src/context/expanded_keys.h"
 
 typedef struct cpa_row_plan {
-    cpa_attend_plan *attend; /* of no items, in a form whose keys are expanded */
+    cpa_attend_plan *attend; /* of no items where keys are expanded */
     cpa_expanded_keys expanded;
+    cpa_absorbed_rows absorbed;
     int has_single, has_several; /* whether some item has one row, and whether some has more */
     int is_told;                 /* ops->kernels has the names of its kernels */
 } cpa_row_plan;

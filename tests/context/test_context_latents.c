@@ -78,6 +78,12 @@ static const latent_chunk MIXED[] = {{0, 300, 120, CPA_PASS_KV, EXPANDED},
                                      {2, 0, 90, CPA_PASS_KV, EXPANDED},
                                      {3, 300, 33, CPA_PASS_Q, EXPANDED},
                                      {4, 2, 1, CPA_PASS_Q, MATRIX}};
+/* Rows of decode that ask as narrow as heads are. */
+static const latent_chunk NARROW[] = {{0, 419, 1, CPA_PASS_Q, EXPANDED},
+                                      {1, 227, 3, CPA_PASS_Q, EXPANDED},
+                                      {2, 89, 1, CPA_PASS_Q, EXPANDED},
+                                      {3, 332, 1, CPA_PASS_KV, EXPANDED},
+                                      {4, 2, 1, CPA_PASS_Q, EXPANDED}};
 static const latent_chunk BY_KEYS[] = {{0, 380, 40, CPA_PASS_KV, LIES}, {3, 300, 33, CPA_PASS_KV, MATRIX}};
 
 typedef struct site {
@@ -90,11 +96,13 @@ typedef struct site {
 } site;
 
 /* With the first n sequences. */
-static void open_site_of(site *s, cpa_test_latent_shape shape, int64_t n, cpa_context_options *options) {
+static void open_site_of(site *s, cpa_test_latent_shape shape, int64_t n, cpa_absorb absorbs,
+                         cpa_context_options *options) {
     cpa_error err = {0};
     cpa_test_device_open(1, &s->device, &s->stream);
     s->mask = (cpa_mask){.causal = 1};
     cpa_test_latents_init(&s->latents, shape, 31, LENGTHS, PLACEMENTS, n, s->stream);
+    s->latents.forms[EXPANDED].absorbs = absorbs;
     const cpa_context_options own = cpa_test_latent_options(&s->latents);
     if (options) {
         options->size = own.size, options->shape = own.shape, options->block_size = own.block_size;
@@ -109,7 +117,7 @@ static void open_site_of(site *s, cpa_test_latent_shape shape, int64_t n, cpa_co
 }
 
 static void open_site(site *s, cpa_test_latent_shape shape, cpa_context_options *options) {
-    open_site_of(s, shape, N_SEQUENCES, options);
+    open_site_of(s, shape, N_SEQUENCES, CPA_ABSORB_NEVER, options);
 }
 
 static void close_site(site *s) {
@@ -159,7 +167,9 @@ static form_tensors upload_form(const site *s, step of, int form, cpa_form_rows 
     *rows = (cpa_form_rows){.mask = s->mask,
                             .scale = t->scale,
                             .matrix = form == MATRIX ? t->matrix : NULL,
-                            .expansion = form == EXPANDED ? t->expansion : NULL};
+                            .expansion = form == EXPANDED ? t->expansion : NULL,
+                            .fold = t->forms[form].absorbs ? t->fold : NULL,
+                            .unfold = t->forms[form].absorbs ? t->matrix : NULL};
     while (next_row(s, of, form, &chunk, &position)) f.rows++;
     if (f.rows == 0) return f;
     char *q = cpa_test_poisoned(f.rows * q_row, element);
@@ -177,6 +187,11 @@ static form_tensors upload_form(const site *s, step of, int form, cpa_form_rows 
     return f;
 }
 
+/* The form that rows attend in: where they absorb, that of the matrix. */
+static int attended_form(const site *s, int form) {
+    return s->latents.forms[form].absorbs == CPA_ABSORB_ALWAYS ? MATRIX : form;
+}
+
 /* How many (row, head) are wrong; each row's heads are looked at in turn. `slack` as in a case. */
 static int64_t count_wrong(const site *s, step of, int form, const form_tensors *f, double slack) {
     const cpa_test_latents *t = &s->latents;
@@ -186,8 +201,8 @@ static int64_t count_wrong(const site *s, step of, int form, const form_tensors 
         const latent_chunk *c = &of.chunks[chunk];
         for (int32_t h = (int32_t)(row % 2); h < heads_of(s); h += 2) {
             const int64_t at = row * heads_of(s) + h;
-            const cpa_case_expected expected =
-                cpa_test_latent_expect(t, form, s->mask, c->sequence, position, c->start + c->count, first_head(s) + h);
+            const cpa_case_expected expected = cpa_test_latent_expect(t, attended_form(s, form), s->mask, c->sequence,
+                                                                      position, c->start + c->count, first_head(s) + h);
             const cpa_case_result got = {.out = f->out + at * out_row,
                                          .out_dtype = t->shape.dtype,
                                          .lse = slack > 0 ? NULL : &f->lse[at],
@@ -339,6 +354,83 @@ static void long_prompts_go_through_the_least_workspace(void) {
     close_site(&s);
 }
 
+static void run_absorbing(site *s, double slack) {
+    run(s, STEP(PROMPTS), slack, NULL);
+    run(s, STEP(NARROW), slack, NULL);
+    run(s, STEP(MIXED), slack, NULL);
+}
+
+/* What is folded at the rank that has the keys is the attention of rows that come folded; but for sums in another order,
+ * where that decides how a folded query is rounded to 16 bits. */
+static void narrow_queries_absorb_where_the_keys_are(void) {
+    for (int i = 0; i < N_SHAPES; i += 2) {
+        site s;
+        open_site_of(&s, SHAPES[i], N_SEQUENCES, CPA_ABSORB_ALWAYS, NULL);
+        run_absorbing(&s, i == 0 ? 0 : 0.01);
+        s.mask = (cpa_mask){.causal = 1, .window = 70, .sinks = 3};
+        if (i == 0) run_absorbing(&s, 0);
+        close_site(&s);
+    }
+    cpa_context_options options = {.rows = CPA_ROWS_REPLICATED};
+    site s;
+    open_site_of(&s, SHAPES[0], N_SEQUENCES, CPA_ABSORB_ALWAYS, &options);
+    run(&s, STEP(NARROW), 0, NULL);
+    run(&s, STEP(MIXED), 0, NULL);
+    close_site(&s);
+}
+
+/* Segments that come one after the other, and those of all peers at once, join what was there. */
+static void absorbed_rows_go_on_from_segment_to_segment(void) {
+    for (int gathers = 0; gathers < 2; gathers++) {
+        site s;
+        cpa_error err;
+        open_site_of(&s, SHAPES[0], N_SEQUENCES, CPA_ABSORB_ALWAYS, NULL);
+        cpa_context_options options = cpa_test_latent_options(&s.latents);
+        cpa_context_destroy(s.context);
+        if (gathers) s.device->caps.bit_exact = 0, s.device->caps.split_tokens = 1;
+        options.staging_bytes = cpa_context_least_staging(s.device, &options, cpa_test_ranks());
+        CU_ASSERT_EQUAL_FATAL(cpa_context_create(cpa_test_comm(), s.device, &options, &s.context, &err), CPA_OK);
+        run_absorbing(&s, 0);
+        close_site(&s);
+    }
+}
+
+/* The results of a step, and how many bytes they have. */
+static int64_t results_of(site *s, step of, char **results) {
+    int64_t chunk = 0, position = -1, rows = 0;
+    run(s, of, 0.05, results);
+    while (next_row(s, of, EXPANDED, &chunk, &position)) rows++;
+    return rows * s->latents.shape.heads * s->latents.shape.value * cpa_dtype_bytes(s->latents.shape.dtype);
+}
+
+/* With latents of 64 + 16 for heads of 4 + 16 and 4 it is the bytes of what is expanded that count: some 120 rows over a
+ * long context are worth it (latent_work.h). On one rank a plan has them all. */
+static void it_is_counted_who_absorbs(void) {
+    static const latent_chunk few[] = {{0, 380, 40, CPA_PASS_Q, EXPANDED}},
+                              many[] = {{0, 30, 390, CPA_PASS_Q, EXPANDED}};
+    cpa_test_latent_shape shape = SHAPES[1];
+    char *results[3][2][CPA_TEST_LATENT_FORMS];
+    int64_t bytes[2] = {0};
+    shape.latent = 64, shape.nope = shape.value = 4;
+    for (int absorbs = CPA_ABSORB_NEVER; absorbs <= CPA_ABSORB_ALWAYS; absorbs++) {
+        site s;
+        open_site_of(&s, shape, 1, (cpa_absorb)absorbs, NULL);
+        bytes[0] = results_of(&s, STEP(few), results[absorbs][0]);
+        bytes[1] = results_of(&s, STEP(many), results[absorbs][1]);
+        close_site(&s);
+    }
+    for (int is_many = 0; is_many < 2 && cpa_test_promises_bits(); is_many++) {
+        const char *never = results[CPA_ABSORB_NEVER][is_many][EXPANDED],
+                   *counted = results[CPA_ABSORB_COUNTED][is_many][EXPANDED],
+                   *always = results[CPA_ABSORB_ALWAYS][is_many][EXPANDED];
+        if (is_many && cpa_test_ranks() > 1) continue;
+        if (bytes[is_many] == 0) continue;
+        CU_ASSERT_NOT_EQUAL(memcmp(never, always, (size_t)bytes[is_many]), 0);
+        CU_ASSERT_EQUAL(memcmp(counted, is_many ? never : always, (size_t)bytes[is_many]), 0);
+    }
+    for (int i = 0; i < 3 * 2 * CPA_TEST_LATENT_FORMS; i++) free((&results[0][0][0])[i]);
+}
+
 /* Each state of another rank is rounded once: by half a unit in the last place of bf16. */
 static void states_travel_in_16_bits(void) {
     for (int rows = CPA_ROWS_OWNED; rows <= CPA_ROWS_REPLICATED; rows++) {
@@ -392,7 +484,8 @@ static void what_travels_is_counted_to_the_byte(void) {
     } cases[] = {{CPA_BF16, CPA_F32, 0, 1152, 512 * 4 + 4},
                  {CPA_FP8_T128, CPA_BF16, 0, 656, 512 * 2 + 4},
                  {CPA_FP8_E4M3, CPA_F16, 0.05f, 576, 512 * 2 + 4}};
-    static const latent_chunk decode[] = {{0, 419, 1, CPA_PASS_Q, LIES}}, matrix[] = {{0, 419, 1, CPA_PASS_Q, MATRIX}};
+    static const latent_chunk decode[] = {{0, 419, 1, CPA_PASS_Q, LIES}}, matrix[] = {{0, 419, 1, CPA_PASS_Q, MATRIX}},
+                              narrow_q[] = {{0, 419, 1, CPA_PASS_Q, EXPANDED}};
     const int64_t ranks = cpa_test_ranks(), heads = 4, others = ranks - 1;
     /* Two blocks of every rank, all of which have rows: of the second, a rank's is seen by those behind it alone. */
     const int64_t tokens = BLOCK * ranks * 2, seen = tokens * 3 / 4;
@@ -407,13 +500,16 @@ static void what_travels_is_counted_to_the_byte(void) {
                                              .interleave = BLOCK};
         cpa_context_options options = {.state_dtype = cases[i].state_dtype};
         site s;
-        open_site_of(&s, shape, 1, &options);
+        open_site_of(&s, shape, 1, CPA_ABSORB_ALWAYS, &options);
         run(&s, STEP(decode), 0.05, NULL);
         int64_t sent = bytes_sent(&s);
         CU_ASSERT_EQUAL(sent, others * heads * (576 * 2 + cases[i].state));
         run(&s, STEP(matrix), 0.05, NULL);
         const int64_t narrow = cases[i].state_dtype == CPA_F32 ? 4 : 2;
         CU_ASSERT_EQUAL(bytes_sent(&s) - sent, others * heads * (576 * 2 + 128 * narrow + 4));
+        sent = bytes_sent(&s);
+        run(&s, STEP(narrow_q), 0.05, NULL);
+        CU_ASSERT_EQUAL(bytes_sent(&s) - sent, others * heads * (192 * 2 + 128 * narrow + 4));
         sent = bytes_sent(&s);
         run(&s, STEP(prompt), 0.05, NULL);
         CU_ASSERT_EQUAL(bytes_sent(&s) - sent, others * seen * cases[i].token);
@@ -539,6 +635,9 @@ static void what_cannot_be_expanded_is_refused(void) {
     refuse_form(&s, (cpa_row_form){.k_dim = 16, .v_dim = 8, .expanded = 1}, "k_dim is 16, expected 17 to 576");
     refuse_form(&s, (cpa_row_form){.k_dim = 40, .expanded = 1}, "v_dim is 0, expected 1 to 576");
     refuse_form(&s, (cpa_row_form){.k_dim = 40, .v_dim = 8, .expanded = 2}, "expanded is 2, expected 0 or 1");
+    refuse_form(&s, (cpa_row_form){.k_dim = 40, .v_dim = 8, .expanded = 1, .absorbs = (cpa_absorb)3},
+                "absorbs is 3, expected never (0), counted (1) or always (2)");
+    refuse_form(&s, (cpa_row_form){.absorbs = CPA_ABSORB_COUNTED}, "absorbs is 1 without expanded");
     const cpa_context_limits limits = {sizeof limits, 4, 100, s.latents.kv.num_blocks, EXPANDED};
     CU_ASSERT_EQUAL(cpa_context_reserve(s.context, &limits), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(
@@ -548,6 +647,14 @@ static void what_cannot_be_expanded_is_refused(void) {
     refuse_layer(&s, &rows, "form 2: the expansion is (nil), expected one");
     rows.expansion = s.latents.expansion, rows.matrix = s.latents.matrix;
     refuse_layer(&s, &rows, "form 2: the matrix is 0x");
+    rows.matrix = NULL, rows.fold = s.latents.fold;
+    refuse_layer(&s, &rows, "expected NULL, as the form does not absorb");
+    close_site(&s);
+    open_site_of(&s, SHAPES[0], 1, CPA_ABSORB_COUNTED, NULL);
+    rows.expansion = s.latents.expansion, rows.fold = s.latents.fold;
+    refuse_layer(&s, &rows, "and unfold (nil), expected both, as the form absorbs");
+    rows.unfold = (const char *)s.latents.matrix + 2;
+    refuse_layer(&s, &rows, "form 2: unfold at 0x");
     close_site(&s);
 }
 
@@ -571,6 +678,9 @@ static const cpa_test TESTS[] = {
     {"prompts take latents of all peers at once", prompts_take_latents_of_all_peers_at_once},
     {"both algorithms give the same bits", both_algorithms_give_the_same_bits},
     {"long prompts go through the least workspace", long_prompts_go_through_the_least_workspace},
+    {"narrow queries absorb where the keys are", narrow_queries_absorb_where_the_keys_are},
+    {"absorbed rows go on from segment to segment", absorbed_rows_go_on_from_segment_to_segment},
+    {"it is counted who absorbs", it_is_counted_who_absorbs},
     {"states travel in 16 bits", states_travel_in_16_bits},
     {"heads are scattered as peers scatter them", heads_are_scattered_as_peers_scatter_them},
     {"what travels is counted to the byte", what_travels_is_counted_to_the_byte},
