@@ -77,8 +77,7 @@ cpa_status cpa_context_ensure_array(cpa_context_ops *ops, void *array, int64_t *
 /* Room for `bytes` in a buffer; what was there is lost when it grows. */
 cpa_status cpa_context_ensure(cpa_context_ops *ops, cpa_context_buffer *buffer, int64_t bytes);
 void cpa_context_free(cpa_context_ops *ops, cpa_context_buffer *buffer);
-/* The workspace, of so many bytes; where memory is short it becomes half of that, and so on down to the least, and none
- * at last. */
+/* The workspace, of so many bytes, or as many as there are (cpa_key_workspace_open). */
 void cpa_context_open_workspace(cpa_context_ops *ops, int64_t bytes, int64_t least);
 /* Copies host memory to the device, outside any layer. */
 cpa_status cpa_context_upload(cpa_context_ops *ops, void *dst, const void *src, int64_t bytes);
