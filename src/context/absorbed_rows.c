@@ -56,6 +56,7 @@ cpa_status cpa_absorbed_rows_set(cpa_absorbed_rows *rows, cpa_context_ops *ops, 
     for (int64_t i = 0; i < n_items; i++) {
         const cpa_attend_item *item = &ops->items[i];
         cpa_row_run *last = rows->n_runs > 0 ? &rows->runs[rows->n_runs - 1] : NULL;
+        if (item->q_count == 0) continue;
         rows->end = cpa_max64(rows->end, item->q_row + item->q_count);
         if (last && last->row + last->rows == item->q_row) {
             last->rows += item->q_count;
