@@ -72,6 +72,20 @@ cpa_status cpa_job_set_rules(cpa_job *job, cpa_error *err) {
     return cpa_model_set_rules(&job->model, choice, err);
 }
 
+/* The scale of all keys and that of all values; latents, whose values lie in their keys, have one for both. */
+static cpa_status set_scales(const cpa_settings *settings, cpa_attention_shape *shape, cpa_error *err) {
+    const double k = settings->k_scale, v = settings->v_scale;
+    if (shape->v_in_k && v > 0 && v != k)
+        return cpa_fail(err, CPA_INVALID,
+                        "--v-scale: found %g over latents, expected none, or %g as --k-scale, as values lie in keys", v,
+                        k);
+    if (!shape->v_in_k && k > 0 && v == 0)
+        return cpa_fail(err, CPA_INVALID, "--k-scale: found without --v-scale, expected both or none");
+    shape->k_scale = (float)k;
+    shape->v_scale = (float)(shape->v_in_k ? k : v);
+    return CPA_OK;
+}
+
 static cpa_status read_model(cpa_job *job, cpa_error *err) {
     const cpa_settings *settings = &job->settings;
     cpa_attention_shape *shape = &job->model.shape.attention;
@@ -91,8 +105,7 @@ static cpa_status read_model(cpa_job *job, cpa_error *err) {
     if (settings->window >= 0) cpa_model_set_window(&job->model, settings->window);
     if (settings->sinks >= 0) cpa_model_set_sinks(&job->model, (int32_t)settings->sinks);
     shape->kv_dtype = settings->kv_cache_dtype ? (cpa_dtype)(settings->kv_cache_dtype - 1) : shape->dtype;
-    shape->k_scale = (float)settings->k_scale;
-    shape->v_scale = shape->v_in_k ? shape->k_scale : (float)settings->v_scale;
+    CPA_TRY(set_scales(settings, shape, err));
     shape->layout = (cpa_kv_layout)settings->kv_layout;
     CPA_TRY(cpa_job_set_rules(job, err));
     job->interleave = (int32_t)(settings->interleave ? settings->interleave : settings->block_size);
@@ -304,6 +317,7 @@ static int has_word(const char *text, const char *word) {
 void cpa_job_name_option(cpa_error *err) {
     static const char *const names[][2] = {
         {"staging_bytes", "staging-bytes"},
+        {"state_dtype", "state-dtype"},
         {"num_blocks", "num-blocks"},
         {"block_size", "block-size"},
         {"interleave", "cp-kv-cache-interleave-size"},
@@ -342,6 +356,7 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, cpa_cache_size cac
         .algorithm = (cpa_algorithm)settings->algorithm,
         .transport = (cpa_transport_kind)settings->transport,
         .staging_bytes = settings->staging_bytes,
+        .state_dtype = (cpa_dtype)settings->state_dtype,
         .verify = settings->verify,
         .violation_dump = settings->violation_dump[0] ? settings->violation_dump : NULL,
         .skip_self_test = (int32_t)settings->skip_self_test,
@@ -359,6 +374,7 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, cpa_cache_size cac
         .ageing_s = settings->priority_ageing,
         .long_prefill_token_threshold = settings->long_prefill_token_threshold,
         .adaptive_chunks = (int32_t)settings->adaptive_chunks,
+        .short_prompts = (cpa_short_prompts)settings->short_prompts,
         .tenant_block_quota = settings->tenant_block_quota,
         .max_queued_requests = settings->max_queued_requests,
         .max_queued_tokens = settings->serve ? settings->max_queued_tokens : 0,

@@ -56,6 +56,13 @@ typedef enum cpa_transport_kind {
     CPA_TRANSPORT_HOST  /* the communicator itself; for the host back end, whose only one it is */
 } cpa_transport_kind;
 
+/* What chunks of prompts do whose form expands latents (cpa_row_form), where few of their tokens meet many keys. */
+typedef enum cpa_short_prompts {
+    CPA_SHORT_PROMPTS_AUTO = 0, /* they absorb on back ends that promise no bits, as results then depend on the chunk */
+    CPA_SHORT_PROMPTS_EXPAND,   /* as all others */
+    CPA_SHORT_PROMPTS_ABSORB    /* they take decode_form of the model, where that is less work by count */
+} cpa_short_prompts;
+
 typedef struct cpa_engine_options {
     size_t size;
     cpa_device_options device;
@@ -111,6 +118,10 @@ typedef struct cpa_engine_options {
      * widest window, or with none, have num_blocks of one rank; the others what so many sequences can need of theirs,
      * at most as many. 0 = max_num_seqs. */
     int32_t window_seqs;
+    /* Dtype of O of the partial states that travel between ranks, as cpa_context_options.state_dtype has it: CPA_F32, or
+     * the dtype of the model in 16 bits, so that what it rounds is within what checked rows may be off. */
+    cpa_dtype state_dtype;
+    cpa_short_prompts short_prompts;
 } cpa_engine_options;
 
 typedef struct cpa_request {
@@ -252,6 +263,8 @@ typedef struct cpa_engine_stats {
     int32_t kv_groups;
     cpa_engine_kv_group kv_group[CPA_ENGINE_KV_GROUPS];
     int64_t row_bytes_sent; /* of bytes_sent, rows that networks had other ranks compute (cpa_row_exchange) */
+    /* As in cpa_context_stats; those of all ranks. */
+    char decode_kernels[CPA_KERNEL_NAMES], prefill_kernels[CPA_KERNEL_NAMES];
 } cpa_engine_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */

@@ -47,8 +47,9 @@ typedef struct cpa_model_shape {
      * outlive the engine, arrays included. */
     const cpa_score_rules *layer_rules;
     /* [n_forms], at most CPA_MOST_ROW_FORMS, and which of them rows take: those of a chunk that decodes (the token that
-     * was drawn last, and drafts behind it) and those of a chunk of a prompt. A request that is preempted computes as a
-     * prompt what it had decoded. NULL and 0: all rows have the form of `attention`. Must outlive the engine. Without a
+     * was drawn last, and drafts behind it) and those of a chunk of a prompt, which takes the former too where that is the
+     * same attention over latents for less work (cpa_short_prompts). A request that is preempted computes as a prompt what
+     * it had decoded. NULL and 0: all rows have the form of `attention`. Must outlive the engine. Without a
      * network forms have no layer_matrices, and the synthetic model has layer_expansions of its own where the ones here
      * are NULL. Over latents (v_in_k) each form that is not expanded has layer_scales, none of them 0. */
     const cpa_model_form *forms;

@@ -93,6 +93,17 @@ static void print_drafts(const cpa_outcome *outcome, FILE *out) {
                     (accepted + chunks) / chunks);
 }
 
+/* What has attended: single rows of a sequence, and several at once. */
+static void print_kernels(const cpa_outcome *outcome, FILE *out) {
+    const cpa_engine_stats *stats = &outcome->stats;
+    const char *decode = stats->decode_kernels, *prefill = stats->prefill_kernels;
+    if (decode[0] || prefill[0])
+        cpa_report_line(out, "kernels", "%s%s%s%s%s", decode[0] ? "decode by " : "", decode,
+                        decode[0] && prefill[0] ? "; " : "", prefill[0] ? "prefill by " : "", prefill);
+    if (stats->plain_rows > 0)
+        cpa_report_line(out, "plain kernels", "%" PRId64 " rows attended without tensor cores", stats->plain_rows);
+}
+
 static void print_exchange(const cpa_outcome *outcome, FILE *out) {
     const cpa_engine_stats *stats = &outcome->stats;
     char sent[32], staging[32], bound[32];
@@ -102,8 +113,6 @@ static void print_exchange(const cpa_outcome *outcome, FILE *out) {
     cpa_report_line(out, "exchange", "%s sent, staging %s of %s, waited for %.1f ms", sent, staging, bound,
                     stats->exposed_comm_s * 1e3);
     cpa_report_line(out, "imbalance", "%.2f, the busiest rank's attention time over the mean", stats->imbalance);
-    if (stats->plain_rows > 0)
-        cpa_report_line(out, "plain kernels", "%" PRId64 " rows attended without tensor cores", stats->plain_rows);
 }
 
 /* Of each group of layers what it had of its own blocks, and of all together. */
@@ -168,6 +177,7 @@ void cpa_report_print(const cpa_outcome *outcome, FILE *out) {
     print_algorithm(outcome, out);
     print_drafts(outcome, out);
     print_exchange(outcome, out);
+    print_kernels(outcome, out);
     cpa_report_cache(outcome, out);
     cpa_report_line(out, "verified", "%" PRId64 " rows in %.3g s, %" PRId64 " violations, largest error %.3g",
                     stats->verify_rows, stats->verify_s, stats->verify_violations, stats->verify_max_error);

@@ -97,10 +97,12 @@ typedef struct cpa_settings {
     double priority_ageing;
     int64_t long_prefill_token_threshold;
     int64_t adaptive_chunks;
+    int64_t short_prompts; /* cpa_short_prompts */
     char speculative[CPA_TEXT_BYTES];
     int64_t algorithm; /* cpa_algorithm */
     int64_t transport; /* cpa_transport_kind */
     int64_t staging_bytes;
+    int64_t state_dtype; /* cpa_dtype */
 
     double verify;
     char violation_dump[CPA_TEXT_BYTES];

@@ -170,10 +170,8 @@ cpa_status cpa_settings_check(const cpa_settings *settings, cpa_error *err) {
     if (settings->time_scale > 0 && !isinf(settings->request_rate)) {
         return cpa_fail(err, CPA_INVALID, "--request-rate: found with --time-scale, expected one of the two");
     }
-    if ((settings->k_scale > 0) != (settings->v_scale > 0)) {
-        return cpa_fail(err, CPA_INVALID, "--%c-scale: found without --%c-scale, expected both or none",
-                        settings->k_scale > 0 ? 'k' : 'v', settings->k_scale > 0 ? 'v' : 'k');
-    }
+    if (settings->v_scale > 0 && settings->k_scale == 0)
+        return cpa_fail(err, CPA_INVALID, "--v-scale: found without --k-scale, expected both or none");
     if (settings->k_scale > 0 && settings->kv_cache_dtype != CPA_FP8_E4M3 + 1) {
         return cpa_fail(err, CPA_INVALID, "--k-scale: found with --kv-cache-dtype %s, expected fp8_e4m3",
                         kv_dtype_name(settings));

@@ -14,6 +14,8 @@
 #include "program/trace.h"
 
 static const char *const dtypes[] = {"auto", "fp32", "bf16", "fp16", NULL};
+static const char *const state_dtypes[] = {"fp32", "bf16", "fp16", NULL};
+static const char *const prompt_ways[] = {"auto", "expand", "absorb", NULL};
 static const char *const kv_dtypes[] = {"auto", "fp32", "bf16", "fp16", "fp8_e4m3", "int8", "fp8_t128", NULL};
 static const char *const layouts[] = {"token-major", "head-major", "vllm-x", NULL};
 static const char *const algorithms[] = {"auto", "pass-kv", "pass-q", NULL};
@@ -154,7 +156,9 @@ const cpa_field cpa_settings_rows[] = {
      .help = "of the KV cache; auto: that of the model; fp8_e4m3 and int8 have a scale for each token and head, "
              "fp8_t128, of latents alone, four for each token"},
     {"Cache", "k-scale", "S", REAL(k_scale, "auto", FLT_MIN, 1e30), .word = "auto",
-     .help = "fp8_e4m3 keys are multiples of S, one scale for all of them (with --v-scale); auto: see above"},
+     .help =
+         "fp8_e4m3 keys are multiples of S, one scale for all of them; with --v-scale, but over latents, where it is "
+         "that of values too; auto: see above"},
     {"Cache", "v-scale", "S", REAL(v_scale, "auto", FLT_MIN, 1e30), .word = "auto", .help = "the same of values"},
     {"Cache", "kv-layout", NULL, CHOICE(kv_layout, "token-major", layouts),
      .help = "order in a block of the cache: [tokens, heads] or [heads, tokens]"},
@@ -200,6 +204,10 @@ const cpa_field cpa_settings_rows[] = {
      .help =
          "where blocks are short, cut prefill to what is free, so that nobody has to give way; --log-level info says "
          "when; else only tokens bound it"},
+    {"Scheduling", "short-prompts", NULL, CHOICE(short_prompts, "auto", prompt_ways),
+     .help = "over latents, chunks of prompts of few tokens against what is cached: expand keys as the others do, or "
+             "absorb, "
+             "attending latents as decode does, where that is less work; auto: absorb on a GPU"},
     {"Scheduling", "speculative", "METHOD", CPA_FIELD_TEXT, offsetof(cpa_settings, speculative), "off",
      .help = "ngram:K, ngram:KxB or these with :MIN..MAX: a step may draw 1 + K tokens of a request, of which K were "
              "guessed: what followed the last time that its MAX (or fewer, down to MIN) last tokens were there before, "
@@ -210,6 +218,10 @@ const cpa_field cpa_settings_rows[] = {
      .help = "move keys and values (pass-kv), or queries (pass-q); auto: the cheaper one, chunk by chunk"},
     {"Exchange", "staging-bytes", "N", INT(staging_bytes, "auto", 0, 0x1p40), .word = "auto",
      .help = "bound on the memory of one rank for keys and values on their way; auto: 64 MiB, on a GPU 2 GiB"},
+    {"Exchange", "state-dtype", NULL, CHOICE(state_dtype, "fp32", state_dtypes),
+     .help =
+         "of partial results that travel between ranks: fp32, or that of the model in 16 bits, half the bytes, where "
+         "results depend on --algorithm by as much as it rounds"},
     {"Exchange", "transport", NULL, CHOICE(transport, "auto", cpa_transport_names),
      .help = "what carries tensors between ranks: on GPUs NCCL, or peer memory of one host; auto: the faster one"},
     {"Checks", "verify", "R", REAL(verify, "auto", 0, 1), .word = "auto", .word_value = CPA_VERIFY_AUTO,

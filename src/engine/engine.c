@@ -27,6 +27,9 @@ static cpa_worker_options worker_options(const cpa_engine *engine) {
         .max_seqs = o->max_num_seqs,
         .enforce_eager = o->enforce_eager,
         .cascade_attention = engine->options.cascade_attention,
+        .state_dtype = o->state_dtype,
+        .absorb_prompts = o->short_prompts == CPA_SHORT_PROMPTS_ABSORB ||
+                          (o->short_prompts == CPA_SHORT_PROMPTS_AUTO && !engine->device->caps.bit_exact),
         .staging_bytes = o->staging_bytes,
         .transport = engine->transport,
     };
@@ -186,6 +189,8 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
         {"window_seqs", o->window_seqs},
         {"algorithm", o->algorithm},
         {"staging_bytes", (double)o->staging_bytes},
+        {"state_dtype", o->state_dtype},
+        {"short_prompts", o->short_prompts},
         {"verify", o->verify},
         {"skip_self_test", o->skip_self_test},
         {"enforce_eager", o->enforce_eager},

@@ -52,6 +52,7 @@ static cpa_status check_choices(const cpa_engine_options *o, cpa_error *err) {
         {"transport", (int)o->transport, CPA_TRANSPORT_HOST},
         {"drafter", (int)o->drafter, CPA_DRAFT_MODEL},
         {"cascade_attention", (int)o->cascade_attention, CPA_CASCADE_ALWAYS},
+        {"short_prompts", (int)o->short_prompts, CPA_SHORT_PROMPTS_ABSORB},
     };
     for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
         if (choices[i].value >= 0 && choices[i].value <= choices[i].last) continue;
@@ -168,6 +169,9 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
         return cpa_fail(err, CPA_INVALID, "local_context: %lld, expected tokens, 0 (automatic) or %d (none)",
                         (long long)o.local_context, CPA_LOCAL_CONTEXT_NONE);
     }
+    if (o.state_dtype != CPA_F32 && o.state_dtype != o.model.attention.dtype)
+        return cpa_fail(err, CPA_INVALID, "state_dtype is %s, expected fp32, or %s as the model",
+                        cpa_dtype_name(o.state_dtype), cpa_dtype_name(o.model.attention.dtype));
     CPA_TRY(check_network(o.network, err));
     CPA_TRY(check_drafter(&o, err));
     *out = o;
@@ -230,6 +234,7 @@ cpa_planner cpa_engine_planner(const cpa_engine_options *o, int32_t cp_size) {
         .forced = o->algorithm,
         .cp_size = cp_size,
         .shape = o->model.attention,
+        .state_dtype = o->state_dtype,
     };
 }
 

@@ -158,6 +158,7 @@ cpa_context_options cpa_worker_context_options(const cpa_worker_options *o, int6
         .staging_bytes = o->staging_bytes,
         .max_rows = max_rows,
         .cascade_attention = o->cascade_attention,
+        .state_dtype = o->state_dtype,
     };
 }
 
@@ -177,6 +178,7 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
         worker->nonfinite.layers = options->model.layers;
         worker->nonfinite.max_rows = options->max_tokens;
         status = cpa_forms_take(device, &context, &worker->forms, err);
+        if (status == CPA_OK) worker->forms_may_change = cpa_worker_forms_may_change(options, &worker->forms);
         if (status == CPA_OK) status = allocate(worker, err);
         if (status == CPA_OK) status = device->table->stream_create(device, &worker->stream, err);
         if (status == CPA_OK) status = cpa_worker_score_create(worker, err);

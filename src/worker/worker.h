@@ -56,6 +56,8 @@ typedef struct cpa_worker_options {
     int32_t enforce_eager; /* decode steps are not captured in graphs */
     int64_t staging_bytes;
     cpa_cascade_attention cascade_attention;
+    cpa_dtype state_dtype; /* as that of cpa_context_options */
+    int absorb_prompts;    /* not 0: short chunks of prompts over latents may take the form of those that decode */
     const cpa_transport_table *transport; /* what carries messages between devices of this kind */
 } cpa_worker_options;
 
@@ -157,10 +159,11 @@ struct cpa_worker {
     int64_t n_discarded;
     uint64_t digest_off; /* sum of the parts of the digest that have been taken off */
     cpa_nonfinite nonfinite;
-    cpa_forms forms;   /* forms of rows */
-    void *q, *k, *v;   /* queries of each form, keys and values of the layer at hand */
-    void *out;         /* results of each form, of one layer or of several */
-    int64_t out_bytes; /* bytes of the memory at `out` */
+    cpa_forms forms;      /* forms of rows */
+    int forms_may_change; /* see cpa_worker_forms_may_change */
+    void *q, *k, *v;      /* queries of each form, keys and values of the layer at hand */
+    void *out;            /* results of each form, of one layer or of several */
+    int64_t out_bytes;    /* bytes of the memory at `out` */
     cpa_context_chunk *chunks;
     int64_t cap_chunks;
     int64_t *table_rows; /* [chunks]: rows of `tables` that chunks use */

@@ -24,8 +24,10 @@ int cpa_worker_replicates(const cpa_worker *worker, const cpa_step_plan *plan) {
 
 /* Whether attention of a chunk can be captured: a token of a sequence, or a few that are decoded together. */
 static int may_pad(const cpa_worker *worker, const cpa_plan_chunk *chunk) {
-    const cpa_attention_shape *shape = &worker->forms.list[cpa_worker_form_of(worker, chunk)].shape;
+    const cpa_form *form = &worker->forms.list[cpa_worker_form_of(worker, chunk)];
+    const cpa_attention_shape *shape = &form->shape;
     const int64_t packed = chunk->count * (shape->q_heads / shape->kv_heads);
+    if (form->is_expanded) return 0;
     if (chunk->count == 1) return 1;
     return chunk->flags & CPA_CHUNK_DECODE &&
            packed <= worker->device->graphs->padded_rows(shape, worker->options.block_size);

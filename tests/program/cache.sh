@@ -17,7 +17,35 @@ quant() {
         expect_digest_of pass-kv.json pass-q.json
     done
     expect_bad 'expected both or none' --kv-cache-dtype fp8_e4m3 --k-scale 1
+    expect_bad '--v-scale: found without --k-scale' --kv-cache-dtype fp8_e4m3 --v-scale 1
     expect_bad 'expected fp8_e4m3' --kv-cache-dtype int8 --k-scale 1 --v-scale 1
+}
+
+# Latents have one scale, that of keys, for both.
+latent_scales() {
+    latent_model
+    local options=(--model model.yaml --kv-cache-dtype fp8_e4m3 --k-scale 0.05 --requests 2 --input-len 40 --output-len 3)
+    run 2 "${options[@]}" --verify 0.5 --result-json k.json
+    expect_code 0 "latents of one scale"
+    expect_value violations 0 k.json
+    expect_value token_layer_bytes 576 k.json
+    run 2 "${options[@]}" --v-scale 0.05 --result-json both.json
+    expect_digest_of k.json both.json
+    expect_bad '--v-scale: found 0.06 over latents, expected none, or 0.05 as --k-scale' "${options[@]}" --v-scale 0.06
+}
+
+# Partial states in 16 bits: half the bytes of states, and results within what the check allows.
+narrow_states() {
+    small_model
+    local dtype options=(--model model.yaml --dtype bf16 --algorithm pass-q --requests 3 --input-len 90 --output-len 4)
+    for dtype in fp32 bf16; do
+        run 2 "${options[@]}" --verify 0.5 --state-dtype $dtype --result-json $dtype.json
+        expect_code 0 "states in $dtype"
+        expect_value violations 0 $dtype.json
+        expect_value state-dtype $dtype $dtype.json
+    done
+    [ "$(value bytes_sent bf16.json)" -lt "$(value bytes_sent fp32.json)" ] || fail "as many bytes are sent"
+    expect_bad 'state_dtype is fp16, expected fp32, or bf16 as the model' "${options[@]}" --state-dtype fp16
 }
 
 # Blocks of a token, under both algorithms, where a prefix is found to the token.

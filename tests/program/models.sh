@@ -145,12 +145,13 @@ generate() {
 # Latent attention: decode absorbs its queries, prompts expand keys; on any number of ranks, in chunks, with drafts, from
 # caches in FP8 too, whose rows the sampled check recomputes; and the network's logits are those of a plain forward.
 generate_latent() {
-    local model n
+    local model n way
     for model in tiny-deepseek-v2 tiny-deepseek-v3 tiny-deepseek-fp8; do
         n=$([ "$model" = tiny-deepseek-v3 ] && few 3 || echo 1)
+        way=$([ "$model" = tiny-deepseek-v2 ] && echo absorb || echo expand)
         prompt_ids "$model" 2 >prompt
         run "$n" generate --model-dir "$MODELS/$model" --prompt-ids @prompt --dtype fp32 --verify 0.2 \
-            --max-num-batched-tokens 48 --speculative ngram:4:1..3 --check-logits 6 --result-json result.json
+            --max-num-batched-tokens 48 --speculative ngram:4:1..3 --check-logits 6 --short-prompts "$way" --result-json result.json
         expect_code 0 "$model on $n ranks"
         [ "$(head -1 out)" = "$(expected_ids "$model" 2)" ] || fail "other tokens of $model: $(head -1 out)"
         [ "$(value violations result.json | sort -u)" = 0 ] || fail "rows or logits of $model are wrong"

@@ -86,6 +86,9 @@ latents() {
         --kv-cache-dtype fp8_t128 --result-json r.json
     expect_code 0 "a cache of latents"
     expect_value violations 0 r.json
+    expect_value token_layer_bytes 656 r.json
+    [ -n "$(value decode_kernels r.json)" ] && [ -n "$(value prefill_kernels r.json)" ] || fail "no kernel is named"
+    grep -q '^kernels  *decode by .*; prefill by ' out || fail "the report names no kernel"
     grep -q '1 layers, 4 query and 1 KV heads of 576 (latents of 512; prompts 96)' out || fail "it does not say the shape"
     expect_bad '--layers: found 3, expected at most the 2 of' --model model.yaml --layers 3
     expect_bad 'expected 1: it is one of latents' --kv-cache-dtype fp8_t128
