@@ -88,6 +88,15 @@ static cpa_status check_network(const cpa_model *given, cpa_error *err) {
     return CPA_OK;
 }
 
+/* The store, if there is one, can be called. */
+static cpa_status check_store(const cpa_block_store *given, cpa_error *err) {
+    cpa_block_store store;
+    if (!given) return CPA_OK;
+    CPA_TRY(CPA_STRUCT_TAKE("block_store", given, cpa_block_store, get, &store, err));
+    if (store.put && store.get) return CPA_OK;
+    return cpa_fail(err, CPA_INVALID, "block_store: %s is NULL, expected a function", store.put ? "get" : "put");
+}
+
 /* Whether anybody drafts, and with what. */
 static cpa_status check_drafter(const cpa_engine_options *o, cpa_error *err) {
     cpa_model network = {.size = 0};
@@ -153,6 +162,7 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
                         (long long)o.local_context, CPA_LOCAL_CONTEXT_NONE);
     }
     CPA_TRY(check_network(o.network, err));
+    CPA_TRY(check_store(o.block_store, err));
     CPA_TRY(check_drafter(&o, err));
     *out = o;
     return CPA_OK;
@@ -281,6 +291,8 @@ cpa_scheduler_request cpa_engine_scheduled(const cpa_request *r) {
         .salt = r->salt,
         .tenant = r->tenant,
         .group = r->group,
+        .imports = (r->transfer & CPA_TRANSFER_IMPORT) != 0,
+        .exports = (r->transfer & CPA_TRANSFER_EXPORT) != 0,
         .sampling = {.top_p = 1, .repetition_penalty = 1},
     };
 }
@@ -352,6 +364,9 @@ void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stat
     s->swapped_out = scheduled->swapped_out;
     s->swapped_in = scheduled->swapped_in;
     s->swap_failures = scheduled->swap_failures;
+    s->imported_tokens = scheduled->imported_tokens;
+    s->exported_tokens = scheduled->exported_tokens;
+    s->import_failures = scheduled->import_failures;
     s->cow_copies = scheduled->cow_copies;
     s->rank_local = scheduled->rank_local;
     s->requests_waiting = scheduled->waiting;
