@@ -70,6 +70,31 @@ typedef struct cpa_block_store {
     const char *model;
 } cpa_block_store;
 
+/* ---- what can be found in an engine ---- */
+
+/* What requests can find by its prefix in an engine's own cache comes and goes, as routers that send requests to where
+ * their prefix is want to know (vLLM's BlockStored and BlockRemoved). */
+typedef enum cpa_block_event_kind { CPA_BLOCK_STORED = 0, CPA_BLOCK_REMOVED } cpa_block_event_kind;
+
+typedef struct cpa_block_event {
+    cpa_block_event_kind kind;
+    int32_t group;       /* group of layers, as in cpa_block_key: each comes and goes by itself */
+    uint8_t digest[32];  /* of the prompt up to the end of these tokens, with its salt, and of where it lies */
+    uint8_t parent[32];  /* stored: the digest of the tokens before; zeros: they are the first */
+    int64_t first_token; /* stored: position of the first of the tokens */
+    /* Stored: [n_tokens] the tokens, those of a block, or of one of each rank where the interleave is less than a block;
+     * valid during the call. Removed: NULL, 0. */
+    const uint32_t *tokens;
+    int64_t n_tokens;
+} cpa_block_event;
+
+/* Rank 0, from a thread of the engine, while it plans; it calls no function of the engine. Blocks are told as stored
+ * when they are about to be computed, and as removed if what is computed is not finite. An engine that ends tells
+ * nothing of what it had. */
+typedef void (*cpa_block_event_fn)(void *ctx, const cpa_block_event *event);
+
+/* ---- stores ---- */
+
 /* A store in host memory of this process. Any thread may call its functions at any time. */
 typedef struct cpa_memory_store cpa_memory_store;
 

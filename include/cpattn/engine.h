@@ -115,6 +115,8 @@ typedef struct cpa_engine_options {
     /* Where requests are exported to and imported from (cpa_request.transfer), on every rank or on none; copied, and
      * what it points to must outlive the engine. Calls take as long as they do: no rank computes meanwhile. */
     const cpa_block_store *block_store;
+    cpa_block_event_fn on_block_event; /* rank 0; NULL = nothing is called */
+    void *block_event_ctx;
 } cpa_engine_options;
 
 /* What a request has to do with the engine's store of blocks. */

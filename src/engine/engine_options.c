@@ -329,6 +329,8 @@ cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, const 
         .adaptive_chunks = o->adaptive_chunks,
         .tenant_block_quota = o->tenant_block_quota,
         .local_context = o->local_context,
+        .on_block_event = o->on_block_event,
+        .block_event_ctx = o->block_event_ctx,
         .drafting = {.most = o->drafter == CPA_DRAFT_NONE ? 0 : o->draft_tokens,
                      .chains_alone = counts_places(&o->model),
                      .ngram_min = o->ngram_min,

@@ -54,6 +54,7 @@
  *   scheduler_chunk.c    how many tokens a prefill is given
  *   scheduler_write.c    the entries of a plan
  *   scheduler_prefix.c   what can be found after it
+ *   block_events.c       who is told what can be found
  *   unconfirmed.c        what cannot be found yet, as it may not be finite
  *   scheduler_tokens.c   tokens that were drawn, and requests that end
  *   scheduler_drafts.c   several tokens of a sequence in a step
@@ -100,6 +101,8 @@ typedef struct cpa_scheduler_options {
     int64_t
         local_context; /* sequences of up to so many tokens are placed on one rank; 0: those that the planner prefers
                               there, CPA_LOCAL_CONTEXT_NONE: none */
+    cpa_block_event_fn on_block_event; /* NULL: nobody is told what can be found */
+    void *block_event_ctx;
     cpa_drafting_options drafting; /* with a drafter every token of a plan is reported before the next plan is made */
 } cpa_scheduler_options;
 
