@@ -40,6 +40,9 @@ typedef struct cpa_blocks_args {
     const int32_t *ids; /* [n], host; of an import no id is there twice */
     int64_t n;
     void *rows; /* [n * block_size, cpa_blocks_row_bytes], host: written by an export, read by an import */
+    /* Not 0: `rows` is memory of the stream's device, which may be that of another process, as cudaIpcOpenMemHandle gives
+     * it: what one exports there another imports without a copy to the host. Goes block by block. */
+    int32_t rows_on_device;
 } cpa_blocks_args;
 CPA_API cpa_status cpa_blocks_export(const cpa_blocks_args *args, cpa_stream *stream);
 CPA_API cpa_status cpa_blocks_import(const cpa_blocks_args *args, cpa_stream *stream);

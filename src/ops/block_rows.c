@@ -1,5 +1,5 @@
 /* Blocks of a caller's cache as rows of tokens: each layer goes through blocks in the order of tokens, in memory of the
- * device, and through page-locked memory of the host, where rows of all layers are brought together. */
+ * device, and, unless the rows are there too, through page-locked memory of the host. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -91,6 +91,7 @@ static cpa_status open_staging(const cpa_blocks_args *args, cpa_stream *stream, 
     void *memory;
     CPA_TRY(table->alloc(stream->device, out->bytes, &memory, &stream->error));
     out->device = memory;
+    if (args->rows_on_device) return CPA_OK;
     CPA_TRY(table->alloc_host(stream->device, out->bytes, &memory, &stream->error));
     out->host = memory;
     return CPA_OK;
@@ -157,33 +158,60 @@ static void move_row(const cpa_block_layout *layout, char *block, int64_t token,
     }
 }
 
-/* Between the staging of the host and the rows. */
-static void move_rows(const pass *p) {
+/* The same of all tokens of a block, in memory of the device. */
+static cpa_status move_block_on_device(const pass *p, const cpa_block_layout *layout, char *block, char *rows) {
+    const cpa_device_table *table = p->stream->device->table;
+    const int64_t tokens = layout->block_size, pitch = p->row_bytes;
+    for (int32_t i = 0; i < layout->n_sections; i++) {
+        const cpa_block_section *section = &layout->sections[i];
+        const int64_t bytes = section->heads * section->row_bytes, word = section->scale_bytes;
+        char *at = block + section->at;
+        CPA_TRY(p->is_import ? table->copy_rows(at, bytes, rows, pitch, bytes, tokens, p->stream)
+                             : table->copy_rows(rows, pitch, at, bytes, bytes, tokens, p->stream));
+        rows += bytes;
+        at += section->bytes - section->heads * tokens * word;
+        for (int32_t head = 0; head < section->heads && word > 0; head++, at += tokens * word, rows += word)
+            CPA_TRY(p->is_import ? table->copy_rows(at, word, rows, pitch, word, tokens, p->stream)
+                                 : table->copy_rows(rows, pitch, at, word, word, tokens, p->stream));
+    }
+    return CPA_OK;
+}
+
+/* The rows of the pass and the bytes of its staging that they go with, layer by layer: on the device, or on the host. */
+static cpa_status move_rows(const pass *p) {
     const int64_t block_size = p->args->layers[0].block_size;
-    char *blocks = p->staging->host, *rows = (char *)p->args->rows + p->first * block_size * p->row_bytes;
+    const int on_device = p->args->rows_on_device;
+    char *blocks = on_device ? p->staging->device : p->staging->host;
+    char *rows = (char *)p->args->rows + p->first * block_size * p->row_bytes;
     for (int32_t layer = 0; layer < p->args->n_layers; layer++) {
         const cpa_block_layout layout = layout_of(&p->args->layers[layer]);
-        for (int64_t i = 0; i < p->n * block_size; i++)
+        for (int64_t i = 0; i < p->n && on_device; i++)
+            CPA_TRY(move_block_on_device(p, &layout, blocks + i * layout.bytes, rows + i * block_size * p->row_bytes));
+        for (int64_t i = 0; i < p->n * block_size && !on_device; i++)
             move_row(&layout, blocks + i / block_size * layout.bytes, i % block_size, rows + i * p->row_bytes,
                      p->is_import);
         blocks += p->staging->capacity * layout.bytes;
         rows += layer_row_bytes(&layout);
     }
+    return CPA_OK;
 }
 
+/* Through page-locked memory of the host, unless rows are on the device. */
 static cpa_status run_pass(const pass *p) {
     const cpa_device_table *table = p->stream->device->table;
+    const staging *s = p->staging;
+    const int on_device = p->args->rows_on_device;
     if (p->is_import) {
-        move_rows(p);
-        CPA_TRY(table->copy(p->staging->device, p->staging->host, p->staging->bytes, p->stream));
+        CPA_TRY(move_rows(p));
+        if (!on_device) CPA_TRY(table->copy(s->device, s->host, s->bytes, p->stream));
         CPA_TRY(move_layers(p));
         return table->stream_sync(p->stream);
     }
     CPA_TRY(move_layers(p));
-    CPA_TRY(table->copy(p->staging->host, p->staging->device, p->staging->bytes, p->stream));
-    CPA_TRY(table->stream_sync(p->stream));
-    move_rows(p);
-    return CPA_OK;
+    if (!on_device) CPA_TRY(table->copy(s->host, s->device, s->bytes, p->stream));
+    if (!on_device) CPA_TRY(table->stream_sync(p->stream));
+    CPA_TRY(move_rows(p));
+    return on_device ? table->stream_sync(p->stream) : CPA_OK;
 }
 
 static cpa_status move_all(const char *where, const cpa_blocks_args *given, int is_import, cpa_stream *stream) {

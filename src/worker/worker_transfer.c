@@ -75,7 +75,12 @@ no_memory:
 }
 
 static cpa_status move_batch(transfer *t, int64_t first, int64_t n, cpa_error *err) {
-    const cpa_blocks_args args = {sizeof args, t->layers, t->n_layers, t->ids + first, n, t->rows};
+    const cpa_blocks_args args = {.size = sizeof args,
+                                  .layers = t->layers,
+                                  .n_layers = t->n_layers,
+                                  .ids = t->ids + first,
+                                  .n = n,
+                                  .rows = t->rows};
     cpa_stream *stream = t->worker->stream;
     const cpa_status status = t->of->imports ? cpa_blocks_import(&args, stream) : cpa_blocks_export(&args, stream);
     return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "%s", stream->error.message);

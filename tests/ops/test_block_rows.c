@@ -60,6 +60,31 @@ static int is_filled(const cache *c, int layer, int64_t block, int value, cpa_st
     return same;
 }
 
+/* The rows of a cache by memory of the device, out and in again: then they are there as before. */
+static void go_through_device(cpa_blocks_args *args, const char *rows, int64_t row_bytes, cpa_stream *stream) {
+    const int64_t bytes = TOKENS * row_bytes;
+    char *back = calloc(1, (size_t)bytes);
+    void *on_device = cpa_test_upload(stream, back, bytes);
+    args->rows = on_device;
+    args->rows_on_device = 1;
+    CU_ASSERT_EQUAL(cpa_blocks_export(args, stream), CPA_OK);
+    cpa_test_download(stream, back, on_device, bytes);
+    CU_ASSERT_EQUAL(memcmp(rows, back, (size_t)bytes), 0);
+    for (int64_t i = 0; i < bytes; i++) back[i] = (char)~rows[i];
+    void *others = cpa_test_upload(stream, back, bytes);
+    args->rows = others;
+    CU_ASSERT_EQUAL(cpa_blocks_import(args, stream), CPA_OK);
+    args->rows = on_device;
+    CU_ASSERT_EQUAL(cpa_blocks_import(args, stream), CPA_OK);
+    args->rows = back;
+    args->rows_on_device = 0;
+    CU_ASSERT_EQUAL(cpa_blocks_export(args, stream), CPA_OK);
+    CU_ASSERT_EQUAL(memcmp(rows, back, (size_t)bytes), 0);
+    cpa_test_free(stream, on_device);
+    cpa_test_free(stream, others);
+    free(back);
+}
+
 /* Rows into a cache, which reads them back as they were, and leaves the other blocks alone. */
 static void go_through(const cpa_attention_shape *shape, cpa_kv_layout layout, int32_t block_size, const char *rows,
                        int64_t row_bytes, cpa_stream *stream) {
@@ -69,11 +94,17 @@ static void go_through(const cpa_attention_shape *shape, cpa_kv_layout layout, i
     cache c = make(shape, layout, block_size, blocks, 0x5a, stream);
     for (int64_t i = 0; i < n; i++) ids[i] = (int32_t)(n - i); /* neither the first nor the last */
     CU_ASSERT_EQUAL(cpa_blocks_row_bytes(c.views, LAYERS), row_bytes);
-    cpa_blocks_args args = {sizeof args, c.views, LAYERS, ids, n, (void *)(uintptr_t)rows};
+    cpa_blocks_args args = {.size = sizeof args,
+                            .layers = c.views,
+                            .n_layers = LAYERS,
+                            .ids = ids,
+                            .n = n,
+                            .rows = (void *)(uintptr_t)rows};
     CU_ASSERT_EQUAL(cpa_blocks_import(&args, stream), CPA_OK);
     args.rows = back;
     CU_ASSERT_EQUAL(cpa_blocks_export(&args, stream), CPA_OK);
     CU_ASSERT_EQUAL(memcmp(rows, back, (size_t)(TOKENS * row_bytes)), 0);
+    go_through_device(&args, rows, row_bytes, stream);
     for (int layer = 0; layer < LAYERS; layer++) {
         CU_ASSERT(is_filled(&c, layer, 0, 0x5a, stream));
         CU_ASSERT(is_filled(&c, layer, blocks - 1, 0x5a, stream));
@@ -125,7 +156,8 @@ static void a_row_is_keys_scales_values_and_scales(void) {
         c.views[i].v = (char *)c.memory[i] + 8 * 2 * (16 + 4);
     }
     const int32_t id = 0;
-    const cpa_blocks_args args = {sizeof args, c.views, LAYERS, &id, 1, rows};
+    const cpa_blocks_args args = {
+        .size = sizeof args, .layers = c.views, .n_layers = LAYERS, .ids = &id, .n = 1, .rows = rows};
     CU_ASSERT_EQUAL(cpa_blocks_export(&args, stream), CPA_OK);
     for (int layer = 0; layer < LAYERS; layer++) {
         const char *row = rows + (5 * LAYERS + layer) * 2 * (16 + 4 + 32 + 4);
@@ -145,7 +177,8 @@ static void wrong_blocks_are_refused(void) {
     cache c = make(&SHAPES[0], CPA_TOKEN_MAJOR, 8, 3, 0, stream);
     char *rows = malloc((size_t)(2 * 8 * cpa_blocks_row_bytes(c.views, LAYERS)));
     const int32_t twice[] = {1, 1}, beyond[] = {0, 3}, negative[] = {-1, 0};
-    cpa_blocks_args args = {sizeof args, c.views, LAYERS, twice, 2, rows};
+    cpa_blocks_args args = {
+        .size = sizeof args, .layers = c.views, .n_layers = LAYERS, .ids = twice, .n = 2, .rows = rows};
     CU_ASSERT_EQUAL(cpa_blocks_import(&args, stream), CPA_INVALID);
     CU_ASSERT_EQUAL(cpa_blocks_export(&args, stream), CPA_OK); /* may be read twice */
     args.ids = beyond;
