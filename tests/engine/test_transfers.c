@@ -77,6 +77,14 @@ static void run_here(job *j, MPI_Comm ranks) {
     j->options.block_store = NULL;
 }
 
+/* What rank 0 has, on every rank; those that have no part in a job leave the processor to the others meanwhile. */
+static void share(void *bytes, int n) {
+    MPI_Request request;
+    int done = 0;
+    MPI_Ibcast(bytes, n, MPI_BYTE, 0, MPI_COMM_WORLD, &request);
+    for (MPI_Test(&request, &done, MPI_STATUS_IGNORE); !done; MPI_Test(&request, &done, MPI_STATUS_IGNORE)) usleep(500);
+}
+
 static void run(job *j) {
     MPI_Comm ranks;
     j->stats = (cpa_engine_stats){0};
@@ -85,7 +93,7 @@ static void run(job *j) {
         run_here(j, ranks);
         MPI_Comm_free(&ranks);
     }
-    MPI_Bcast(&j->stats, sizeof j->stats, MPI_BYTE, 0, MPI_COMM_WORLD);
+    share(&j->stats, sizeof j->stats);
     CU_ASSERT_EQUAL(j->stats.requests_finished, REQUESTS);
     CU_ASSERT_EQUAL(j->stats.verify_violations, 0);
 }
