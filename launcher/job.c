@@ -184,6 +184,9 @@ static cpa_status prepare(int argc, char **argv, cpa_job *job, cpa_workload *wor
     if (settings->metrics_file[0]) CPA_TRY(cpa_output_check("--metrics-file", settings->metrics_file, err));
     if (settings->violation_dump[0])
         CPA_TRY(cpa_output_check_folder("--violation-dump", settings->violation_dump, err));
+    if (settings->block_store[0]) CPA_TRY(cpa_output_check_folder("--block-store", settings->block_store, err));
+    if (settings->block_transfer != 0 && !settings->block_store[0])
+        return cpa_fail(err, CPA_INVALID, "--block-transfer: found without --block-store, expected with it");
     if (settings->generate) {
         CPA_TRY(read_prompt(job, workload, prompt_answer, err));
     } else if (!cpa_job_is_mixed(settings)) {

@@ -132,6 +132,7 @@ static cpa_status submit(batch_run *r, cpa_error *err) {
     if (s->job.has_network) CPA_TRY(cpa_network_begin(&s->job, &s->network, err));
     for (int64_t i = 0; i < r->workload->count; i++) {
         if (s->job.has_network) r->workload->requests[i].sampling = &s->network.sampling;
+        r->workload->requests[i].transfer = (uint32_t)s->job.settings.block_transfer;
         cpa_status status = cpa_engine_submit(s->engine, &r->workload->requests[i]);
         if (status == CPA_OK) continue;
         cpa_fail(err, status, "%s", cpa_engine_error(s->engine));

@@ -46,7 +46,11 @@ cpa_exit_code cpa_service_create_engine(cpa_service *s, cpa_engine_options optio
         options.network = &s->network.model;
         cpa_transformer_give_forms(s->network.transformer, &options.model);
     }
-    cpa_status status = cpa_engine_create(s->ranks.comm, &options, &s->engine, &err);
+    cpa_status status = cpa_job_store_open(&s->job.settings, &s->store, &err);
+    status = cpa_control_agree(&s->ranks.control, status, &err);
+    if (status != CPA_OK) return cpa_job_ranks_explain(&s->ranks, status, err.message);
+    if (s->store.folder) options.block_store = &s->store.table;
+    status = cpa_engine_create(s->ranks.comm, &options, &s->engine, &err);
     if (status != CPA_OK && !cpa_control_all_failed(&s->ranks.control))
         cpa_job_ranks_abort(&s->ranks, status, err.message);
     if (status == CPA_NO_MEMORY) {
@@ -99,5 +103,6 @@ cpa_exit_code cpa_service_write_timeline(cpa_service *s) {
 void cpa_service_close(cpa_service *s) {
     cpa_engine_destroy(s->engine);
     s->engine = NULL;
+    cpa_job_store_close(&s->store);
     cpa_network_close(&s->network);
 }

@@ -3,6 +3,7 @@
 #ifndef CPATTN_ENGINE_H
 #define CPATTN_ENGINE_H
 
+#include <cpattn/blocks.h>
 #include <cpattn/comm.h>
 
 #include <cpattn/constraint.h>
@@ -122,7 +123,24 @@ typedef struct cpa_engine_options {
      * the dtype of the model in 16 bits, so that what it rounds is within what checked rows may be off. */
     cpa_dtype state_dtype;
     cpa_short_prompts short_prompts;
+    /* Where requests are exported to and imported from (cpa_request.transfer), on every rank or on none; copied, and
+     * what it points to must outlive the engine. Calls take as long as they do: no rank computes meanwhile. */
+    const cpa_block_store *block_store;
+    cpa_block_event_fn on_block_event; /* rank 0; NULL = nothing is called */
+    void *block_event_ctx;
 } cpa_engine_options;
+
+/* What a request has to do with the engine's store of blocks. */
+typedef enum cpa_transfer {
+    /* Keys and values of its prompt come from the store, as far as that has more of them than the engine itself; of the
+     * rest, and of what is damaged, the request computes its own. At least its last token is computed. Nothing comes
+     * where prompt_logprobs are asked for. */
+    CPA_TRANSFER_IMPORT = 1,
+    /* Keys and values of its prompt are put into the store when it has got its first token, before that is told: what a
+     * layer with a window sees no more is not among them. An engine that computes prompts for others gets requests of
+     * one output token. */
+    CPA_TRANSFER_EXPORT = 2
+} cpa_transfer;
 
 typedef struct cpa_request {
     size_t size;
@@ -143,6 +161,7 @@ typedef struct cpa_request {
      * a request. */
     const cpa_constraint_ops *constraint;
     void *constraint_ctx;
+    uint32_t transfer; /* of cpa_transfer, or'ed; not 0: the engine has a block_store. Its salt is part of the keys */
 } cpa_request;
 
 /* Why a request has ended. */
@@ -265,6 +284,9 @@ typedef struct cpa_engine_stats {
     int64_t row_bytes_sent; /* of bytes_sent, rows that networks had other ranks compute (cpa_row_exchange) */
     /* As in cpa_context_stats; those of all ranks. */
     char decode_kernels[CPA_KERNEL_NAMES], prefill_kernels[CPA_KERNEL_NAMES];
+    /* Prompt tokens that came from the block_store, and went there; and times that some of what was to come was not
+     * there, or damaged. */
+    int64_t imported_tokens, exported_tokens, import_failures;
 } cpa_engine_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */

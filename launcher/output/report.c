@@ -149,6 +149,11 @@ void cpa_report_cache(const cpa_outcome *outcome, FILE *out) {
                         stats->cut_chunks, stats->held_back);
     if (stats->rank_local > 0)
         cpa_report_line(out, "", "%" PRId64 " times a sequence was placed on one rank", stats->rank_local);
+    if (stats->imported_tokens > 0 || stats->exported_tokens > 0 || stats->import_failures > 0)
+        cpa_report_line(out, "",
+                        "%" PRId64 " prompt tokens came from the block store, %" PRId64 " went there; %" PRId64
+                        " times not all was there",
+                        stats->imported_tokens, stats->exported_tokens, stats->import_failures);
     if (stats->swapped_out > 0)
         cpa_report_line(out, "", "%" PRId64 " blocks swapped out, %" PRId64 " back in; %" PRId64 " times damaged",
                         stats->swapped_out, stats->swapped_in, stats->swap_failures);

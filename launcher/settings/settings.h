@@ -87,6 +87,8 @@ typedef struct cpa_settings {
     int64_t prefix_caching;
     int64_t cascade_attention; /* cpa_cascade_attention */
     char cache_salt[CPA_TEXT_BYTES];
+    char block_store[CPA_TEXT_BYTES];
+    int64_t block_transfer;  /* of cpa_transfer, or'ed */
     int64_t preemption_mode; /* cpa_preemption_mode */
     double swap_space;       /* GiB */
     int64_t tenant_block_quota;

@@ -23,6 +23,7 @@ static const char *const devices[] = {"auto", "host", "cuda", NULL};
 static const char *const slice_modes[] = {"auto", "off", "decode", "all", NULL};
 static const char *const expert_places[] = {"replicated", "spread", NULL};
 static const char *const cascade_modes[] = {"auto", "off", NULL};
+static const char *const transfers[] = {"none", "import", "export", "both", NULL};
 static const char *const preemption_modes[] = {"recompute", "swap", "auto", NULL};
 static const char *const policies[] = {"priority", "fcfs", NULL};
 static const char *const log_levels[] = {"error", "warn", "info", "debug", NULL};
@@ -185,6 +186,12 @@ const cpa_field cpa_settings_rows[] = {
              "off"},
     {"Cache", "cache-salt", "TEXT", TEXT(cache_salt), .secret = 1,
      .help = "requests share with those of the same salt only; a trace may have one in each line"},
+    {"Cache", "block-store", "FOLDER", TEXT(block_store),
+     .help = "where keys and values of prompts go to, and come from, between jobs of whatever ranks, interleave, block "
+             "size and layout: all ranks reach it, and whoever owns it empties it"},
+    {"Cache", "block-transfer", NULL, CHOICE(block_transfer, "none", transfers),
+     .help = "with --block-store: prompts are computed as far as they are not there (import), are put there when they "
+             "are computed (export), or both; none: as requests to a server ask for it (kv_transfer_params)"},
     {"Cache", "preemption-mode", NULL, CHOICE(preemption_mode, "auto", preemption_modes),
      .help = "the cache of who gives way: computed again, moved to host memory, or what takes less time"},
     {"Cache", "swap-space", "GIB", REAL(swap_space, "0", 0, 0x1p20),

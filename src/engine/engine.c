@@ -32,6 +32,7 @@ static cpa_worker_options worker_options(const cpa_engine *engine) {
                           (o->short_prompts == CPA_SHORT_PROMPTS_AUTO && !engine->device->caps.bit_exact),
         .staging_bytes = o->staging_bytes,
         .transport = engine->transport,
+        .store = o->block_store ? &engine->store : NULL,
     };
 }
 
@@ -78,6 +79,7 @@ static cpa_status make_scheduler(cpa_engine *engine, cpa_error *err) {
     cpa_scheduler_options options =
         cpa_engine_scheduler_options(&engine->options, &engine->groups, engine->planner, identity);
     options.host_bandwidth = engine->host_bandwidth;
+    options.model = engine->store.model;
     if (o->drafter == CPA_DRAFT_MODEL) {
         options.drafting.draft = engine->network.draft;
         options.drafting.draft_end = engine->network.draft_end;
@@ -113,6 +115,8 @@ static cpa_status create_parts(cpa_engine *engine, cpa_error *err) {
         CPA_TRY(
             cpa_control_agree(control, cpa_synthetic_take_forms(&engine->synthetic, &engine->options.model, err), err));
     }
+    if (o->block_store)
+        CPA_TRY(CPA_STRUCT_TAKE("block_store", o->block_store, cpa_block_store, get, &engine->store, err));
     engine->groups = cpa_engine_groups(o, control->size);
     CPA_TRY(self_test(engine, err));
     CPA_TRY(make_planner(engine, err));
@@ -199,6 +203,7 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
         {"swap_bytes", (double)o->swap_bytes},
         {"transport", o->transport},
         {"timeline_spans", o->timeline_spans > 0},
+        {"block_store", o->block_store != NULL},
     };
     _Static_assert(sizeof values / sizeof values[0] <= CPA_SAME_MOST, "all are compared at once");
     return cpa_control_same(&engine->control, "engine", values, sizeof values / sizeof values[0], err);

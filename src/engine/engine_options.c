@@ -104,6 +104,15 @@ static cpa_status check_draft_layers(const cpa_engine_options *o, const cpa_mode
     return CPA_OK;
 }
 
+/* The store, if there is one, can be called. */
+static cpa_status check_store(const cpa_block_store *given, cpa_error *err) {
+    cpa_block_store store;
+    if (!given) return CPA_OK;
+    CPA_TRY(CPA_STRUCT_TAKE("block_store", given, cpa_block_store, get, &store, err));
+    if (store.put && store.get) return CPA_OK;
+    return cpa_fail(err, CPA_INVALID, "block_store: %s is NULL, expected a function", store.put ? "get" : "put");
+}
+
 /* Whether anybody drafts, and with what. */
 static cpa_status check_drafter(const cpa_engine_options *o, cpa_error *err) {
     cpa_model network = {.size = 0};
@@ -173,6 +182,7 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
         return cpa_fail(err, CPA_INVALID, "state_dtype is %s, expected fp32, or %s as the model",
                         cpa_dtype_name(o.state_dtype), cpa_dtype_name(o.model.attention.dtype));
     CPA_TRY(check_network(o.network, err));
+    CPA_TRY(check_store(o.block_store, err));
     CPA_TRY(check_drafter(&o, err));
     *out = o;
     return CPA_OK;
@@ -305,6 +315,8 @@ cpa_scheduler_request cpa_engine_scheduled(const cpa_request *r) {
         .salt = r->salt,
         .tenant = r->tenant,
         .group = r->group,
+        .imports = (r->transfer & CPA_TRANSFER_IMPORT) != 0,
+        .exports = (r->transfer & CPA_TRANSFER_EXPORT) != 0,
         .sampling = {.top_p = 1, .repetition_penalty = 1},
     };
 }
@@ -341,6 +353,8 @@ cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, const 
         .adaptive_chunks = o->adaptive_chunks,
         .tenant_block_quota = o->tenant_block_quota,
         .local_context = o->local_context,
+        .on_block_event = o->on_block_event,
+        .block_event_ctx = o->block_event_ctx,
         .drafting = {.most = o->drafter == CPA_DRAFT_NONE ? 0 : o->draft_tokens,
                      .is_told = o->model.draft_layers > 0,
                      .chains_alone = counts_places(&o->model),
@@ -377,6 +391,9 @@ void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stat
     s->swapped_out = scheduled->swapped_out;
     s->swapped_in = scheduled->swapped_in;
     s->swap_failures = scheduled->swap_failures;
+    s->imported_tokens = scheduled->imported_tokens;
+    s->exported_tokens = scheduled->exported_tokens;
+    s->import_failures = scheduled->import_failures;
     s->cow_copies = scheduled->cow_copies;
     s->rank_local = scheduled->rank_local;
     s->requests_waiting = scheduled->waiting;

@@ -8,6 +8,7 @@
 #include "src/schedule/scheduler_blocks.h"
 #include "src/schedule/scheduler_drafts.h"
 #include "src/schedule/scheduler_prefix.h"
+#include "src/schedule/scheduler_transfer.h"
 
 static void write_appends(cpa_scheduler *s, cpa_sequence *sequence) {
     cpa_step_plan *plan = s->plan;
@@ -123,7 +124,9 @@ cpa_status cpa_scheduler_write(cpa_scheduler *s, cpa_error *err) {
         if (s->scheduled[i]->planned > 0) write_chunk(s, s->scheduled[i]);
     for (int32_t i = 0; i < s->n_scheduled; i++) {
         cpa_sequence *sequence = s->scheduled[i];
-        if (sequence->blocks) CPA_TRY(cpa_scheduler_link(s, sequence, err));
+        if (!sequence->blocks) continue;
+        CPA_TRY(cpa_scheduler_link(s, sequence, err));
+        CPA_TRY(cpa_transfer_plan_export(s, sequence, err));
     }
     return CPA_OK;
 }

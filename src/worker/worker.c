@@ -21,6 +21,7 @@
 #include "src/worker/worker_rows.h"
 #include "src/worker/worker_score.h"
 #include "src/worker/worker_tokens.h"
+#include "src/worker/worker_transfer.h"
 #include "src/worker/worker_trees.h"
 
 typedef enum buffer_place { ON_HOST = 0, ON_DEVICE, PAGE_LOCKED } buffer_place;
@@ -225,6 +226,7 @@ void cpa_worker_destroy(cpa_worker *worker) {
     cpa_worker_score_destroy(worker);
     cpa_layer_caches_destroy(worker);
     free(worker->damaged);
+    free(worker->arrived);
     free(worker->nonfinite.last);
     cpa_block_tables_destroy(worker->tables);
     free(worker->table_rows);
@@ -310,6 +312,7 @@ static cpa_status draw_by_masks(cpa_worker *worker, const cpa_step_plan *plan, c
 static cpa_status enqueue_step(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
                                cpa_error *err) {
     CPA_TRY(cpa_worker_move(worker, plan, err));
+    CPA_TRY(cpa_worker_import(worker, plan, err));
     if (plan->n_chunks == 0) return CPA_OK;
     cpa_context_begin(worker->context);
     CPA_TRY(enqueue_layers(worker, plan, observer, err));
@@ -346,7 +349,8 @@ static cpa_status run_step(cpa_worker *worker, const cpa_step_plan *plan, const 
     span = cpa_spans_host_begin(CPA_SPAN_DRAIN);
     status = plan->n_chunks > 0 ? drain(worker, err) : worker->device->table->stream_sync(worker->stream);
     cpa_spans_host_end(spans, span);
-    return status == CPA_OK ? collect_step(worker, plan, err) : status;
+    if (status == CPA_OK) status = collect_step(worker, plan, err);
+    return status == CPA_OK ? cpa_worker_export(worker, plan, err) : status;
 }
 
 /* An operation of the table or of the model leaves its message on the stream. */

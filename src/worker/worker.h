@@ -59,6 +59,7 @@ typedef struct cpa_worker_options {
     cpa_dtype state_dtype; /* as that of cpa_context_options */
     int absorb_prompts;    /* not 0: short chunks of prompts over latents may take the form of those that decode */
     const cpa_transport_table *transport; /* what carries messages between devices of this kind */
+    const cpa_block_store *store;         /* where requests are exported to and imported from; NULL: nowhere */
 } cpa_worker_options;
 
 typedef struct cpa_worker cpa_worker;
@@ -137,6 +138,8 @@ struct cpa_worker {
     /* Moves of the step. */
     uint64_t *damaged; /* [swap_ins]: 1 where this rank's block came back damaged */
     int64_t cap_damaged;
+    int64_t *arrived; /* [transfers]: how many of the first tokens of each are there */
+    int64_t cap_arrived;
 
     cpa_worker_rows row_sets[2]; /* one of the step that runs, one of the step that is prepared */
     cpa_worker_rows *rows;       /* rows of the step that was prepared last */

@@ -284,3 +284,47 @@ local_context() {
     expect_value rank_local 0 sharded.json
     expect_bad 'local-context' --local-context -1
 }
+
+# --block-store: what one job has computed of prompts another goes on with, whatever its ranks and the form of its cache,
+# and computes what was changed on the way; with a model and its weights it gives the same answer.
+block_store() {
+    small_model
+    mkdir store
+    local requests="--model model.yaml --requests 3 --input-len 90" prompt
+    # shellcheck disable=SC2086
+    run 3 $requests --output-len 1 --interleave 1 --block-store store --block-transfer export --result-json out.json
+    expect_code 0 "a job that exports"
+    expect_value exported_tokens 270 out.json
+    # shellcheck disable=SC2086
+    run 2 $requests --output-len 5 --kv-layout vllm-x --result-json alone.json
+    # shellcheck disable=SC2086
+    run 2 $requests --output-len 5 --kv-layout vllm-x --verify 0.5 --block-store store --block-transfer import \
+        --result-json in.json
+    expect_code 0 "a job that imports"
+    expect_value violations 0 in.json
+    expect_value imported_tokens 267 in.json
+    expect_value import_failures 0 in.json
+    expect_digest_of in.json alone.json
+    for file in store/*; do printf x | dd of="$file" bs=1 seek=300 conv=notrunc status=none; done
+    # shellcheck disable=SC2086
+    run 2 $requests --output-len 5 --kv-layout vllm-x --block-store store --block-transfer import --log-level warn \
+        --result-json changed.json
+    expect_code 0 "blocks that were changed"
+    expect_value imported_tokens 0 changed.json
+    expect_digest_of changed.json alone.json
+    said 'is refused, and they are computed: its SHA-256 begins with' || fail "damage is not said"
+    rm -r store
+    mkdir store
+    prompt=$(seq -s, 3 70)
+    run 2 generate --model-dir "$MODELS/tiny-llama" --prompt-ids "$prompt" --max-tokens 12 --json
+    mv out alone
+    run 3 generate --model-dir "$MODELS/tiny-llama" --prompt-ids "$prompt" --max-tokens 1 --block-store store \
+        --block-transfer export
+    run 2 generate --model-dir "$MODELS/tiny-llama" --prompt-ids "$prompt" --max-tokens 12 --json --block-store store \
+        --block-transfer import --result-json in.json
+    expect_value imported_tokens 67 in.json
+    ids() { grep -o '"ids": \[[0-9, ]*\]' "$1" || fail "no answer: $(cat "$1")"; }
+    [ "$(ids alone)" = "$(ids out)" ] || fail "the answer is another one"
+    expect_bad 'expected with it' --block-transfer import
+    expect_bad 'expected a folder' --block-store nowhere
+}
