@@ -254,7 +254,7 @@ void cpa_settings_print_help(const cpa_settings *settings, FILE *out) {
     for (int f = 0; f < cpa_settings_n_rows; f++) {
         const cpa_field *field = &cpa_settings_rows[f];
         if (!cpa_setting_is_of_command(settings, field)) continue;
-        if (strcmp(field->group, group) != 0) fprintf(out, "\n%s\n", field->group);
+        if (strcmp(field->group, group) != 0) fprintf(out, "\n%s:\n", field->group);
         group = field->group;
         cpa_field_print_help(field, !cpa_setting_is_action(field), out);
     }

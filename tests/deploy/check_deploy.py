@@ -44,7 +44,7 @@ def option(words, name):
             return words[i + 1]
         if word.startswith(name + "="):
             return word.split("=", 1)[1]
-    return None
+    return sys.exit(f"check_deploy.py: no {name} among {words}")
 
 
 def check_pod(where, pod, uid):
