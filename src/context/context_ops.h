@@ -6,6 +6,7 @@
 #include <cpattn/context.h>
 
 #include "comm/comm.h"
+#include "comm/limits.h"
 #include "kernels/operators.h"
 #include "src/context/forms.h"
 #include "src/trace/spans.h"
@@ -54,6 +55,7 @@ typedef struct cpa_context_ops {
     int64_t keys_attended, keys_read; /* keys of a layer, by the plans set since these were 0 */
     cpa_error error;
     cpa_context_stats stats;
+    int64_t bytes_to[CPA_COMM_MAX_RANKS]; /* of stats.bytes_sent, those to each rank */
     cpa_spans spans;
     cpa_context_score score;
 } cpa_context_ops;
