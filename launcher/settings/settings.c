@@ -239,8 +239,9 @@ static void print_usage(const cpa_settings *settings, FILE *out) {
                 "       mpirun -np N cp_attn generate --model-dir DIR --prompt TEXT [options]    answer a prompt\n"
                 "       mpirun -np N cp_attn bench ...    measure one operation\n"
                 "       cp_attn bench serve --url URL ...    measure a server\n"
+                "       cp_attn plot FILE...    draw results and timelines\n"
                 "       cp_attn check FILE...    compute rows of --violation-dump again\n"
-                "       cp_attn serve, generate or bench with --help    options of these\n");
+                "       cp_attn serve, generate, bench or plot with --help    options of these\n");
     }
 }
 

@@ -24,6 +24,7 @@ expect "serve" bench se
 expect "expert_linear exchange" bench ex
 expect "--transport" bench exchange --transp
 expect "--url" bench serve --ur
+expect "--png" plot run.json --p
 expect "" check ser # files
 expect "" --config ser
 exit $failed

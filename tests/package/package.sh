@@ -191,16 +191,17 @@ may_not_include() {
 
 folders_include_what_they_may() { # SOURCE
     cd "$1"
-    local rest='main/|launcher/|bench/|program/|tests/|server/'
+    local rest='main/|launcher/|bench/|plot/|program/|tests/|server/'
     may_not_include include "base/|kernels/|comm/|src/|$rest"
     may_not_include base "kernels/|comm/|src/|$rest"
     may_not_include kernels "comm/|src/|mpi\.h|$rest"
     may_not_include comm "kernels/|src/|$rest"
     may_not_include src "kernels/(host|cuda)/|$rest"
     # main knows launcher and bench; these share what is in program, and do not know each other.
-    may_not_include program 'main/|launcher/|bench/|tests/|server/|kernels/|src/[^m]|mpi\.h|cpattn/mpi\.h'
-    may_not_include launcher 'main/|bench/|tests/'
-    may_not_include bench 'main/|launcher/|tests/|server/'
+    may_not_include program 'main/|launcher/|bench/|plot/|tests/|server/|kernels/|src/[^m]|mpi\.h|cpattn/mpi\.h'
+    may_not_include launcher 'main/|bench/|plot/|tests/'
+    may_not_include bench 'main/|launcher/|plot/|tests/|server/'
+    may_not_include plot 'main/|launcher/|bench/|tests/|server/|kernels/|comm/|src/|mpi\.h|cpattn/mpi\.h' # files alone
     may_not_include bench/serve 'bench/[a-z_]*\.h|comm/|kernels/|src/|server/' # a client of any server
     may_not_include docs/examples "base/|kernels/|comm/|src/|$rest"
     may_not_include kernels/host 'kernels/cuda/'
@@ -235,7 +236,7 @@ folders_include_what_they_may() { # SOURCE
         [ "$room" = src/grammar/ ] || may_not_include "$room" 'src/grammar/'
     done
     # The server knows the engine by its public header, and text, grammars and replies.
-    may_not_include server 'kernels/|comm/|src/[^tgr]|src/t[^e]|src/g[^r]|src/r[^e]|mpi\.h|cpattn/mpi\.h|main/|launcher/|bench/|program/|tests/'
+    may_not_include server 'kernels/|comm/|src/[^tgr]|src/t[^e]|src/g[^r]|src/r[^e]|mpi\.h|cpattn/mpi\.h|main/|launcher/|bench/|plot/|program/|tests/'
     # A header that is installed includes only headers that are.
     local header
     for header in $(grep -rhoE '<cpattn/[^>]*>' include | tr -d '<>' | sort -u); do

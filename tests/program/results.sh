@@ -176,6 +176,8 @@ for row in row_spans.values():
         assert not open_ends or begin - minus <= open_ends[-1] + 1e-3, (begin, minus, name)
         open_ends.append(begin - minus)
 END
+    "$CP_ATTN" plot r.json timeline.json >out 2>err || fail "it cannot be drawn: $(cat err)"
+    [ "$(cat out)" = "plot.html: $((5 + ($(few 3) > 1))) pictures" ] || fail "not all is drawn: $(cat out)"
     run 1 --model model.yaml --requests 1 --input-len 8 --output-len 1 --timeline none/timeline.json
     expect_code 2 "a timeline in no folder"
     expect_line "--timeline: found 'none/timeline.json'"
