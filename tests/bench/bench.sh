@@ -119,6 +119,13 @@ results_are_right() {
         bench $ranks exchange --shapes 1,1000,64K,1000:pattern=at-once --iters 3
         expect_right 4
         ! grep -qE 'GFLOP|%| - ' out.txt || fail "a column of the exchange has no figures"
+        # The columns behind the time and the iterations; what is printed has two decimals.
+        awk -v n=$ranks '!/^#/ { algbw = $4; busbw = $5; time_us = $2; sum += busbw; rows++
+                if ($1 == "64K" && ((d = busbw - (n - 1) * 65536 / time_us / 1e3) > 0.02 || d < -0.02)) bad = 1
+                if ((d = algbw * (n - 1) / n - busbw) > 0.02 || d < -0.02) bad = 1 }
+            /^# average busbw:/ { average = $4 }
+            END { d = average - sum / rows; exit bad || rows != 4 || d > 0.02 || d < -0.02 }' out.txt ||
+            fail "algbw, busbw and their average do not agree"
     done
     for ranks in 1 2 3; do
         rm -f scaling.json
