@@ -3,6 +3,7 @@
 #     plot.sh says    PROGRAM    pictures of files made up have the numbers of these
 #     plot.sh refuses PROGRAM    what is none of its files is named in one line, exit 2, and no page is left
 #     plot.sh runs    PROGRAM    every picture is drawn of what a run and a benchmark write, as SVG and PNG
+#     plot.sh status  PROGRAM    Chromium draws what /status of a server asks for; without it the test is skipped
 #     plot.sh themes  PROGRAM    Chromium shows the page light and dark; without it the test is skipped
 # The environment gives MPIRUN (with its options, -np excepted).
 set -euo pipefail
@@ -93,7 +94,7 @@ expect_refusal() { # TEXT ARGUMENT...
     rm -f plot.html
     plot "$@"
     [ "$code" = 2 ] || fail "exit $code, expected 2: $*"
-    [ "$(wc -l <err)" = 1 ] && grep -qF -- "$text" err || fail "expected one line with '$text': $(cat err)"
+    { [ "$(wc -l <err)" = 1 ] && grep -qF -- "$text" err; } || fail "expected one line with '$text': $(cat err)"
     [ ! -e plot.html ] || fail "a page is left: $*"
 }
 
@@ -139,18 +140,53 @@ draw_runs() {
     done
 }
 
+# run_chromium OPTION...: on a new profile, into ./browser.log and ./browser.out.
+run_chromium() {
+    rm -rf profile
+    timeout 120 "$chromium" --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars \
+        --user-data-dir="$PWD/profile" "$@" >browser.out 2>browser.log || fail "Chromium: $(cat browser.log)"
+}
+
+find_chromium() {
+    chromium=$(command -v chromium || command -v chromium-browser) || { echo "skipped: no chromium"; exit 77; }
+}
+
+status_page_is_live() {
+    local url=
+    find_chromium
+    : >out
+    "$program" serve --port 0 --skip-self-test --device host --threads 1 --num-blocks 100 >out 2>err &
+    server=$!
+    trap 'kill $server; wait $server || true; rm -rf "$work"' EXIT
+    for ((i = 0; i < 200; i++)); do
+        url=$(sed -n 's/^serving .* on \(http:.*\)$/\1/p' out)
+        [ -z "$url" ] || break
+        sleep 0.1
+    done
+    [ "$(curl -s -o /dev/null -w '%{http_code}' "$url/v1/completions" -d '{"prompt": [3, 4], "max_tokens": 9}')" = 200 ] ||
+        fail "no answer"
+    run_chromium --virtual-time-budget=9000 --dump-dom "$url/status"
+    grep -q '<p id="state">ready</p>' browser.out || fail "not ready: $(head -c 3000 browser.out)"
+    # Nine seconds are some answers: several points of each gauge.
+    python3 - <<'END' || fail "nothing is drawn"
+import re
+page = open("browser.out").read()
+lines = re.findall(r'<polyline class="line0" points="([^"]*)"', page)
+assert len(lines) == 7 and len(lines[0].split()) >= 3, lines
+assert ">running 0" in page and ">waiting 0" in page and ">taken 0" in page, re.findall(r"<span.*?</span>", page)
+END
+}
+
 # shot NAME OPTION...: what Chromium shows of the page, as NAME.png.
 shot() {
     local name=$1
     shift
-    timeout 120 "$chromium" --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars \
-        --user-data-dir="$PWD/$name.profile" --window-size=960,900 --screenshot="$PWD/$name.png" "$@" \
-        "file://$PWD/plot.html" >shot.log 2>&1 || fail "Chromium: $(cat shot.log)"
-    [ -s "$name.png" ] || fail "Chromium has drawn nothing: $(cat shot.log)"
+    run_chromium --window-size=960,900 --screenshot="$PWD/$name.png" "$@" "file://$PWD/plot.html"
+    [ -s "$name.png" ] || fail "Chromium has drawn nothing: $(cat browser.log)"
 }
 
 page_has_both_themes() {
-    chromium=$(command -v chromium || command -v chromium-browser) || { echo "skipped: no chromium"; exit 77; }
+    find_chromium
     make_files
     plot four.json two.json run.json timeline.json
     shot light --blink-settings=preferredColorScheme=1
@@ -206,6 +242,7 @@ case $1 in
     says) pictures_say_what_files_say ;;
     refuses) other_files_are_refused ;;
     runs) draw_runs ;;
+    status) status_page_is_live ;;
     themes) page_has_both_themes ;;
     *) fail "unknown command '$1'" ;;
 esac
