@@ -39,7 +39,8 @@ typedef struct cpa_timeline_file {
 cpa_status cpa_timeline_file_read(const char *path, cpa_timeline_file *out, cpa_error *err);
 void cpa_timeline_file_release(cpa_timeline_file *file);
 
-/* Two lanes a rank: what its compute stream does, and when it exchanges. A column shows what most of its time went to. */
+/* Two lanes a rank: what its compute stream does, and when it exchanges. A column shows what most of its time went
+ * to. */
 void cpa_timeline_file_draw(cpa_picture *picture, const cpa_timeline_file *file);
 
 #endif
