@@ -36,9 +36,9 @@ enum { N_FIELDS = sizeof table / sizeof table[0] };
 static void print_help(void) {
     printf(
         "usage: cp_attn plot FILE... [options]\n"
-        "Draws files of --result-json, of runs, bench serve and bench scaling, and of --timeline: latencies, speedup "
-        "by\n"
-        "ranks, what ranks did by time, requests and blocks of the cache by time, bytes between ranks.\n\n");
+        "Draws files of --result-json, of runs, bench serve and bench scaling, and of --timeline: latencies,\n"
+        "speedup by ranks, what ranks did by time, requests and blocks of the cache by time, and bytes\n"
+        "between ranks.\n\n");
     for (int f = 0; f < N_FIELDS; f++) cpa_field_print_help(&table[f], table[f].type != CPA_FIELD_FLAG, stdout);
     printf("exit codes: 0 done, 2 bad usage or a file that is none of these, 3 a fault\n");
 }
