@@ -172,7 +172,7 @@ static void on_finish(void *ctx, const cpa_request_result *result) {
 static void on_progress(void *ctx, int64_t tokens, int64_t requests, double elapsed_s) {
     batch_run *r = ctx;
     cpa_signals_lock();
-    cpa_service_note_stats(r->service, &r->outcome);
+    cpa_service_note_step(r->service, &r->outcome, elapsed_s);
     if (!r->service->job.settings.generate) cpa_progress_line_update(&r->progress, tokens, requests, elapsed_s);
     if (r->exposition) cpa_exposition_add_step(r->exposition, &r->outcome.stats);
     cpa_metrics_file_update(&r->metrics_file, &r->outcome.stats);

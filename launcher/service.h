@@ -21,6 +21,10 @@ typedef struct cpa_service {
     cpa_network network;
     cpa_job_store store;
     cpa_engine *engine; /* NULL: not created yet */
+    /* Rank 0, with --timeline: what requests have of the cache, wherever that changes. */
+    struct cpa_cache_use *cache_use;
+    int64_t n_cache_use, cap_cache_use;
+    int lost_cache_use; /* memory was lacking for some of it */
 } cpa_service;
 
 /* Chooses the device and the cores of each rank. */
@@ -40,6 +44,9 @@ cpa_exit_code cpa_service_create_engine(cpa_service *service, cpa_engine_options
 cpa_outcome cpa_service_outcome(const cpa_service *service, const cpa_workload *workload, cpa_metrics *metrics);
 /* Rank 0: notes in it what the engine has counted so far. */
 void cpa_service_note_stats(const cpa_service *service, cpa_outcome *outcome);
+
+/* Rank 0: the same after a step that ended `elapsed_s` after the start of the run. */
+void cpa_service_note_step(cpa_service *service, cpa_outcome *outcome, double elapsed_s);
 
 /* After a run: every rank's spans go to the file of --timeline, which rank 0 writes. Unlike the others, it returns what
  * this rank has met. */

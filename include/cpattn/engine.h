@@ -376,6 +376,11 @@ CPA_API cpa_status cpa_engine_get_stats(const cpa_engine *engine, cpa_engine_sta
 /* Hands the spans that options.timeline_spans kept, of all ranks, to on_span on rank 0, in no order. Collective. */
 CPA_API cpa_status cpa_engine_timeline(cpa_engine *engine, cpa_span_fn on_span, void *ctx);
 
+/* Bytes that each rank has sent each other since the engine was created: on rank 0 bytes[ranks, ranks], row-major by
+ * sender, of which the sum is bytes_sent of the statistics; elsewhere `bytes` is not written and may be NULL.
+ * Collective, while no run is under way. */
+CPA_API cpa_status cpa_engine_bytes_between(cpa_engine *engine, int64_t *bytes);
+
 /* One line naming the device of this rank. Owned by the engine. */
 CPA_API const char *cpa_engine_device(const cpa_engine *engine);
 

@@ -288,8 +288,13 @@ void cpa_context_count_chunks(cpa_context *c, int32_t layers) {
     c->ops.stats.keys_read += layers * c->ops.keys_read;
 }
 
+const int64_t *cpa_context_bytes_to(const cpa_context *c) {
+    return c->ops.bytes_to;
+}
+
 void cpa_context_account_begin(cpa_context *c, cpa_context_account *account) {
     *account = (cpa_context_account){.before = c->ops.stats};
+    memcpy(account->bytes_to, c->ops.bytes_to, sizeof account->bytes_to);
     c->layers_attended = 0;
 }
 
@@ -299,12 +304,18 @@ void cpa_context_account_end(cpa_context *c, cpa_context_account *account) {
     account->plain_rows = c->ops.stats.plain_rows - account->before.plain_rows;
     account->layers = c->layers_attended;
     c->ops.stats = account->before;
+    for (int32_t peer = 0; peer < c->control.size; peer++) {
+        const int64_t before = account->bytes_to[peer];
+        account->bytes_to[peer] = c->ops.bytes_to[peer] - before;
+        c->ops.bytes_to[peer] = before;
+    }
 }
 
 void cpa_context_account_add(cpa_context *c, const cpa_context_account *account) {
     c->ops.stats.bytes_sent += account->bytes_sent;
     c->ops.stats.row_bytes_sent += account->row_bytes_sent;
     c->ops.stats.plain_rows += account->plain_rows;
+    for (int32_t peer = 0; peer < c->control.size; peer++) c->ops.bytes_to[peer] += account->bytes_to[peer];
     cpa_context_count_chunks(c, account->layers);
 }
 

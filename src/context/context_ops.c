@@ -116,7 +116,10 @@ cpa_status cpa_context_start(cpa_context_ops *ops, int32_t n_messages, cpa_span_
     out->round = round;
     CPA_TRY(ops->transport->table->start(ops->transport, ops->messages, n_messages, stream->native, &out->handle,
                                          &ops->error));
-    for (int32_t i = 0; i < n_messages; i++) ops->stats.bytes_sent += ops->messages[i].send_bytes;
+    for (int32_t i = 0; i < n_messages; i++) {
+        ops->stats.bytes_sent += ops->messages[i].send_bytes;
+        ops->bytes_to[ops->messages[i].peer] += ops->messages[i].send_bytes;
+    }
     return CPA_OK;
 }
 

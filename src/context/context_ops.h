@@ -6,6 +6,7 @@
 #include <cpattn/context.h>
 
 #include "comm/comm.h"
+#include "comm/limits.h"
 #include "kernels/operators.h"
 #include "src/context/forms.h"
 #include "src/trace/spans.h"
@@ -63,6 +64,7 @@ typedef struct cpa_context_ops {
     char decode_kernels[CPA_KERNEL_NAMES], prefill_kernels[CPA_KERNEL_NAMES]; /* as the statistics have them */
     cpa_error error;
     cpa_context_stats stats;
+    int64_t bytes_to[CPA_COMM_MAX_RANKS]; /* of stats.bytes_sent, those to each rank */
     cpa_spans spans;
     cpa_context_score score;
 } cpa_context_ops;

@@ -285,6 +285,18 @@ cpa_status cpa_engine_timeline(cpa_engine *engine, cpa_span_fn on_span, void *ct
     return cpa_engine_outcome(engine, status, &engine->error);
 }
 
+cpa_status cpa_engine_bytes_between(cpa_engine *engine, int64_t *bytes) {
+    if (!engine) return CPA_INVALID;
+    cpa_control *control = &engine->control;
+    cpa_status status = CPA_OK;
+    if (control->rank == 0 && !bytes) status = cpa_fail(&engine->error, CPA_INVALID, "engine: bytes is NULL");
+    status = cpa_control_agree(control, status, &engine->error);
+    if (status == CPA_OK)
+        status = cpa_control_gather(control, cpa_context_bytes_to(engine->worker->context),
+                                    control->size * (int64_t)sizeof *bytes, bytes, 0, &engine->error);
+    return cpa_engine_outcome(engine, status, &engine->error);
+}
+
 const char *cpa_engine_device(const cpa_engine *engine) {
     return engine ? cpa_device_description(engine->device) : "";
 }

@@ -53,6 +53,10 @@ static void status_routes_tell_of_the_server(void) {
     CU_ASSERT_STRING_EQUAL(reply.body, "cpattn_num_requests_running 2\n");
     CU_ASSERT_PTR_NOT_NULL(strstr(reply.head, "Content-Type: text/plain; version=0.0.4"));
     cpa_http_reply_free(&reply);
+    cpa_http_request(port, "GET", "/status", "", NULL, &reply);
+    CU_ASSERT_PTR_NOT_NULL(strstr(reply.head, "Content-Type: text/html; charset=utf-8"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(reply.body, "</html>"));
+    cpa_http_reply_free(&reply);
     cpa_http_request(port, "GET", "/v1/models", "", NULL, &reply);
     json_t *models = cpa_http_json(&reply);
     CU_ASSERT_STRING_EQUAL(cpa_json_text_at(models, "data.0.id"), "tiny");
