@@ -13,7 +13,7 @@ HOST, CUDA = "host", "cuda"
 
 
 class Tensor(NamedTuple):
-    """Where a tensor lies and how. ``dtype`` names an element, such as ``"bf16"`` or ``"i32"``; strides count elements."""
+    """Where a tensor lies and how. ``dtype`` names an element, such as ``"bf16"`` or ``"i32"``; strides count these."""
 
     address: int
     dtype: str
@@ -183,5 +183,6 @@ def empty_like(x: Any, shape: tuple[int, ...], dtype: str | None = None) -> Any:
         return x.new_empty(shape, dtype=getattr(framework, _NAMES[dtype]))
     module = sys.modules.get(type(x).__module__.partition(".")[0])
     if module is None or module.__name__ not in ("numpy", "cupy"):
-        raise TypeError(f"cpattn: results for a {type(x).__module__}.{type(x).__name__} need a tensor that is given, out=")
+        raise TypeError(f"cpattn: results for a {type(x).__module__}.{type(x).__name__} need a tensor that is given, "
+                        "out=")
     return module.empty(shape, dtype=x.dtype if dtype is None else _NAMES[dtype])

@@ -137,7 +137,7 @@ def _element_bytes(dtype: str) -> int:
 
 def block_bytes(dtype: str, block_size: int, kv_heads: int, dim: int, *, part: str = "k",
                 tensor_scale: bool = False) -> int:
-    """Bytes of a block of keys (``part="k"``) or values, the scales of its rows included unless one scale serves all."""
+    """Bytes of a block of keys (``part="k"``) or values, the scales of its rows included unless all have one."""
     side = c.CPA_KEYS if part == "k" else c.CPA_VALUES
     return lib.cpa_kv_block_bytes(DTYPES[dtype], side, float(tensor_scale), block_size, kv_heads, dim)
 

@@ -17,8 +17,8 @@ from ._library import call, create, lib, sized
 class Communicator:
     """The ranks of a group, at most 64. Used by one thread at a time, as is what is created over it.
 
-    Made by ``alone``, ``from_store``, ``from_env`` or ``from_group``. A rank that has ended, or of which nothing is heard
-    for ``timeout_s``, ends the waits of the others with ``CommunicationError``, which names it.
+    Made by ``alone``, ``from_store``, ``from_env`` or ``from_group``. A rank that has ended, or of which nothing is
+    heard for ``timeout_s``, ends the waits of the others with ``CommunicationError``, which names it.
     """
 
     def __init__(self, handle: ctypes.c_void_p, group: Any = None):
@@ -74,7 +74,7 @@ class Communicator:
         if size == 1:
             self = cls.alone()
         else:
-            told = [_meeting_place() if rank == 0 else None]
+            told: list[Any] = [_meeting_place() if rank == 0 else None]
             first = dist.get_global_rank(group, 0) if group is not None else 0
             dist.broadcast_object_list(told, src=first, group=group)
             host, port, secret = told[0]

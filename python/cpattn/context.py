@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from . import _declarations as c
 from ._device import Device, device
@@ -19,7 +20,8 @@ from .plan import shape_of
 ALGORITHMS = {"auto": c.CPA_AUTO, "pass-kv": c.CPA_PASS_KV, "pass-q": c.CPA_PASS_Q}
 
 
-class Chunk(NamedTuple):
+@dataclass(frozen=True)
+class Chunk:
     """The new tokens [start, start + count) of one sequence, over the keys up to their end; the same on every rank but
     for the table.
 
@@ -42,8 +44,8 @@ class Context:
     ``group``: a ``Communicator``, a process group of torch.distributed, or None: that of all ranks where
     torch.distributed is initialised, else one rank alone. ``max_rows``: most new tokens of a step, over all ranks.
     ``interleave``: tokens in a row that one rank owns, a multiple or a divisor of ``block_size`` (0: that): rank
-    (t / interleave) mod N owns token t of a sequence whose first rank is 0. ``staging_bytes`` bounds the memory for keys
-    and values on their way (0: 64 MiB on the host, 2 GiB on a GPU).
+    (t / interleave) mod N owns token t of a sequence whose first rank is 0. ``staging_bytes`` bounds the memory for
+    keys and values on their way (0: 64 MiB on the host, 2 GiB on a GPU).
 
     ``rows="owned"``: each rank has the rows of the tokens that it owns. ``rows="replicated"``: every rank gives the
     queries of all rows, and gets the results of its slice of the heads, [``head_slice``], of every row.
@@ -151,15 +153,15 @@ class Context:
         """Attends one layer of the planned step. Collective: the same layers in the same order on every rank.
 
         ``q``: ``[rows, q_heads, k_dim]``, contiguous; the keys and values of the new tokens that this rank owns are in
-        ``cache`` before (``ops.kv_write``). Returns ``out``, ``[rows, heads of this rank's results, v_dim]``; with ``lse``,
-        fp32 ``[rows, heads]`` or True, ``(out, lse)``.
+        ``cache`` before (``ops.kv_write``). Returns ``out``, ``[rows, heads of this rank's results, v_dim]``; with
+        ``lse``, fp32 ``[rows, heads]`` or True, ``(out, lse)``.
         """
         queries, shape, n = read(q), self.shape, self.n_rows
         begin, end = self.head_slice
         heads, v_dim = end - begin, shape.v_dim
         if plain_dtype(queries, "q") != shape.dtype or queries.shape[0] < n:
-            raise ValueError(f"cpattn: q is {queries.dtype} of {queries.shape[0]} rows; expected the dtype of the context "
-                             f"and {n} rows")
+            raise ValueError(f"cpattn: q is {queries.dtype} of {queries.shape[0]} rows; expected the dtype of the "
+                             f"context and {n} rows")
         if n and rows(queries, "q", shape.q_heads, shape.k_dim) != shape.q_heads * shape.k_dim:
             raise ValueError("cpattn: q is not contiguous")
         if out is None:
@@ -181,14 +183,14 @@ class Context:
         self._reserved = sequences
 
     def update(self, lengths: Any, block_tables: Any, *, first_ranks: Any = None, stream: int | None = None) -> None:
-        """Enqueues what makes the reserved step that of ``lengths``, int32 or int64 ``[sequences]``, tokens on all ranks;
-        of this rank's ``block_tables``, int32 ``[sequences, entries]``; and of ``first_ranks``, int32 ``[sequences]`` or
-        None: rank 0. All on the device; also in a capture. Row s of q, out and lse is sequence s on every rank, and
-        counts where the last token of the sequence is owned."""
+        """Enqueues what makes the reserved step that of ``lengths``, int32 or int64 ``[sequences]``, tokens on all
+        ranks; of this rank's ``block_tables``, int32 ``[sequences, entries]``; and of ``first_ranks``, int32
+        ``[sequences]`` or None: rank 0. All on the device; also in a capture. Row s of q, out and lse is sequence s on
+        every rank, and counts where the last token of the sequence is owned."""
         t, tables = read(lengths), read(block_tables)
         if t.dtype not in ("i32", "i64") or tables.shape[0] != t.shape[0]:
-            raise ValueError(f"cpattn: lengths are {t.dtype} {list(t.shape)}, tables {list(tables.shape)}; expected i32 "
-                             "or i64 [sequences] and [sequences, entries]")
+            raise ValueError(f"cpattn: lengths are {t.dtype} {list(t.shape)}, tables {list(tables.shape)}; expected "
+                             "i32 or i64 [sequences] and [sequences, entries]")
         args = sized(c.cpa_attend_update_args, sequences=t.shape[0], lengths=vector(lengths, "lengths", t.dtype),
                      length_bytes=4 if t.dtype == "i32" else 8,
                      block_tables=vector(block_tables, "block_tables", "i32"), table_stride=tables.shape[1],
@@ -202,7 +204,7 @@ class Context:
         """What has happened on this rank since the context was created: fields of cpa_context_stats."""
         out = c.cpa_context_stats()
         self._check(lib.cpa_context_get_stats(self.handle, ctypes.byref(out), ctypes.sizeof(out)))
-        return {name: getattr(out, name) for name, _ in out._fields_}
+        return {field[0]: getattr(out, field[0]) for field in out._fields_}
 
 
 def _communicator(group: Any) -> Communicator:

@@ -118,8 +118,8 @@ def attend(plan: AttendPlan, q: Any, cache: PagedCache, *, out: Any = None, lse:
     ``q``: ``[rows, q_heads, k_dim]``, its rows may be slices of a wider tensor; ``scale`` 0: 1 / sqrt(k_dim). The mask
     is that of ``mask_of``. Returns ``out``, ``[rows, q_heads, v_dim]`` in the dtype of q.
 
-    ``lse``: fp32 ``[rows, q_heads]``, gets ln sum exp(scores); or True, and ``(out, lse)`` is returned. ``state``: a pair
-    of fp32 ``[rows, q_heads, v_dim]`` and ``[rows, q_heads]`` that gets the partial state, which can be resumed by
+    ``lse``: fp32 ``[rows, q_heads]``, gets ln sum exp(scores); or True, and ``(out, lse)`` is returned. ``state``: a
+    pair of fp32 ``[rows, q_heads, v_dim]`` and ``[rows, q_heads]`` that gets the partial state, which can be resumed by
     ``resume=True`` and merged; then it is returned, and ``out`` only written where it is given.
     """
     n, widths = plan.rows, plan.widths
@@ -189,8 +189,8 @@ def merge(states: Sequence[tuple[Any, Any]], *, out: Any = None, out_lse: Any = 
           sink_logits: Any = None, stream: int | None = None) -> tuple[Any, Any]:
     """Joins partial states of the same rows over disjoint keys, exactly (merge_attn_states).
 
-    ``states``: up to 64 pairs of O ``[rows, heads, v_dim]`` and LSE fp32 ``[rows, heads]``; O fp32, bf16 or fp16. Returns
-    ``(out, out_lse)``; ``out`` is of ``dtype``, by default that of O. Either may be memory of the first state.
+    ``states``: up to 64 pairs of O ``[rows, heads, v_dim]`` and LSE fp32 ``[rows, heads]``; O fp32, bf16 or fp16.
+    Returns ``(out, out_lse)``; ``out`` is of ``dtype``, by default that of O. Either may be memory of the first state.
     """
     if not states:
         raise ValueError("cpattn: merge of no states")
@@ -200,8 +200,8 @@ def merge(states: Sequence[tuple[Any, Any]], *, out: Any = None, out_lse: Any = 
     for i, (o, lse) in enumerate(states):
         t, l = read(o), read(lse)
         if t.shape != first.shape or t.dtype != first.dtype or l.shape[0] != n or l.dtype != "fp32":
-            raise ValueError(f"cpattn: state {i} is {t.dtype} {list(t.shape)} with an LSE of {l.dtype} {list(l.shape)}; "
-                             f"expected {first.dtype} {list(first.shape)} and fp32 [{n}, {heads}]")
+            raise ValueError(f"cpattn: state {i} is {t.dtype} {list(t.shape)} with an LSE of {l.dtype} "
+                             f"{list(l.shape)}; expected {first.dtype} {list(first.shape)} and fp32 [{n}, {heads}]")
         partials[i] = c.cpa_partial(o=t.address, o_row_stride=rows(t, "o", heads, v_dim), lse=l.address,
                                     lse_row_stride=rows(l, "lse", heads))
     if out is None:

@@ -54,8 +54,8 @@ class AttendPlan:
     ``q_heads``, ``kv_heads``, ``k_dim`` and ``v_dim`` (by default ``k_dim``) are those of what it attends; ``dtype`` of
     queries and ``kv_dtype`` of the cache are names such as ``"bf16"`` and ``"fp8_e4m3"``.
 
-    Either ``set`` (or ``set_indices``) once a step, or ``reserve`` once and ``update`` for every step, which CUDA graphs
-    capture; see cpattn/ops.h.
+    Either ``set`` (or ``set_indices``) once a step, or ``reserve`` once and ``update`` for every step, which CUDA
+    graphs capture; see cpattn/ops.h.
     """
 
     def __init__(self, q_heads: int, kv_heads: int, k_dim: int, v_dim: int | None = None, *, block_size: int,
@@ -154,8 +154,8 @@ class AttendPlan:
         ``block_tables``, int32 ``[sequences, entries]``, both on the device of the plan: also in a capture."""
         t, tables = read(lengths), read(block_tables)
         if tables.shape[0] != t.shape[0] or t.dtype not in ("i32", "i64"):
-            raise ValueError(f"cpattn: lengths are {t.dtype} {list(t.shape)}, tables {list(tables.shape)}; expected i32 "
-                             "or i64 [sequences] and [sequences, entries]")
+            raise ValueError(f"cpattn: lengths are {t.dtype} {list(t.shape)}, tables {list(tables.shape)}; expected "
+                             "i32 or i64 [sequences] and [sequences, entries]")
         args = sized(c.cpa_attend_update_args, sequences=t.shape[0],
                      lengths=vector(lengths, "lengths", t.dtype), length_bytes=4 if t.dtype == "i32" else 8,
                      block_tables=vector(block_tables, "block_tables", "i32"), table_stride=tables.shape[1])

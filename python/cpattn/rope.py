@@ -21,7 +21,7 @@ def rope_table(table: Any, theta: float, *, scaling: str = "plain", factor: floa
     """
     if scaling not in SCALINGS:
         raise ValueError(f"cpattn: scaling {scaling!r}; expected one of {', '.join(SCALINGS)}")
-    unknown = set(numbers) - {name for name, _ in c.cpa_rope_config._fields_}
+    unknown = set(numbers) - {field[0] for field in c.cpa_rope_config._fields_}
     if unknown:
         raise TypeError(f"cpattn: rope_table knows no {', '.join(sorted(unknown))}")
     length, dim = table.shape

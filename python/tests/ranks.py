@@ -33,7 +33,7 @@ def run(function, size, *arguments):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(240)
         if process.exitcode is None:
             process.kill()
     found = []

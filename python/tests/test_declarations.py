@@ -10,7 +10,8 @@ import pytest
 from cpattn import _declarations as c
 
 INCLUDE = Path(__file__).resolve().parents[2] / "include"
-STRUCTS = [s for s in vars(c).values() if isinstance(s, type) and issubclass(s, ctypes.Structure) and s.__name__ != "Structure"]
+STRUCTS = [s for s in vars(c).values()
+           if isinstance(s, type) and issubclass(s, ctypes.Structure) and s is not ctypes.Structure]
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -23,9 +24,9 @@ def test_structs_have_the_compilers_layout(tmp_path):
     source = tmp_path / "layout.c"
     source.write_text("#include <cpattn/cpattn.h>\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {"
                       + "\n".join(lines) + "return 0; }\n")
-    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", f"-I{INCLUDE}", str(source), "-o", str(tmp_path / "layout")],
-                   check=True)
-    compiled = subprocess.run([str(tmp_path / "layout")], capture_output=True, text=True, check=True).stdout.split("\n")
+    program = str(tmp_path / "layout")
+    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", f"-I{INCLUDE}", str(source), "-o", program], check=True)
+    compiled = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split("\n")
     ours = []
     for struct in STRUCTS:
         ours.append(f"{struct.__name__} {ctypes.sizeof(struct)}")

@@ -99,9 +99,9 @@ def context_parallel(mesh: Any, *, buffers: Sequence[torch.Tensor] = (), buffer_
     """Within it, ``F.scaled_dot_product_attention`` attends over the sequences of all ranks of the mesh.
 
     The recipe is that of ``torch.distributed.tensor.experimental.context_parallel``: every rank has the same
-    ``buffers``, whose dimensions ``buffer_seq_dims`` are that of the sequence; each is cut to the rank's shard in place,
-    and comes back whole at the end unless it is among ``no_restore_buffers``. Positions (rotary tables, position ids)
-    have to be among the buffers. Results are shards, which ``context_parallel_unshard`` joins.
+    ``buffers``, whose dimensions ``buffer_seq_dims`` are that of the sequence; each is cut to the rank's shard in
+    place, and comes back whole at the end unless it is among ``no_restore_buffers``. Positions (rotary tables, position
+    ids) have to be among the buffers. Results are shards, which ``context_parallel_unshard`` joins.
 
     A rank has runs of 16 tokens in turn, whatever the length, so that shards may differ by one run. Attention is that
     of ``is_causal`` (by position in the whole sequence) or full, with ``scale`` and ``enable_gqa``, without a mask.

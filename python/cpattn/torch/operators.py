@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+import weakref
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,20 +29,33 @@ def _operator(schema: str, fake: Any) -> Any:
     return register
 
 
-_views: dict[tuple[Any, ...], PagedCache] = {}
+class _View(NamedTuple):
+    """The view of two pools, and by what it is known again: the tensors themselves, which it does not keep alive, their
+    memory, and the rest that was said of them."""
+
+    k: Any
+    v: Any
+    places: tuple[Any, ...]
+    form: tuple[str, float, float]
+    cache: PagedCache
+
+
+_views: dict[int, _View] = {}  # by the id of k
 _MOST_VIEWS = 4096  # layers of the caches of a process, far more than there are
 
 
-def _cache(k: torch.Tensor, v: torch.Tensor, layout: str, k_scale: float, v_scale: float) -> PagedCache:
-    """The view of these pools. What is found was made of tensors at the same place, so that it is theirs too."""
-    key = (k.data_ptr(), v.data_ptr(), k.dtype, k.shape, k.stride(), v.shape, v.stride(), layout, k_scale, v_scale)
-    found = _views.get(key)
-    if found is None:
+def _cache(k: torch.Tensor, v: torch.Tensor, *form: Any) -> PagedCache:
+    """The view of pools in a form (layout, k_scale, v_scale), which is made once for the same tensors."""
+    found = _views.get(id(k))
+    places = (k.data_ptr(), v.data_ptr(), k.shape, v.shape)
+    if found is None or found[0]() is not k or found[1]() is not v or found[2] != places or found[3] != form:
         if len(_views) >= _MOST_VIEWS:
             _views.clear()
-        found = _views[key] = PagedCache(k, v, layout=layout, k_scale=k_scale, v_scale=v_scale)
-        found.k = found.v = None
-    return found
+        layout, k_scale, v_scale = form
+        cache = PagedCache(k, v, layout=layout, k_scale=k_scale, v_scale=v_scale)
+        cache.k = cache.v = None
+        found = _views[id(k)] = _View(weakref.ref(k), weakref.ref(v), places, form, cache)
+    return found[4]
 
 
 def _rules(softcap: float, alibi_slopes: Any, sink_logits: Any) -> ops.ScoreRules | None:

@@ -92,7 +92,8 @@ class Step:
                  mask: torch.Tensor | None):
         batch, tokens = key.shape[0], key.shape[2]
         if query.shape[2] != tokens:
-            raise NotImplementedError(f"cpattn: {query.shape[2]} queries and {tokens} new keys; expected self-attention")
+            raise NotImplementedError(f"cpattn: {query.shape[2]} queries and {tokens} new keys; expected "
+                                      "self-attention")
         paging, sequences = layer.paging, layer.paging.sequences
         self.columns = layer.columns  # of the layers whose step this is
         kept = [[1] * tokens] * batch if mask is None else mask[:, -tokens:].int().tolist()

@@ -54,7 +54,7 @@ class PagedLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.columns += key_states.shape[2]
-        key_states.cpattn_layer = self
+        setattr(key_states, "cpattn_layer", self)
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -83,7 +83,8 @@ class PagedCache(Cache):
         communicator = Communicator.from_group(group) if group is not None else None
         self.paging = Paging(num_blocks, block_size, communicator)
         text = config.get_text_config(decoder=True)
-        super().__init__(layers=[PagedLayer(self.paging) for _ in range(text.num_hidden_layers)])
+        self._paged = [PagedLayer(self.paging) for _ in range(text.num_hidden_layers)]
+        super().__init__(layers=list(self._paged))
 
     @property
     def lengths(self) -> list[int]:
@@ -111,7 +112,7 @@ class PagedCache(Cache):
 
     def _set_columns(self, columns: int) -> None:
         self.paging.step = None
-        for layer in self.layers:
+        for layer in self._paged:
             layer.columns = columns
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
@@ -129,6 +130,6 @@ class PagedCache(Cache):
     def _select(self, indices: Sequence[int]) -> None:
         pairs = self.paging.sequences.select(indices)
         self.paging.step = None
-        for layer in self.layers:
+        for layer in self._paged:
             if pairs and layer.pages is not None:
                 ops.kv_copy(layer.pages, layer.pages, pairs)

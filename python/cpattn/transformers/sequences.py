@@ -79,7 +79,9 @@ class Sequences:
         for s in set(range(len(self.tables))) - set(indices):
             self._free.extend(self.tables[s])
         self._need(sum(len(self.tables[s]) for s in again), "copies of sequences")
-        tables, pairs, used = [], [], set()
+        tables: list[list[int]] = []
+        pairs: list[tuple[int, int]] = []
+        used: set[int] = set()
         for s in indices:
             table = self.tables[s]
             if s in used:
