@@ -32,10 +32,13 @@ def preprocess(compiler, include):
     with tempfile.TemporaryDirectory() as folder:
         for name, text in STAND_INS.items():
             Path(folder, name).write_text(text)
-        return subprocess.run(
+        done = subprocess.run(
             [compiler, "-E", "-P", "-nostdinc", "-x", "c", "-std=c11", f"-I{folder}", f"-I{include}",
              "-D__attribute__(x)=", "-"],
-            input="#include <cpattn/cpattn.h>\n", capture_output=True, text=True, check=True).stdout
+            input="#include <cpattn/cpattn.h>\n", capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"declarations.py: {compiler} -E of the headers failed:\n{done.stderr}")
+    return done.stdout
 
 
 class Declarations:
@@ -122,8 +125,8 @@ class Declarations:
 
     def text(self):
         out = ['"""Declarations of libcpattn, made from its headers by declarations.py."""\n\n'
-               "from ctypes import (Structure, c_char, c_char_p, c_double, c_float, c_int8, c_int32, c_int64, c_uint8,\n"
-               "                    c_uint32, c_uint64, c_void_p)\n\n"]
+               "from ctypes import (Structure, c_char, c_char_p, c_double, c_float, c_int8, c_int32, c_int64,\n"
+               "                    c_uint8, c_uint32, c_uint64, c_void_p)\n\n"]
         out += self.lines
         out += [f"{name} = {value}\n" for name, value in self.constants.items()]
         out.append("\nFUNCTIONS = [\n")

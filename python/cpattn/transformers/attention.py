@@ -10,6 +10,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function
 
 from .. import ops
+from .._device import synchronise
 from ..context import Chunk, Context
 from ..plan import AttendPlan
 from ..torch.contexts import dtype_of, place_of
@@ -117,6 +118,7 @@ class Step:
                             for length, count, table in zip(sequences.lengths, counts, sequences.tables) if count])
         else:
             self.plan = _plan(paging, query, key, value)
+            synchronise(self.plan.device)  # the layers of the forward before read the plan
             self.plan.set(counts, sequences.lengths, sequences.tables)
 
 
