@@ -198,24 +198,24 @@ def merge(states: Sequence[tuple[Any, Any]], *, out: Any = None, out_lse: Any = 
     n, heads, v_dim = first.shape
     partials = (c.cpa_partial * len(states))()
     for i, (o, lse) in enumerate(states):
-        t, l = read(o), read(lse)
-        if t.shape != first.shape or t.dtype != first.dtype or l.shape[0] != n or l.dtype != "fp32":
-            raise ValueError(f"cpattn: state {i} is {t.dtype} {list(t.shape)} with an LSE of {l.dtype} "
-                             f"{list(l.shape)}; expected {first.dtype} {list(first.shape)} and fp32 [{n}, {heads}]")
-        partials[i] = c.cpa_partial(o=t.address, o_row_stride=rows(t, "o", heads, v_dim), lse=l.address,
-                                    lse_row_stride=rows(l, "lse", heads))
+        t, lses = read(o), read(lse)
+        if t.shape != first.shape or t.dtype != first.dtype or lses.shape[0] != n or lses.dtype != "fp32":
+            raise ValueError(f"cpattn: state {i} is {t.dtype} {list(t.shape)} with an LSE of {lses.dtype} "
+                             f"{list(lses.shape)}; expected {first.dtype} {list(first.shape)} and fp32 [{n}, {heads}]")
+        partials[i] = c.cpa_partial(o=t.address, o_row_stride=rows(t, "o", heads, v_dim), lse=lses.address,
+                                    lse_row_stride=rows(lses, "lse", heads))
     if out is None:
         out = empty_like(states[0][0], (n, heads, v_dim), dtype)
     if out_lse is None:
         out_lse = empty_like(states[0][0], (n, heads), "fp32")
-    o, l = read(out), read(out_lse)
-    if o.shape != first.shape or l.shape != (n, heads) or l.dtype != "fp32":
-        raise ValueError(f"cpattn: out is {list(o.shape)} and out_lse {l.dtype} {list(l.shape)}; expected "
-                         f"{list(first.shape)} and fp32 [{n}, {heads}]")
+    o, result_lse = read(out), read(out_lse)
+    if o.shape != first.shape or result_lse.shape != (n, heads) or result_lse.dtype != "fp32":
+        raise ValueError(f"cpattn: out is {list(o.shape)} and out_lse {result_lse.dtype} {list(result_lse.shape)}; "
+                         f"expected {list(first.shape)} and fp32 [{n}, {heads}]")
     args = sized(c.cpa_merge_args, rows=n, heads=heads, v_dim=v_dim, states=ctypes.addressof(partials),
                  n_states=len(states), out_dtype=plain_dtype(o, "out"), out=o.address,
-                 out_row_stride=rows(o, "out", heads, v_dim), out_lse=l.address,
-                 out_lse_row_stride=rows(l, "out_lse", heads), state_dtype=plain_dtype(first, "o"),
+                 out_row_stride=rows(o, "out", heads, v_dim), out_lse=result_lse.address,
+                 out_lse_row_stride=rows(result_lse, "out_lse", heads), state_dtype=plain_dtype(first, "o"),
                  sink_logits=None if sink_logits is None else vector(sink_logits, "sink_logits", "fp32", heads))
     enqueue(lib.cpa_merge, args, device_of(first), stream)
     return out, out_lse

@@ -90,6 +90,13 @@ def test_masks_of_other_kinds_are_refused():
         model(ids, use_cache=False)
 
 
+def test_a_cache_beside_another_attention_is_refused():
+    ids, _ = prompts()
+    model = load("tiny-llama", "eager")
+    with torch.no_grad(), pytest.raises(NotImplementedError, match="attn_implementation='cpattn'"):
+        model(ids, cache=PagedCache(model.config, num_blocks=8), use_cache=True)
+
+
 def sharded(rank, size):
     import torch.distributed as dist
 

@@ -55,13 +55,15 @@ def attention(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.
     Keys that a ``PagedCache`` has given go to their pages, and queries attend those; others attend among themselves,
     over pages that last for the call.
     """
+    layer = getattr(key, "cpattn_layer", None)
+    if layer is not None:
+        layer.paging.unattended = False
     if dropout or (torch.is_grad_enabled() and query.requires_grad):
         raise NotImplementedError("cpattn: attention has neither dropout nor gradients; use model.eval() and "
                                   "torch.no_grad()")
     if attention_mask is not None and attention_mask.dim() != 2:
         raise NotImplementedError(f"cpattn: a mask of {list(attention_mask.shape)}; expected [batch, keys], or none")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    layer = getattr(key, "cpattn_layer", None)
     if layer is None:
         layer = _layer_of_the_call(key, value)
     paging = layer.paging

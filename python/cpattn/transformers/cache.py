@@ -27,6 +27,7 @@ class Paging:
         self.sequences = Sequences(num_blocks, block_size, rank, size)
         self.plans: dict[Any, Any] = {}  # for the heads, widths and dtype of layers
         self.step: Any = None  # what the layers of the forward under way have in common
+        self.unattended = False  # keys were given to a model, and no attention has taken them
 
 
 class PagedLayer(CacheLayerMixin):
@@ -51,10 +52,14 @@ class PagedLayer(CacheLayerMixin):
                **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Gives the new keys back, which name this layer: the attention that they go to writes them, since it alone
         is told which of them are none of a sequence."""
+        if self.paging.unattended:
+            raise NotImplementedError("cpattn: keys of a PagedCache did not come to the attention 'cpattn' as they "
+                                      "were given; expected a model with attn_implementation='cpattn'")
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.columns += key_states.shape[2]
-        setattr(key_states, "cpattn_layer", self)
+        self.paging.unattended = True
+        key_states.cpattn_layer = self  # type: ignore[attr-defined]
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -112,6 +117,7 @@ class PagedCache(Cache):
 
     def _set_columns(self, columns: int) -> None:
         self.paging.step = None
+        self.paging.unattended = False
         for layer in self._paged:
             layer.columns = columns
 
