@@ -152,12 +152,14 @@ static cpa_status run_cases(cpa_bench_site *site, const cpa_bench *bench, const 
     char date[CPA_BENCH_DATE_BYTES];
     cpa_bench_date(date);
     json_t *rows = json_array();
+    double bus_bandwidths = 0;
     cpa_status status = root && options.json[0] ? cpa_output_retire(options.json, err) : CPA_OK;
     CPA_TRY_GOTO(cpa_control_agree(&site->control, status, err), out);
     for (int i = 0; i < n_cases; i++) {
         cpa_bench_row row;
         CPA_TRY_GOTO(run_case(site, bench, &cases[i], &row, err), out);
         *wrong += row.wrong;
+        bus_bandwidths += row.bytes / row.time_s;
         json_array_append_new(rows, cpa_bench_row_to_json(site, bench, cases[i].name, &row));
         site->options = options;
         if (root && i == 0) {
@@ -166,6 +168,7 @@ static cpa_status run_cases(cpa_bench_site *site, const cpa_bench *bench, const 
         }
         if (root) cpa_bench_print_row(site, bench, cases[i].name, &row);
     }
+    if (root && bench->has_bus_bandwidth) cpa_bench_print_average(bus_bandwidths, n_cases);
     if (root && options.json[0]) status = cpa_bench_write_json(site, bench->name, date, rows, err);
     status = cpa_control_agree(&site->control, status, err);
 out:

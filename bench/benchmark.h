@@ -36,6 +36,9 @@ typedef struct cpa_bench {
     const char *checked; /* what `checked` counts */
     int32_t min_ranks;
     cpa_bench_floor floor;
+    /* 1: each rank sends its bytes in equal parts to the others. The table has their rate, and that of what a rank has
+     * for all, itself included, as nccl-tests do for all-to-all: busbw and algbw; and the average of the former. */
+    int has_bus_bandwidth;
     /* Allocates and fills the tensors of one case and describes it; *state is released even if this fails. */
     cpa_status (*prepare)(cpa_bench_site *site, const int64_t *shape, cpa_bench_row *row, void **state, cpa_error *err);
     /* Enqueues one call; `call` counts them, so that they may take turns over several buffers. */

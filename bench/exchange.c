@@ -196,6 +196,7 @@ const cpa_bench cpa_bench_exchange = {
         "1M:transport=peer:pattern=at-once",
     .checked = "bytes",
     .min_ranks = 2,
+    .has_bus_bandwidth = 1,
     .prepare = prepare,
     .run = run,
     .wait = wait,

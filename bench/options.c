@@ -97,6 +97,8 @@ static const cpa_field table[] = {
      .help = "scaling without --shapes: sequences of the decode step"},
     {NULL, "decode-context", "N", INT_AT(decode_context, 1, 0x1p31), .initial = "auto", .word = "auto",
      .help = "scaling: tokens of each of them; auto: as --context"},
+    {NULL, "ranks", "LIST", TEXT_AT(ranks),
+     .help = "scaling: so many ranks, beside one, as in 2,4,8; the others wait; without it all"},
     {NULL, "interleave", "N", INT_AT(interleave, 1, 0x1p20), .initial = "auto", .word = "auto",
      .help = "scaling: tokens in a row that one rank owns; auto: the block size"},
     {NULL, "max-num-batched-tokens", "N", INT_AT(chunk, 1, 0x1p24), .initial = "auto", .word = "auto",

@@ -34,15 +34,16 @@ typedef struct cpa_bench_options {
     int64_t transport;          /* cpa_transport_kind */
     int64_t at_once;            /* one exchange with all peers; else the rounds */
     int64_t context, batch,
-        decode_context;        /* scaling: tokens of the prefill; sequences of the decode step; tokens of each */
-    int64_t chunk;             /* new tokens of a chunk of scaling; 0: all */
-    int64_t staging_bytes;     /* bound of staging in scaling; 0: the library's choice */
-    double pass_q_share;       /* share of the new tokens of a prefill of scaling, the last ones, that go by pass-Q */
-    int64_t algorithm;         /* cpa_algorithm of scaling; CPA_AUTO: pass-Q for decode, else pass-KV */
-    int64_t threads;           /* 0: what the program would use */
-    double min_time_s;         /* a case is repeated for at least so long */
-    int64_t iterations;        /* 0: as min_time_s says */
-    char json[CPA_TEXT_BYTES]; /* empty: no file */
+        decode_context;         /* scaling: tokens of the prefill; sequences of the decode step; tokens of each */
+    int64_t chunk;              /* new tokens of a chunk of scaling; 0: all */
+    int64_t staging_bytes;      /* bound of staging in scaling; 0: the library's choice */
+    char ranks[CPA_TEXT_BYTES]; /* list of numbers of ranks in scaling; empty: all */
+    double pass_q_share;        /* share of the new tokens of a prefill of scaling, the last ones, that go by pass-Q */
+    int64_t algorithm;          /* cpa_algorithm of scaling; CPA_AUTO: pass-Q for decode, else pass-KV */
+    int64_t threads;            /* 0: what the program would use */
+    double min_time_s;          /* a case is repeated for at least so long */
+    int64_t iterations;         /* 0: as min_time_s says */
+    char json[CPA_TEXT_BYTES];  /* empty: no file */
     int64_t help;
 } cpa_bench_options;
 

@@ -38,10 +38,18 @@ void cpa_bench_print_heading(const cpa_bench *bench, const cpa_bench_row *first)
     printf("# shape: %s; figures of one rank; time is the median; checked: %s\n", bench->dims, bench->checked);
     printf("#%49s %12s %8s", "shape", "time (us)", "iters");
     if (first->flops >= 0) printf(" %11s", "GFLOP/s");
-    if (first->bytes >= 0) printf(" %9s", "GB/s");
+    if (bench->has_bus_bandwidth)
+        printf(" %12s %12s", "algbw (GB/s)", "busbw (GB/s)");
+    else if (first->bytes >= 0)
+        printf(" %9s", "GB/s");
     if (bench->floor != CPA_BENCH_NO_FLOOR) printf(" %9s", shares[bench->floor]);
     if (first->kernels[0]) printf(" %20s", "kernels");
     printf(" %10s %7s\n", "checked", "#wrong");
+}
+
+/* Of bytes that a rank sends to the others, the rate of those that it has for all ranks. */
+static double algorithm_bandwidth(const cpa_bench_site *site, const cpa_bench_row *row) {
+    return row->bytes / row->time_s * site->control.size / (site->control.size - 1);
 }
 
 /* Their names, between commas; NULL: the benchmark tells none. */
@@ -57,12 +65,19 @@ void cpa_bench_print_row(const cpa_bench_site *site, const cpa_bench *bench, con
     char kernels[128];
     printf("%50s %12.1f %8lld", name, 1e6 * row->time_s, (long long)row->iterations);
     if (row->flops >= 0) printf(" %11.2f", 1e-9 * row->flops / row->time_s);
-    if (row->bytes >= 0) printf(" %9.2f", 1e-9 * row->bytes / row->time_s);
+    if (bench->has_bus_bandwidth)
+        printf(" %12.2f %12.2f", 1e-9 * algorithm_bandwidth(site, row), 1e-9 * row->bytes / row->time_s);
+    else if (row->bytes >= 0)
+        printf(" %9.2f", 1e-9 * row->bytes / row->time_s);
     if (bench->floor != CPA_BENCH_NO_FLOOR)
         printf(" %9.2f", 100 * row->bytes / row->time_s / floor_bandwidth(site, bench));
     if (row->kernels[0]) printf(" %20s", kernels_text(row, kernels, sizeof kernels));
     printf(" %10lld %7lld\n", (long long)row->checked, (long long)row->wrong);
     fflush(stdout);
+}
+
+void cpa_bench_print_average(double bus_bandwidths, int n_rows) {
+    printf("# average busbw: %.2f GB/s\n", 1e-9 * bus_bandwidths / n_rows);
 }
 
 static json_t *rate_to_json(double per_second) {
@@ -74,13 +89,15 @@ json_t *cpa_bench_row_to_json(const cpa_bench_site *site, const cpa_bench *bench
     const cpa_bench_options *o = &site->options;
     double floor = floor_bandwidth(site, bench);
     char kernels[128];
-    return json_pack("{ss ss sf sf sI so so so sI sI ss? ss?}", "shape", name, "dtype",
-                     cpa_dtype_name((cpa_dtype)o->dtype), "time_us", 1e6 * row->time_s, "enqueue_us",
-                     1e6 * row->enqueue_s, "iterations", (json_int_t)row->iterations, "gflops",
-                     rate_to_json(row->flops / row->time_s), "gbytes_per_s", rate_to_json(row->bytes / row->time_s),
-                     "share_of_bandwidth", floor > 0 ? json_real(row->bytes / row->time_s / floor) : json_null(),
-                     "checked", (json_int_t)row->checked, "wrong", (json_int_t)row->wrong, "kernels",
-                     kernels_text(row, kernels, sizeof kernels), "why_no_faster", row->why);
+    return json_pack(
+        "{ss ss sf sf sI so so so so so sI sI ss? ss?}", "shape", name, "dtype", cpa_dtype_name((cpa_dtype)o->dtype),
+        "time_us", 1e6 * row->time_s, "enqueue_us", 1e6 * row->enqueue_s, "iterations", (json_int_t)row->iterations,
+        "gflops", rate_to_json(row->flops / row->time_s), "gbytes_per_s", rate_to_json(row->bytes / row->time_s),
+        "algbw_gbytes_per_s", bench->has_bus_bandwidth ? rate_to_json(algorithm_bandwidth(site, row)) : json_null(),
+        "busbw_gbytes_per_s", bench->has_bus_bandwidth ? rate_to_json(row->bytes / row->time_s) : json_null(),
+        "share_of_bandwidth", floor > 0 ? json_real(row->bytes / row->time_s / floor) : json_null(), "checked",
+        (json_int_t)row->checked, "wrong", (json_int_t)row->wrong, "kernels",
+        kernels_text(row, kernels, sizeof kernels), "why_no_faster", row->why);
 }
 
 cpa_status cpa_bench_write_json(const cpa_bench_site *site, const char *name, const char *date, json_t *rows,

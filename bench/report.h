@@ -17,6 +17,8 @@ void cpa_bench_print_preamble(const cpa_bench_site *site, const char *name, cons
 void cpa_bench_print_heading(const cpa_bench *bench, const cpa_bench_row *first);
 void cpa_bench_print_row(const cpa_bench_site *site, const cpa_bench *bench, const char *name,
                          const cpa_bench_row *row);
+/* The line below the table of a benchmark with bus bandwidths, of which the sum is given, bytes/s. */
+void cpa_bench_print_average(double bus_bandwidths, int n_rows);
 json_t *cpa_bench_row_to_json(const cpa_bench_site *site, const cpa_bench *bench, const char *name,
                               const cpa_bench_row *row);
 

@@ -8,6 +8,7 @@
 #include "bench/memory.h"
 #include "bench/report.h"
 #include "bench/scaling_team.h"
+#include "comm/limits.h"
 #include "program/output_file.h"
 
 /* The share of a device's free memory that caches of decode may take; queries, staging and work space need some. */
@@ -68,18 +69,50 @@ static cpa_status run_shards(cpa_bench_site *site, const cpa_bench_work *togethe
     return CPA_OK;
 }
 
-/* One work on one rank alone, while the others wait, and then on all. Results on every rank. */
-static cpa_status run_work(cpa_bench_site *site, const cpa_bench_work *alone, const cpa_bench_work *together,
-                           cpa_bench_team_result results[2], cpa_error *err) {
-    cpa_control *control = &site->control;
+/* Ranks that do the work together: the first ones. */
+typedef struct bench_team {
+    int32_t ranks;
+    cpa_comm *comm;      /* of these ranks; NULL: this is none of them */
+    cpa_control control; /* on it */
+} bench_team;
+
+/* The same works on as many ranks, and on one alone before. */
+typedef struct bench_teams {
+    bench_team teams[CPA_COMM_MAX_RANKS];
+    int n;
+} bench_teams;
+
+/* The work of each team, and, behind that of one rank, its results, on every rank. */
+typedef struct team_results {
+    cpa_bench_work work[CPA_COMM_MAX_RANKS + 1];
+    cpa_bench_team_result results[CPA_COMM_MAX_RANKS + 1];
+} team_results;
+
+/* What rank 0 has found out, on every rank. */
+static cpa_status tell_result(cpa_bench_site *site, cpa_status status, cpa_bench_team_result *result, cpa_error *err) {
+    CPA_TRY(cpa_control_agree(&site->control, status, err));
+    return cpa_control_bcast(&site->control, result, sizeof *result, 0, err);
+}
+
+static cpa_status run_team(cpa_bench_site *site, const bench_team *team, const cpa_bench_work *work,
+                           cpa_bench_team_result *result, cpa_error *err) {
+    cpa_bench_site own = *site;
+    own.control = team->control;
+    CPA_TRY(cpa_bench_team_run(&own, team->comm, work, result, err));
+    return work->new_tokens == 1 && work->algorithm == CPA_PASS_Q ? run_shards(&own, work, result, err) : CPA_OK;
+}
+
+/* The work on one rank alone and then on each team, while the other ranks wait. */
+static cpa_status run_work(cpa_bench_site *site, const bench_teams *teams, team_results *r, cpa_error *err) {
     cpa_status status = CPA_OK;
-    if (control->rank == 0) status = run_alone(site, alone, &results[0], err);
-    CPA_TRY(cpa_control_agree(control, status, err));
-    CPA_TRY(cpa_control_bcast(control, &results[0], sizeof results[0], 0, err));
-    if (control->size == 1) return CPA_OK;
-    CPA_TRY(cpa_bench_team_run(site, control->comm, together, &results[1], err));
-    return together->new_tokens == 1 && together->algorithm == CPA_PASS_Q ? run_shards(site, together, &results[1], err)
-                                                                          : CPA_OK;
+    if (site->control.rank == 0) status = run_alone(site, &r->work[0], &r->results[0], err);
+    CPA_TRY(tell_result(site, status, &r->results[0], err));
+    for (int i = 0; i < teams->n; i++) {
+        const bench_team *team = &teams->teams[i];
+        status = team->comm ? run_team(site, team, &r->work[i + 1], &r->results[i + 1], err) : CPA_OK;
+        CPA_TRY(tell_result(site, status, &r->results[i + 1], err));
+    }
+    return CPA_OK;
 }
 
 /* Rate of all ranks over that of one: work a second, so that a smaller batch on one rank compares. */
@@ -180,27 +213,79 @@ static cpa_bench_work work_of(const cpa_bench_options *o, const int64_t *shape) 
     };
 }
 
-static cpa_status run_case(cpa_bench_site *site, const cpa_bench_case *one, json_t *rows, int64_t *wrong,
-                           cpa_error *err) {
+static cpa_status run_case(cpa_bench_site *site, const bench_teams *teams, const cpa_bench_case *one, json_t *rows,
+                           int64_t *wrong, cpa_error *err) {
+    static team_results r; /* too large for a small stack */
     bool root = site->control.rank == 0;
     site->options = one->options;
-    cpa_bench_work work = work_of(&one->options, one->shape), teams[2] = {work, work};
-    teams[0].sequences = sequences_that_fit(site, one->shape, 1);
-    teams[1].sequences = sequences_that_fit(site, one->shape, site->control.size);
-    if (teams[0].sequences < 1) {
+    const cpa_bench_work work = work_of(&one->options, one->shape);
+    r = (team_results){.work = {work}};
+    r.work[0].sequences = sequences_that_fit(site, one->shape, 1);
+    if (r.work[0].sequences < 1) {
         return cpa_fail(err, CPA_INVALID, "bench scaling: a context of %lld tokens does not fit on one device",
                         (long long)work.context);
     }
-    cpa_bench_team_result results[2] = {{0}, {0}};
-    CPA_TRY(run_work(site, &teams[0], &teams[1], results, err));
-    if (root) print_short_batch(&work, &teams[0], &teams[1]);
-    for (int team = 0; team < (site->control.size > 1 ? 2 : 1); team++) {
-        *wrong += (int64_t)results[team].wrong;
-        if (root) print_result(site, &teams[team], &results[0], &results[team]);
-        json_array_append_new(rows, result_to_json(site, one->name, &teams[team], &results[0], &results[team]));
+    for (int i = 1; i <= teams->n; i++) {
+        r.work[i] = work;
+        r.work[i].sequences = sequences_that_fit(site, one->shape, teams->teams[i - 1].ranks);
+    }
+    CPA_TRY(run_work(site, teams, &r, err));
+    if (root) print_short_batch(&work, &r.work[0], &r.work[teams->n]);
+    for (int i = 0; i <= teams->n; i++) {
+        *wrong += (int64_t)r.results[i].wrong;
+        if (root) print_result(site, &r.work[i], &r.results[0], &r.results[i]);
+        json_array_append_new(rows, result_to_json(site, one->name, &r.work[i], &r.results[0], &r.results[i]));
     }
     return CPA_OK;
 }
+
+/* ---- teams ---- */
+
+/* The next number of --ranks, at *text, which moves behind it and its comma. */
+static cpa_status read_ranks(const cpa_bench_site *site, const char **text, int32_t least, int32_t *out,
+                             cpa_error *err) {
+    char *end;
+    const long ranks = strtol(*text, &end, 10);
+    if (end == *text || (*end && *end != ',') || (*end && !end[1]) || ranks < least || ranks > site->control.size)
+        return cpa_fail(err, CPA_INVALID,
+                        "bench scaling: --ranks: found '%.64s', expected numbers from 1 to the %d of the job, each "
+                        "larger than the one before",
+                        site->options.ranks, site->control.size);
+    *text = *end ? end + 1 : end;
+    *out = (int32_t)ranks;
+    return CPA_OK;
+}
+
+/* Teams of more than one rank: those of --ranks, or all. Collective; the caller closes them after a failure too. */
+static cpa_status open_teams(cpa_bench_site *site, bench_teams *teams, cpa_error *err) {
+    const char *text = site->options.ranks;
+    char all[16];
+    snprintf(all, sizeof all, "%d", site->control.size);
+    if (!*text) text = all;
+    for (int32_t before = 0; *text;) {
+        bench_team *team = &teams->teams[teams->n];
+        CPA_TRY(read_ranks(site, &text, before + 1, &team->ranks, err));
+        before = team->ranks;
+        if (team->ranks == 1) continue;
+        if (team->ranks == site->control.size)
+            team->comm = site->control.comm;
+        else
+            CPA_TRY(cpa_comm_first_ranks(site->control.comm, team->ranks, &team->comm, err));
+        teams->n++;
+        const cpa_status status = team->comm ? cpa_control_open(team->comm, &team->control, err) : CPA_OK;
+        CPA_TRY(cpa_control_agree(&site->control, status, err));
+    }
+    return CPA_OK;
+}
+
+static void close_teams(const cpa_bench_site *site, bench_teams *teams) {
+    for (int i = 0; i < teams->n; i++) {
+        cpa_control_close(&teams->teams[i].control);
+        if (teams->teams[i].comm != site->control.comm) cpa_comm_destroy(teams->teams[i].comm);
+    }
+}
+
+/* ---- cases ---- */
 
 /* The cases of --shapes, or those of --context, --batch and --decode-context. */
 static cpa_status parse_cases(cpa_bench_site *site, cpa_bench_case *cases, int *n_cases, cpa_error *err) {
@@ -221,8 +306,8 @@ static cpa_status parse_cases(cpa_bench_site *site, cpa_bench_case *cases, int *
     return CPA_OK;
 }
 
-static cpa_status run_cases(cpa_bench_site *site, const cpa_bench_case *cases, int n_cases, int64_t *wrong,
-                            cpa_error *err) {
+static cpa_status run_cases(cpa_bench_site *site, const bench_teams *teams, const cpa_bench_case *cases, int n_cases,
+                            int64_t *wrong, cpa_error *err) {
     const cpa_bench_options options = site->options;
     bool root = site->control.rank == 0;
     char date[CPA_BENCH_DATE_BYTES];
@@ -234,7 +319,7 @@ static cpa_status run_cases(cpa_bench_site *site, const cpa_bench_case *cases, i
         cpa_bench_print_preamble(site, "scaling", date);
         print_heading(site);
     }
-    for (int i = 0; status == CPA_OK && i < n_cases; i++) status = run_case(site, &cases[i], rows, wrong, err);
+    for (int i = 0; status == CPA_OK && i < n_cases; i++) status = run_case(site, teams, &cases[i], rows, wrong, err);
     site->options = options;
     if (status == CPA_OK && root && options.json[0]) status = cpa_bench_write_json(site, "scaling", date, rows, err);
     json_decref(rows);
@@ -242,13 +327,16 @@ static cpa_status run_cases(cpa_bench_site *site, const cpa_bench_case *cases, i
 }
 
 cpa_status cpa_bench_scaling(cpa_bench_site *site, int64_t *wrong, cpa_error *err) {
+    static bench_teams teams; /* too large for a small stack */
     int n_cases = 0;
     CPA_TRY(agree_on_site(site, err));
     cpa_bench_case *cases = calloc(CPA_BENCH_MAX_CASES, sizeof *cases);
     cpa_status status = cases ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench: no memory for cases");
     if (status == CPA_OK) status = parse_cases(site, cases, &n_cases, err);
     if (status == CPA_OK) status = measure_bandwidth(site, err);
-    if (status == CPA_OK) status = run_cases(site, cases, n_cases, wrong, err);
+    if (status == CPA_OK) status = open_teams(site, &teams, err);
+    if (status == CPA_OK) status = run_cases(site, &teams, cases, n_cases, wrong, err);
+    close_teams(site, &teams);
     free(cases);
     return status;
 }

@@ -1,29 +1,40 @@
 # What the project stands on; all are Debian packages. quickstart installs them.
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
-find_package(MPI REQUIRED COMPONENTS C)
 find_package(PkgConfig REQUIRED)
 if(CPATTN_CUDA)
   # The CUDA runtime is linked statically and NCCL is loaded at run time: the program starts where neither is installed.
   find_package(CUDAToolkit 12.5 REQUIRED)
   set(CPATTN_CUDA_LIBRARIES CUDA::cudart_static)
 endif()
+pkg_check_modules(CRYPTO REQUIRED IMPORTED_TARGET libcrypto)
+set(CPATTN_CRYPTO PkgConfig::CRYPTO)
+if(CPATTN_PYTHON) # A wheel has to load where there is no libcrypto, or another one.
+  find_library(CPATTN_CRYPTO_ARCHIVE libcrypto.a HINTS ${CRYPTO_LIBDIR} REQUIRED)
+  set(CPATTN_CRYPTO ${CPATTN_CRYPTO_ARCHIVE})
+endif()
+
+# What the library's objects see: its own folders and threads.
+add_library(cpattn_deps INTERFACE)
+target_include_directories(cpattn_deps INTERFACE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include)
+target_link_libraries(cpattn_deps INTERFACE ${CPATTN_CRYPTO} ${CPATTN_CUDA_LIBRARIES} Threads::Threads m)
+if(CPATTN_CUDA)
+  target_compile_definitions(cpattn_deps INTERFACE CPA_HAVE_CUDA)
+  target_include_directories(cpattn_deps SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS}) # NVTX
+endif()
+if(CPATTN_PYTHON)
+  return()
+endif()
+
+# What the program stands on beside the library.
+find_package(MPI REQUIRED COMPONENTS C)
 pkg_check_modules(OPENBLAS REQUIRED IMPORTED_TARGET openblas)
 pkg_check_modules(HWLOC REQUIRED IMPORTED_TARGET hwloc)
 pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson)
-pkg_check_modules(CRYPTO REQUIRED IMPORTED_TARGET libcrypto)
 pkg_check_modules(YAML REQUIRED IMPORTED_TARGET yaml-0.1)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(SENTENCEPIECE REQUIRED IMPORTED_TARGET sentencepiece)
 pkg_check_modules(MICROHTTPD REQUIRED IMPORTED_TARGET libmicrohttpd)
 pkg_check_modules(CURL REQUIRED IMPORTED_TARGET libcurl)
+pkg_check_modules(CAIRO REQUIRED IMPORTED_TARGET cairo)
 find_library(UNISTRING_LIBRARY unistring REQUIRED) # which has no .pc file
-
-# What the library's objects see: its own folders and threads.
-add_library(cpattn_deps INTERFACE)
-target_include_directories(cpattn_deps INTERFACE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include)
-target_link_libraries(cpattn_deps INTERFACE PkgConfig::CRYPTO ${CPATTN_CUDA_LIBRARIES} Threads::Threads m)
-if(CPATTN_CUDA)
-  target_compile_definitions(cpattn_deps INTERFACE CPA_HAVE_CUDA)
-  target_include_directories(cpattn_deps SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS}) # NVTX
-endif()

@@ -1,5 +1,5 @@
-# What `cmake --install` leaves: headers, library, program, example configurations, and how to find them
-# (find_package(cpattn) and pkg-config).
+# What `cmake --install` leaves: headers, library, program, example configurations, man pages, completions, and how to
+# find them (find_package(cpattn) and pkg-config); the target uninstall takes it away.
 include(CMakePackageConfigHelpers)
 
 # Everything that is installed, without the tests.
@@ -10,6 +10,7 @@ install(TARGETS cpattn cpattn_mpi EXPORT cpattn
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS cp_attn RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY include/cpattn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+install(FILES deploy/completion/cp_attn DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
 install(DIRECTORY configs/ DESTINATION ${CMAKE_INSTALL_DATADIR}/cpattn/configs FILES_MATCHING PATTERN "*.yaml")
 
 install(EXPORT cpattn NAMESPACE cpattn:: FILE cpattn-targets.cmake DESTINATION ${CPATTN_PACKAGE_DIR})
@@ -25,3 +26,7 @@ foreach(name cpattn cpattn_mpi)
   configure_file(cmake/${name}.pc.in cmake/${name}.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/cmake/${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 endforeach()
+
+include(cmake/man_pages.cmake)
+add_custom_target(uninstall COMMAND ${CMAKE_COMMAND} -DMANIFEST=${PROJECT_BINARY_DIR}/install_manifest.txt
+                  -P ${PROJECT_SOURCE_DIR}/cmake/uninstall.cmake VERBATIM)

@@ -70,7 +70,7 @@ typedef struct cpa_named_value {
     const char *name;
     double value;
 } cpa_named_value;
-enum { CPA_SAME_MOST = 48 };
+enum { CPA_SAME_MOST = 64 };
 /* CPA_INVALID, on every rank alike, with the name, the values and the ranks, unless all ranks give the same bits. At
  * most CPA_SAME_MOST values, in the same order on every rank. */
 cpa_status cpa_control_same(cpa_control *control, const char *what, const cpa_named_value *values, int32_t n,

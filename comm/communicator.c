@@ -14,12 +14,12 @@ static int is_taken(const cpa_comm *comm, int32_t tag) {
 
 cpa_status cpa_comm_take_tags(cpa_comm *comm, int32_t n, int32_t *first, cpa_error *err) {
     int32_t n_free = 0, tag = comm->next_tag;
-    for (int32_t looked = 0; looked < CPA_COMM_TAGS + n && n_free < n; looked++, tag++) {
-        if (tag >= CPA_COMM_TAGS) tag = CPA_COMM_TAG_FIRST_FREE, n_free = 0;
+    for (int32_t looked = 0; looked < comm->n_tags + n && n_free < n; looked++, tag++) {
+        if (tag >= comm->n_tags) tag = CPA_COMM_TAG_FIRST_FREE, n_free = 0;
         n_free = is_taken(comm, tag) ? 0 : n_free + 1;
     }
     *first = n_free == n ? tag - n : -1;
-    if (n_free < n) return cpa_fail(err, CPA_NO_MEMORY, "communicator: all its %d tags are in use", CPA_COMM_TAGS);
+    if (n_free < n) return cpa_fail(err, CPA_NO_MEMORY, "communicator: all its %d tags are in use", comm->n_tags);
     for (tag = *first; tag < *first + n; tag++) comm->tags_taken[tag / 64] |= (uint64_t)1 << tag % 64;
     comm->next_tag = tag;
     return CPA_OK;

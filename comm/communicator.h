@@ -15,6 +15,7 @@ struct cpa_comm {
     void *state;
     int32_t rank, size;
     uint64_t tags_taken[CPA_COMM_TAGS / 64]; /* [CPA_COMM_TAGS] a bit for each tag in use; the same on every rank */
+    int32_t n_tags;                          /* tags 0..n_tags-1 are its own; at most CPA_COMM_TAGS */
     int32_t next_tag;                        /* tag at which to look for a free one; the same on every rank */
     int32_t channels;                        /* opened so far */
     double deadline;  /* deadline of the constructor's own waits, of cpa_clock_now; 0: they are over */
@@ -33,6 +34,11 @@ cpa_status cpa_comm_key(const cpa_comm_options *options, cpa_job_key *out, cpa_e
  * at that of loopback where all ranks are on one host, else at every one. */
 cpa_status cpa_comm_create_at(const char *host, const cpa_comm_ops *ops, void *state, int32_t rank, int32_t size,
                               const cpa_comm_options *options, cpa_comm **out, cpa_error *err);
+
+/* A communicator of the ranks 0..n-1 of another, over its messages, with tags that it takes from there for good: a dozen
+ * of them can be made. *out is NULL on the other ranks. Collective over `whole`, which must outlive it; fails on all of
+ * its ranks alike. */
+cpa_status cpa_comm_first_ranks(cpa_comm *whole, int32_t n, cpa_comm **out, cpa_error *err);
 
 /* Takes n tags in a row, which nobody else uses until they are given back; *first is -1 where there are none. Every
  * rank takes and gives back the same ones in the same order, whatever fails. They come round: those that were given

@@ -128,6 +128,7 @@ cpa_status cpa_comm_create_at(const char *host, const cpa_comm_ops *ops, void *s
                      .size = size,
                      .calls.channel = -1,
                      .deadline = cpa_clock_now() + (status == CPA_OK ? own.join_s : DEFAULT_JOIN_S),
+                     .n_tags = CPA_COMM_TAGS,
                      .next_tag = CPA_COMM_TAG_FIRST_FREE};
     cpa_control control = {.comm = &made, .rank = rank, .size = size, .tag = CPA_COMM_TAG_COLLECTIVE};
     if (size > 1) status = start_watch(&control, host, &own, status, &made.watch, &why);

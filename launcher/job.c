@@ -31,12 +31,25 @@ static int is_on_cuda(const cpa_settings *settings) {
            (settings->device == CPA_DEVICE_AUTO && cpa_device_count(CPA_BACKEND_CUDA) > 0);
 }
 
+/* The module of the network drafts, where the settings say so. */
+static cpa_status choose_draft_layers(cpa_job *job, cpa_error *err) {
+    cpa_speculative speculative = {.drafter = CPA_DRAFT_NONE};
+    CPA_TRY(cpa_settings_speculative(&job->settings, &speculative, err));
+    job->network.draft_layers = speculative.drafter == CPA_DRAFT_MODEL;
+    if (job->network.draft_layers <= job->network.next_modules) return CPA_OK;
+    return cpa_fail(err, CPA_INVALID,
+                    "--speculative: found mtp:1, expected another way to draft, as %.400s/config.json has no "
+                    "num_nextn_predict_layers above 0",
+                    job->settings.model_dir);
+}
+
 /* The config of --model-dir, and the shape of its attention. fp32 on the host, where it takes no longer than bf16. */
 static cpa_status read_network(cpa_job *job, cpa_error *err) {
     const char *folder = job->settings.model_dir;
     cpa_status status = cpa_model_config_load(folder, &job->network, err);
     if (status == CPA_IO) return cpa_fail(err, CPA_INVALID, "--model-dir: %.480s", err->message);
     CPA_TRY(status);
+    CPA_TRY(choose_draft_layers(job, err));
     const cpa_dtype said = job->network.has_dtype ? job->network.dtype : CPA_BF16;
     cpa_model_of_config(&job->network, folder, is_on_cuda(&job->settings) ? said : CPA_F32, &job->model);
     job->has_network = 1;
@@ -59,6 +72,20 @@ cpa_status cpa_job_set_rules(cpa_job *job, cpa_error *err) {
     return cpa_model_set_rules(&job->model, choice, err);
 }
 
+/* The scale of all keys and that of all values; latents, whose values lie in their keys, have one for both. */
+static cpa_status set_scales(const cpa_settings *settings, cpa_attention_shape *shape, cpa_error *err) {
+    const double k = settings->k_scale, v = settings->v_scale;
+    if (shape->v_in_k && v > 0 && v != k)
+        return cpa_fail(err, CPA_INVALID,
+                        "--v-scale: found %g over latents, expected none, or %g as --k-scale, as values lie in keys", v,
+                        k);
+    if (!shape->v_in_k && k > 0 && v == 0)
+        return cpa_fail(err, CPA_INVALID, "--k-scale: found without --v-scale, expected both or none");
+    shape->k_scale = (float)k;
+    shape->v_scale = (float)(shape->v_in_k ? k : v);
+    return CPA_OK;
+}
+
 static cpa_status read_model(cpa_job *job, cpa_error *err) {
     const cpa_settings *settings = &job->settings;
     cpa_attention_shape *shape = &job->model.shape.attention;
@@ -78,8 +105,7 @@ static cpa_status read_model(cpa_job *job, cpa_error *err) {
     if (settings->window >= 0) cpa_model_set_window(&job->model, settings->window);
     if (settings->sinks >= 0) cpa_model_set_sinks(&job->model, (int32_t)settings->sinks);
     shape->kv_dtype = settings->kv_cache_dtype ? (cpa_dtype)(settings->kv_cache_dtype - 1) : shape->dtype;
-    shape->k_scale = (float)settings->k_scale;
-    shape->v_scale = shape->v_in_k ? shape->k_scale : (float)settings->v_scale;
+    CPA_TRY(set_scales(settings, shape, err));
     shape->layout = (cpa_kv_layout)settings->kv_layout;
     CPA_TRY(cpa_job_set_rules(job, err));
     job->interleave = (int32_t)(settings->interleave ? settings->interleave : settings->block_size);
@@ -158,6 +184,9 @@ static cpa_status prepare(int argc, char **argv, cpa_job *job, cpa_workload *wor
     if (settings->metrics_file[0]) CPA_TRY(cpa_output_check("--metrics-file", settings->metrics_file, err));
     if (settings->violation_dump[0])
         CPA_TRY(cpa_output_check_folder("--violation-dump", settings->violation_dump, err));
+    if (settings->block_store[0]) CPA_TRY(cpa_output_check_folder("--block-store", settings->block_store, err));
+    if (settings->block_transfer != 0 && !settings->block_store[0])
+        return cpa_fail(err, CPA_INVALID, "--block-transfer: found without --block-store, expected with it");
     if (settings->generate) {
         CPA_TRY(read_prompt(job, workload, prompt_answer, err));
     } else if (!cpa_job_is_mixed(settings)) {
@@ -209,15 +238,20 @@ cpa_transformer_options cpa_job_transformer_options(const cpa_job *job) {
         .max_sequences = job->settings.max_num_seqs,
         .slices = slices_of(&job->settings),
         .ranks = job->ranks,
-        .spread_experts = job->settings.spread_experts != 0,
+        .experts = !job->settings.spread_experts ? CPA_EXPERTS_REPLICATED
+                   : is_on_cuda(&job->settings)  ? CPA_EXPERTS_GATHERED
+                                                 : CPA_EXPERTS_SENT,
     };
 }
 
-/* Bytes of the network on a rank. */
+/* Bytes of the network on the rank that has the most of it. */
 static int64_t network_bytes(const cpa_job *job) {
     if (!job->has_network) return 0;
-    const cpa_transformer_options options = cpa_job_transformer_options(job);
-    return cpa_transformer_bytes(&job->network, &options);
+    cpa_transformer_options options = cpa_job_transformer_options(job);
+    int64_t most = 0;
+    for (options.rank = 0; options.rank < options.ranks; options.rank++)
+        most = cpa_max64(most, cpa_transformer_bytes(&job->network, &options));
+    return most;
 }
 
 cpa_status cpa_job_check_memory(const cpa_job *job, int64_t memory_bytes, cpa_error *err) {
@@ -286,6 +320,7 @@ static int has_word(const char *text, const char *word) {
 void cpa_job_name_option(cpa_error *err) {
     static const char *const names[][2] = {
         {"staging_bytes", "staging-bytes"},
+        {"state_dtype", "state-dtype"},
         {"num_blocks", "num-blocks"},
         {"block_size", "block-size"},
         {"interleave", "cp-kv-cache-interleave-size"},
@@ -324,6 +359,7 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, cpa_cache_size cac
         .algorithm = (cpa_algorithm)settings->algorithm,
         .transport = (cpa_transport_kind)settings->transport,
         .staging_bytes = settings->staging_bytes,
+        .state_dtype = (cpa_dtype)settings->state_dtype,
         .verify = settings->verify,
         .violation_dump = settings->violation_dump[0] ? settings->violation_dump : NULL,
         .skip_self_test = (int32_t)settings->skip_self_test,
@@ -341,6 +377,7 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, cpa_cache_size cac
         .ageing_s = settings->priority_ageing,
         .long_prefill_token_threshold = settings->long_prefill_token_threshold,
         .adaptive_chunks = (int32_t)settings->adaptive_chunks,
+        .short_prompts = (cpa_short_prompts)settings->short_prompts,
         .tenant_block_quota = settings->tenant_block_quota,
         .max_queued_requests = settings->max_queued_requests,
         .max_queued_tokens = settings->serve ? settings->max_queued_tokens : 0,

@@ -132,6 +132,7 @@ static cpa_status submit(batch_run *r, cpa_error *err) {
     if (s->job.has_network) CPA_TRY(cpa_network_begin(&s->job, &s->network, err));
     for (int64_t i = 0; i < r->workload->count; i++) {
         if (s->job.has_network) r->workload->requests[i].sampling = &s->network.sampling;
+        r->workload->requests[i].transfer = (uint32_t)s->job.settings.block_transfer;
         cpa_status status = cpa_engine_submit(s->engine, &r->workload->requests[i]);
         if (status == CPA_OK) continue;
         cpa_fail(err, status, "%s", cpa_engine_error(s->engine));
@@ -171,7 +172,7 @@ static void on_finish(void *ctx, const cpa_request_result *result) {
 static void on_progress(void *ctx, int64_t tokens, int64_t requests, double elapsed_s) {
     batch_run *r = ctx;
     cpa_signals_lock();
-    cpa_service_note_stats(r->service, &r->outcome);
+    cpa_service_note_step(r->service, &r->outcome, elapsed_s);
     if (!r->service->job.settings.generate) cpa_progress_line_update(&r->progress, tokens, requests, elapsed_s);
     if (r->exposition) cpa_exposition_add_step(r->exposition, &r->outcome.stats);
     cpa_metrics_file_update(&r->metrics_file, &r->outcome.stats);

@@ -134,10 +134,10 @@ static void on_finish(void *ctx, const cpa_request_result *result) {
 
 static void on_progress(void *ctx, int64_t tokens, int64_t requests, double elapsed_s) {
     serving *s = ctx;
-    (void)tokens, (void)requests, (void)elapsed_s;
+    (void)tokens, (void)requests;
     cpa_server_on_step(s->front.server);
     cpa_signals_lock();
-    cpa_service_note_stats(s->service, &s->outcome);
+    cpa_service_note_step(s->service, &s->outcome, elapsed_s);
     cpa_exposition_add_step(s->front.exposition, &s->outcome.stats);
     cpa_metrics_file_update(&s->metrics_file, &s->outcome.stats);
     cpa_signals_unlock();

@@ -108,6 +108,8 @@ static cpa_status start(const cpa_job *job, const cpa_api_keys_file *keys, cpa_s
         .chat = front->chat,
         .tool_form = front->tool_form,
         .thought_form = front->thought_form,
+        .transfer = (int32_t)settings->block_transfer,
+        .has_block_store = settings->block_store[0] != 0,
         .seed = (uint64_t)settings->seed,
         .max_body_bytes = settings->max_body_bytes,
         .max_connections = settings->max_connections,

@@ -2,8 +2,11 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 
+#include "base/array.h"
 #include "base/check.h"
+#include "comm/limits.h"
 #include "launcher/output/timeline_json.h"
 
 cpa_exit_code cpa_service_place(cpa_service *s) {
@@ -46,7 +49,11 @@ cpa_exit_code cpa_service_create_engine(cpa_service *s, cpa_engine_options optio
         options.network = &s->network.model;
         cpa_transformer_give_forms(s->network.transformer, &options.model);
     }
-    cpa_status status = cpa_engine_create(s->ranks.comm, &options, &s->engine, &err);
+    cpa_status status = cpa_job_store_open(&s->job.settings, &s->store, &err);
+    status = cpa_control_agree(&s->ranks.control, status, &err);
+    if (status != CPA_OK) return cpa_job_ranks_explain(&s->ranks, status, err.message);
+    if (s->store.folder) options.block_store = &s->store.table;
+    status = cpa_engine_create(s->ranks.comm, &options, &s->engine, &err);
     if (status != CPA_OK && !cpa_control_all_failed(&s->ranks.control))
         cpa_job_ranks_abort(&s->ranks, status, err.message);
     if (status == CPA_NO_MEMORY) {
@@ -79,6 +86,34 @@ void cpa_service_note_stats(const cpa_service *s, cpa_outcome *outcome) {
     cpa_engine_get_stats(s->engine, &outcome->stats, sizeof outcome->stats);
 }
 
+/* So many blocks from a moment on. */
+typedef struct cpa_cache_use {
+    double at_s;
+    int64_t blocks;
+} cpa_cache_use;
+
+void cpa_service_note_step(cpa_service *s, cpa_outcome *outcome, double elapsed_s) {
+    const int64_t last = s->n_cache_use > 0 ? s->cache_use[s->n_cache_use - 1].blocks : 0;
+    cpa_service_note_stats(s, outcome);
+    if (!s->job.settings.timeline[0] || outcome->stats.kv_used == last || s->n_cache_use == CPA_TIMELINE_SPANS) return;
+    if (!cpa_array_reserve(&s->cache_use, &s->cap_cache_use, s->n_cache_use + 1, sizeof *s->cache_use)) {
+        s->lost_cache_use = 1;
+        return;
+    }
+    s->cache_use[s->n_cache_use++] = (cpa_cache_use){elapsed_s, outcome->stats.kv_used};
+}
+
+/* What ranks have sent each other. Collective. */
+static cpa_exit_code add_bytes(cpa_service *s, cpa_timeline_json *json) {
+    static int64_t bytes[CPA_COMM_MAX_RANKS * CPA_COMM_MAX_RANKS]; /* too large for a small stack */
+    const int32_t ranks = s->ranks.size;
+    const cpa_status known = cpa_engine_bytes_between(s->engine, bytes);
+    const cpa_exit_code code = cpa_job_ranks_explain(&s->ranks, known, cpa_engine_error(s->engine));
+    for (int32_t rank = 0; known == CPA_OK && s->ranks.rank == 0 && rank < ranks; rank++)
+        cpa_timeline_json_add_bytes(json, rank, bytes + rank * ranks);
+    return code;
+}
+
 cpa_exit_code cpa_service_write_timeline(cpa_service *s) {
     cpa_error err;
     cpa_timeline_json json;
@@ -91,7 +126,11 @@ cpa_exit_code cpa_service_write_timeline(cpa_service *s) {
     if (code != CPA_EXIT_DONE) return code;
     const cpa_status gathered = cpa_engine_timeline(s->engine, cpa_timeline_json_add, &json);
     code = cpa_job_ranks_explain(&s->ranks, gathered, cpa_engine_error(s->engine));
+    if (gathered == CPA_OK && s->ranks.size > 1) code = add_bytes(s, &json);
     if (s->ranks.rank != 0) return code;
+    if (s->lost_cache_use) json.failed = 1;
+    for (int64_t i = 0; i < s->n_cache_use; i++)
+        cpa_timeline_json_add_cache(&json, s->cache_use[i].at_s, s->cache_use[i].blocks);
     const cpa_status closed = cpa_timeline_json_close(&json, &err);
     return closed == CPA_OK ? code : cpa_job_ranks_explain(&s->ranks, closed, err.message);
 }
@@ -99,5 +138,8 @@ cpa_exit_code cpa_service_write_timeline(cpa_service *s) {
 void cpa_service_close(cpa_service *s) {
     cpa_engine_destroy(s->engine);
     s->engine = NULL;
+    cpa_job_store_close(&s->store);
+    free(s->cache_use);
+    s->cache_use = NULL;
     cpa_network_close(&s->network);
 }

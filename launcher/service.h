@@ -5,6 +5,7 @@
 #ifndef CPA_LAUNCHER_SERVICE_H
 #define CPA_LAUNCHER_SERVICE_H
 
+#include "launcher/block_store.h"
 #include "launcher/job.h"
 #include "launcher/network.h"
 #include "launcher/output/report.h"
@@ -18,7 +19,12 @@ typedef struct cpa_service {
     cpa_cache_size cache;     /* cache of a rank */
     cpa_prompt_answer answer; /* rank 0: of `generate`; without a prompt: none */
     cpa_network network;
+    cpa_job_store store;
     cpa_engine *engine; /* NULL: not created yet */
+    /* Rank 0, with --timeline: what requests have of the cache, wherever that changes. */
+    struct cpa_cache_use *cache_use;
+    int64_t n_cache_use, cap_cache_use;
+    int lost_cache_use; /* memory was lacking for some of it */
 } cpa_service;
 
 /* Chooses the device and the cores of each rank. */
@@ -31,7 +37,7 @@ cpa_exit_code cpa_service_size_cache(cpa_service *service, cpa_cache_size_fn cho
 /* Loads the weights of --model-dir, if there are any. The workload is rank 0's, and must outlive the service. */
 cpa_exit_code cpa_service_load_network(cpa_service *service, cpa_workload *workload);
 
-/* Creates the engine; of its options those of the device and of the network are set here. */
+/* Creates the engine; of its options those of the device, of the network and of the store of blocks are set here. */
 cpa_exit_code cpa_service_create_engine(cpa_service *service, cpa_engine_options options);
 
 /* Rank 0: an outcome of which nothing has happened yet. The workload and the metrics are the caller's. */
@@ -39,11 +45,14 @@ cpa_outcome cpa_service_outcome(const cpa_service *service, const cpa_workload *
 /* Rank 0: notes in it what the engine has counted so far. */
 void cpa_service_note_stats(const cpa_service *service, cpa_outcome *outcome);
 
+/* Rank 0: the same after a step that ended `elapsed_s` after the start of the run. */
+void cpa_service_note_step(cpa_service *service, cpa_outcome *outcome, double elapsed_s);
+
 /* After a run: every rank's spans go to the file of --timeline, which rank 0 writes. Unlike the others, it returns what
  * this rank has met. */
 cpa_exit_code cpa_service_write_timeline(cpa_service *service);
 
-/* Destroys the engine and the network. The ranks stay open. */
+/* Destroys the engine, the network and the store. The ranks stay open. */
 void cpa_service_close(cpa_service *service);
 
 #endif

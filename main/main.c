@@ -1,5 +1,5 @@
 /* The program: `mpirun -np N cp_attn [options]`, `cp_attn serve ...`, `cp_attn generate ...`,
- * `cp_attn bench ...` or `cp_attn check FILE`. */
+ * `cp_attn bench ...`, `cp_attn check FILE` or `cp_attn plot FILE...`. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +14,7 @@
 #include "launcher/row_check.h"
 #include "launcher/run.h"
 #include "launcher/serve.h"
+#include "plot/plot.h"
 
 static int run_bench(cpa_comm *comm, int argc, char **argv) {
     cpa_rank_placement placement;
@@ -94,6 +95,7 @@ int main(int argc, char **argv) {
     if (argc > 2 && strcmp(argv[1], "bench") == 0 && strcmp(argv[2], "serve") == 0)
         return cpa_bench_serve_main(argc - 2, argv + 2, getenv("OPENAI_API_KEY")); /* a client has no ranks */
     if (argc > 1 && strcmp(argv[1], "check") == 0) return cpa_row_check_main(argc - 1, argv + 1);
+    if (argc > 1 && strcmp(argv[1], "plot") == 0) return cpa_plot_main(argc - 1, argv + 1);
     cpa_log_set(log_early, NULL, CPA_LOG_WARN);
     cpa_status joined = cpa_ranks_join(&argc, &argv, &comm, &err);
     if (joined != CPA_OK) {

@@ -109,6 +109,7 @@ static cpa_status submit(const cpa_answer *answer, int64_t choice, cpa_error *er
         .prompt_tokens = flight->prompt->count,
         .output_tokens = cpa_answer_tokens(answer->server, g, flight->prompt),
         .priority = g->priority,
+        .transfer = g->transfer,
         .salt = g->salt,
         .tenant = g->tenant,
         .group = g->n > 1 ? answer->group->flights[choice - choice % g->n].id : 0,

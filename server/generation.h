@@ -39,6 +39,7 @@ typedef struct cpa_generation {
     cpa_prompt_text *prompt_texts; /* [n_prompt_texts] where the answer echoes */
     int64_t n_prompt_texts;
     int32_t priority;           /* lower runs first */
+    uint32_t transfer;          /* of cpa_transfer, or'ed */
     char *salt;                 /* NULL = "" */
     char *tenant;               /* NULL: the salt tells */
     char *binding;              /* grammar that answers are bound to (constraint_text.h); NULL: they are free */

@@ -41,7 +41,6 @@ static int refuse_what_is_not_there(const cpa_fields *fields) {
         {"return_tokens_as_token_ids", "there is return_token_ids"},
         {"truncate_prompt_tokens", "prompts are taken whole"},
         {"prompt_embeds", "prompts are text or token ids"},
-        {"kv_transfer_params", "the cache is this server's alone"},
         {"thinking_token_budget", "answers are bounded by max_tokens alone"},
         {"reasoning_effort", "models think as they were taught; there is chat_template_kwargs"},
         {"lora_name", "there is one model, as it was loaded"},
@@ -181,14 +180,33 @@ static int read_salt(const cpa_fields *fields, cpa_generation *g) {
     return g->salt ? 1 : cpa_refuse_memory(fields);
 }
 
+/* As vLLM has it: do_remote_decode of a server that computes prompts for others, do_remote_prefill of one that goes on
+ * with them. Other fields tell vLLM's connectors where the other server is, which a store makes no matter. */
+static int read_transfer(const cpa_server *server, const cpa_fields *fields, cpa_generation *g) {
+    cpa_fields params;
+    int imports = 0, exports = 0;
+    g->transfer = (uint32_t)server->options.transfer;
+    if (!cpa_field_object(fields, "kv_transfer_params", "kv_transfer_params.", NULL, &params)) return 0;
+    if (!params.object) return 1;
+    if (!cpa_field_flag(&params, "do_remote_prefill", &imports) ||
+        !cpa_field_flag(&params, "do_remote_decode", &exports))
+        return 0;
+    if ((imports || exports) && !server->options.has_block_store) {
+        return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, "kv_transfer_params",
+                          "kv_transfer_params: the cache is this server's alone; there is --block-store");
+    }
+    g->transfer |= (imports ? CPA_TRANSFER_IMPORT : 0U) | (exports ? CPA_TRANSFER_EXPORT : 0U);
+    return 1;
+}
+
 int cpa_generation_read(const cpa_server *server, const cpa_fields *fields, cpa_generation *g) {
     int skips_special = 1;
     g->n = 1;
     if (!cpa_model_field(server, fields) || !refuse_what_is_not_there(fields) || !read_sampling(fields, g) ||
         !cpa_field_int(fields, "n", 1, MOST_SAMPLES, &g->n) || !read_stops(server, fields, g) ||
         !read_stop_ids(server, fields, g) || !read_stream(fields, g) || !read_salt(fields, g) ||
-        !read_prompt_logprobs(fields, g) || !cpa_draw_limits_read(server, fields, g) ||
-        !cpa_field_flag(fields, "return_token_ids", &g->returns_ids) ||
+        !read_transfer(server, fields, g) || !read_prompt_logprobs(fields, g) ||
+        !cpa_draw_limits_read(server, fields, g) || !cpa_field_flag(fields, "return_token_ids", &g->returns_ids) ||
         !cpa_field_flag(fields, "skip_special_tokens", &skips_special) || !cpa_bound_answers_read(server, fields, g)) {
         return 0;
     }

@@ -11,6 +11,7 @@ static const cpa_route routes[] = {
     {.path = "/health", .is_open = 1, .is_probe = 1, .serve = cpa_serve_health},
     {.path = "/version", .is_open = 1, .serve = cpa_serve_version},
     {.path = "/metrics", .is_open = 1, .serve = cpa_serve_metrics},
+    {.path = "/status", .is_open = 1, .serve = cpa_serve_status_page},
     {.path = "/v1/completions", .prepare = cpa_prepare_completion, .serve = cpa_serve_generation},
     {.path = "/v1/chat/completions", .renders = 1, .prepare = cpa_prepare_chat, .serve = cpa_serve_generation},
     {.path = "/tokenize", .renders = 1, .prepare = cpa_prepare_tokens, .serve = cpa_serve_conversion},

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/status_page.h"
+
 static cpa_server_state state_of(const cpa_http_exchange *x) {
     return atomic_load(&x->server->in_flight.state);
 }
@@ -30,6 +32,10 @@ enum MHD_Result cpa_serve_metrics(cpa_http_exchange *x) {
     const cpa_server_options *o = &x->server->options;
     return cpa_reply_text(x, "text/plain; version=0.0.4; charset=utf-8",
                           o->metrics ? o->metrics(o->metrics_ctx) : strdup(""));
+}
+
+enum MHD_Result cpa_serve_status_page(cpa_http_exchange *x) {
+    return cpa_reply_text(x, "text/html; charset=utf-8", strndup((const char *)cpa_status_page, cpa_status_page_bytes));
 }
 
 static json_t *model(const cpa_http_exchange *x) {

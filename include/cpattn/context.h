@@ -9,7 +9,8 @@
  * from all peers at once (Liu et al., Ring Attention, arXiv:2310.01889; Yang et al., Context Parallelism for Scalable
  * Million-Token Inference, arXiv:2411.01783).
  * pass-Q (keys stay): queries travel, and partial states come back. Both give the same result; on the host the same
- * bits, but for rows of a form with a matrix (cpa_row_form), and states that are rounded (state_dtype). */
+ * bits, but for rows of a form with a matrix or one that absorbs (cpa_row_form), and states that are rounded
+ * (state_dtype). */
 #ifndef CPATTN_CONTEXT_H
 #define CPATTN_CONTEXT_H
 
@@ -48,6 +49,10 @@ CPA_API cpa_algorithm cpa_algorithm_choose(const cpa_algorithm_question *questio
  * algorithm of a chunk says; what travels are partial states. */
 typedef enum cpa_row_placement { CPA_ROWS_OWNED = 0, CPA_ROWS_REPLICATED } cpa_row_placement;
 
+/* Which rows of an expanded form attend latents as they lie: none; those that are attended together, where that is less
+ * work than to expand their keys, by its products and bytes; or all. */
+typedef enum cpa_absorb { CPA_ABSORB_NEVER = 0, CPA_ABSORB_COUNTED, CPA_ABSORB_ALWAYS } cpa_absorb;
+
 /* A form of rows. The rows of a step may have several, of which each chunk names its own: rows of decode that attend
  * latent keys as they lie, say, beside rows of prefill that attend narrower ones. All attend the same cache, with the
  * heads of its shape. */
@@ -64,7 +69,12 @@ typedef struct cpa_row_form {
      * and v_dim here are the widths of those, neither 0, and W_h and V_h the matrix of a layer,
      * cpa_form_rows.expansion. What travels by pass-KV are latents. Not for rows of a reserved step. */
     int32_t expanded;
-    int32_t reserved[4]; /* zero */
+    /* Of an expanded form: its rows may attend latents as these lie instead, each query times W_h and each result times
+     * V_h, at the rank that has the keys. Not CPA_ABSORB_NEVER, which is zero: each layer has cpa_form_rows.fold and
+     * unfold. By pass-Q queries and partial states travel as narrow as with expanded keys. On the host too, results
+     * then depend on the step, the algorithm and the size of staging by rounding. */
+    cpa_absorb absorbs;
+    int32_t reserved[3]; /* zero */
 } cpa_row_form;
 enum { CPA_MOST_ROW_FORMS = 3 };
 
@@ -127,7 +137,10 @@ typedef struct cpa_form_rows {
     /* [q_heads, k_dim - r columns + v_dim, c columns], dtype, 16-byte aligned: for each head the rows of W_h, then those
      * of V_h (cpa_row_form.expanded); NULL for a form that is not expanded. */
     const void *expansion;
-    int64_t reserved[3]; /* zero */
+    /* dtype, 16-byte aligned: of each head W_h turned, [q_heads, c columns, k_dim - r columns], and V_h turned, [q_heads,
+     * c columns, v_dim]; NULL for a form that absorbs nothing. */
+    const void *fold, *unfold;
+    int64_t reserved[1]; /* zero */
 } cpa_form_rows;
 
 /* The tensors of one layer. */
@@ -153,6 +166,8 @@ typedef struct cpa_context_args {
     const cpa_form_rows *rows;
 } cpa_context_args;
 
+enum { CPA_KERNEL_NAMES = 96 };
+
 /* What has happened since the context was created, on this rank. */
 typedef struct cpa_context_stats {
     int64_t bytes_sent;
@@ -169,6 +184,10 @@ typedef struct cpa_context_stats {
      * for each range of keys of a row of several; a graph counts the rows of the step that it was captured of. */
     int64_t plain_rows;
     int64_t row_bytes_sent; /* of bytes_sent, those of cpa_row_exchange (cpattn/model.h) */
+    /* Kernels that attended (cpa_attend_kernel.name), each once, ", " between them: single rows of a sequence, as decode
+     * has them, and several at once. On the host they are instruction sets. Of a step those of its first layer count; of
+     * steps launched as a graph, those of the step that it was captured of. */
+    char decode_kernels[CPA_KERNEL_NAMES], prefill_kernels[CPA_KERNEL_NAMES];
 } cpa_context_stats;
 
 /* Collective over `comm`, which must outlive the context, as must `device`. Options that are not the same on every rank

@@ -3,6 +3,7 @@
 #define CPATTN_CPATTN_H
 
 #include <cpattn/api.h>
+#include <cpattn/blocks.h>
 #include <cpattn/comm.h>
 #include <cpattn/constraint.h>
 #include <cpattn/context.h>

@@ -3,6 +3,7 @@
 #ifndef CPATTN_ENGINE_H
 #define CPATTN_ENGINE_H
 
+#include <cpattn/blocks.h>
 #include <cpattn/comm.h>
 
 #include <cpattn/constraint.h>
@@ -45,7 +46,7 @@ typedef enum cpa_policy { CPA_POLICY_PRIORITY = 0, CPA_POLICY_FCFS } cpa_policy;
 typedef enum cpa_drafter {
     CPA_DRAFT_NONE = 0, /* nobody: a token a step */
     CPA_DRAFT_NGRAM,    /* what followed the last few tokens before (cpattn/ngram.h) */
-    CPA_DRAFT_MODEL     /* the network */
+    CPA_DRAFT_MODEL     /* the network: its layers that draft, one token; without such layers its `draft` */
 } cpa_drafter;
 
 /* What carries tensors between the devices of ranks. */
@@ -55,6 +56,13 @@ typedef enum cpa_transport_kind {
     CPA_TRANSPORT_PEER, /* peer memory of the GPUs of one host */
     CPA_TRANSPORT_HOST  /* the communicator itself; for the host back end, whose only one it is */
 } cpa_transport_kind;
+
+/* What chunks of prompts do whose form expands latents (cpa_row_form), where few of their tokens meet many keys. */
+typedef enum cpa_short_prompts {
+    CPA_SHORT_PROMPTS_AUTO = 0, /* they absorb on back ends that promise no bits, as results then depend on the chunk */
+    CPA_SHORT_PROMPTS_EXPAND,   /* as all others */
+    CPA_SHORT_PROMPTS_ABSORB    /* they take decode_form of the model, where that is less work by count */
+} cpa_short_prompts;
 
 typedef struct cpa_engine_options {
     size_t size;
@@ -111,7 +119,28 @@ typedef struct cpa_engine_options {
      * widest window, or with none, have num_blocks of one rank; the others what so many sequences can need of theirs,
      * at most as many. 0 = max_num_seqs. */
     int32_t window_seqs;
+    /* Dtype of O of the partial states that travel between ranks, as cpa_context_options.state_dtype has it: CPA_F32, or
+     * the dtype of the model in 16 bits, so that what it rounds is within what checked rows may be off. */
+    cpa_dtype state_dtype;
+    cpa_short_prompts short_prompts;
+    /* Where requests are exported to and imported from (cpa_request.transfer), on every rank or on none; copied, and
+     * what it points to must outlive the engine. Calls take as long as they do: no rank computes meanwhile. */
+    const cpa_block_store *block_store;
+    cpa_block_event_fn on_block_event; /* rank 0; NULL = nothing is called */
+    void *block_event_ctx;
 } cpa_engine_options;
+
+/* What a request has to do with the engine's store of blocks. */
+typedef enum cpa_transfer {
+    /* Keys and values of its prompt come from the store, as far as that has more of them than the engine itself; of the
+     * rest, and of what is damaged, the request computes its own. At least its last token is computed. Nothing comes
+     * where prompt_logprobs are asked for. */
+    CPA_TRANSFER_IMPORT = 1,
+    /* Keys and values of its prompt are put into the store when it has got its first token, before that is told: what a
+     * layer with a window sees no more is not among them. An engine that computes prompts for others gets requests of
+     * one output token. */
+    CPA_TRANSFER_EXPORT = 2
+} cpa_transfer;
 
 typedef struct cpa_request {
     size_t size;
@@ -132,6 +161,7 @@ typedef struct cpa_request {
      * a request. */
     const cpa_constraint_ops *constraint;
     void *constraint_ctx;
+    uint32_t transfer; /* of cpa_transfer, or'ed; not 0: the engine has a block_store. Its salt is part of the keys */
 } cpa_request;
 
 /* Why a request has ended. */
@@ -252,6 +282,11 @@ typedef struct cpa_engine_stats {
     int32_t kv_groups;
     cpa_engine_kv_group kv_group[CPA_ENGINE_KV_GROUPS];
     int64_t row_bytes_sent; /* of bytes_sent, rows that networks had other ranks compute (cpa_row_exchange) */
+    /* As in cpa_context_stats; those of all ranks. */
+    char decode_kernels[CPA_KERNEL_NAMES], prefill_kernels[CPA_KERNEL_NAMES];
+    /* Prompt tokens that came from the block_store, and went there; and times that some of what was to come was not
+     * there, or damaged. */
+    int64_t imported_tokens, exported_tokens, import_failures;
 } cpa_engine_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */
@@ -340,6 +375,11 @@ CPA_API cpa_status cpa_engine_get_stats(const cpa_engine *engine, cpa_engine_sta
 
 /* Hands the spans that options.timeline_spans kept, of all ranks, to on_span on rank 0, in no order. Collective. */
 CPA_API cpa_status cpa_engine_timeline(cpa_engine *engine, cpa_span_fn on_span, void *ctx);
+
+/* Bytes that each rank has sent each other since the engine was created: on rank 0 bytes[ranks, ranks], row-major by
+ * sender, of which the sum is bytes_sent of the statistics; elsewhere `bytes` is not written and may be NULL.
+ * Collective, while no run is under way. */
+CPA_API cpa_status cpa_engine_bytes_between(cpa_engine *engine, int64_t *bytes);
 
 /* One line naming the device of this rank. Owned by the engine. */
 CPA_API const char *cpa_engine_device(const cpa_engine *engine);

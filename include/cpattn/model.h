@@ -8,6 +8,8 @@
  *     select        which keys each row attends, if not all    |  and attends
  *     layer_out     the attention results of that layer       /  in between
  *     end_step      draws a token for each row that yields one
+ *     layer_in ...  of the layers that draft, with the tokens that follow the rows, and
+ *     end_draft     guesses what follows those; of models that have such layers
  *
  * A rank's rows are the new tokens that it owns; a row's token is on the device alone where the step right before has
  * drawn it. All calls enqueue on the stream (cpa_stream_native) and do nothing else. */
@@ -45,13 +47,15 @@ typedef struct cpa_model_shape {
      * outlive the engine, arrays included. */
     const cpa_score_rules *layer_rules;
     /* [n_forms], at most CPA_MOST_ROW_FORMS, and which of them rows take: those of a chunk that decodes (the token that
-     * was drawn last, and drafts behind it) and those of a chunk of a prompt. A request that is preempted computes as a
-     * prompt what it had decoded. NULL and 0: all rows have the form of `attention`. Must outlive the engine. Without a
+     * was drawn last, and drafts behind it) and those of a chunk of a prompt, which takes the former too where that is the
+     * same attention over latents for less work (cpa_short_prompts). A request that is preempted computes as a prompt what
+     * it had decoded. NULL and 0: all rows have the form of `attention`. Must outlive the engine. Without a
      * network forms have no layer_matrices, and the synthetic model has layer_expansions of its own where the ones here
      * are NULL. Over latents (v_in_k) each form that is not expanded has layer_scales, none of them 0. */
     const cpa_model_form *forms;
     int32_t n_forms, prefill_form, decode_form;
-    int32_t reserved[5]; /* zero */
+    int32_t draft_layers; /* the last of `layers`, which draft (cpa_model.end_draft): fewer than all of them */
+    int32_t reserved[4];  /* zero */
 } cpa_model_shape;
 
 /* The mask of a layer. */
@@ -233,6 +237,7 @@ typedef struct cpa_row_exchange_args {
     const int64_t *receive_rows; /* [ranks] how many come from each: what that rank has for this one in send_rows */
     const void *send;            /* those for rank 0, then those for rank 1, ... */
     void *receive;               /* from rank 0, then from rank 1, ...; does not overlap `send` */
+    int32_t to_all; /* 1: the same rows go to each rank that gets any, and `send` has them once; 0: as above */
 } cpa_row_exchange_args;
 typedef struct cpa_row_exchange {
     size_t size;
@@ -289,6 +294,10 @@ typedef struct cpa_model_step {
     cpa_draw_limits limits;
     const cpa_step_form *forms; /* host [n_forms of cpa_model_shape]; NULL where the model has none */
     const cpa_row_exchange *row_exchange;
+    /* Device [rows]: in the calls for layers that draft, the token behind each row: that of its chunk, or, of a row that
+     * yields one, what end_step has drawn. NULL in the others. */
+    const uint32_t *next_tokens;
+    const int64_t *rank_rows; /* host [ranks of row_exchange]: rows.count of this step on each rank */
 } cpa_model_step;
 
 /* What layer_in fills, and where it may write keys and values itself. On the device of the engine. */
@@ -385,6 +394,14 @@ typedef struct cpa_model {
      * blocks are CPA_UNSUPPORTED there. NULL: all keys. */
     cpa_status (*select)(void *ctx, int32_t layer, const cpa_model_step *step, const cpa_select_args *args,
                          cpa_key_selection *selection, cpa_stream *stream);
+    /* Of a model with draft_layers, as the multi-token prediction of DeepSeek-V3 (arXiv:2412.19437, section 2.2). These
+     * layers come behind end_step in every step, of the same rows: a row knows the token that follows it then, and its
+     * key and value lie in the cache as those of other layers do. Fills guesses [emissions], on the device: of each row
+     * that yields a token the one expected behind that, or CPA_NO_TOKEN. What the last token of a request came with is
+     * its draft of the next step, if it is not wrong, as with `draft`, which is not called. What these layers attend
+     * enters no digest. Of blocks that requests share, the last key of one may have been made with the token that
+     * followed in another request: that costs drafts, never tokens. */
+    cpa_status (*end_draft)(void *ctx, const cpa_model_step *step, uint32_t *guesses, cpa_stream *stream);
 } cpa_model;
 
 #ifdef __cplusplus

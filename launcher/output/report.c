@@ -93,6 +93,17 @@ static void print_drafts(const cpa_outcome *outcome, FILE *out) {
                     (accepted + chunks) / chunks);
 }
 
+/* What has attended: single rows of a sequence, and several at once. */
+static void print_kernels(const cpa_outcome *outcome, FILE *out) {
+    const cpa_engine_stats *stats = &outcome->stats;
+    const char *decode = stats->decode_kernels, *prefill = stats->prefill_kernels;
+    if (decode[0] || prefill[0])
+        cpa_report_line(out, "kernels", "%s%s%s%s%s", decode[0] ? "decode by " : "", decode,
+                        decode[0] && prefill[0] ? "; " : "", prefill[0] ? "prefill by " : "", prefill);
+    if (stats->plain_rows > 0)
+        cpa_report_line(out, "plain kernels", "%" PRId64 " rows attended without tensor cores", stats->plain_rows);
+}
+
 static void print_exchange(const cpa_outcome *outcome, FILE *out) {
     const cpa_engine_stats *stats = &outcome->stats;
     char sent[32], staging[32], bound[32];
@@ -102,8 +113,6 @@ static void print_exchange(const cpa_outcome *outcome, FILE *out) {
     cpa_report_line(out, "exchange", "%s sent, staging %s of %s, waited for %.1f ms", sent, staging, bound,
                     stats->exposed_comm_s * 1e3);
     cpa_report_line(out, "imbalance", "%.2f, the busiest rank's attention time over the mean", stats->imbalance);
-    if (stats->plain_rows > 0)
-        cpa_report_line(out, "plain kernels", "%" PRId64 " rows attended without tensor cores", stats->plain_rows);
 }
 
 /* Of each group of layers what it had of its own blocks, and of all together. */
@@ -140,15 +149,24 @@ void cpa_report_cache(const cpa_outcome *outcome, FILE *out) {
                         stats->cut_chunks, stats->held_back);
     if (stats->rank_local > 0)
         cpa_report_line(out, "", "%" PRId64 " times a sequence was placed on one rank", stats->rank_local);
+    if (stats->imported_tokens > 0 || stats->exported_tokens > 0 || stats->import_failures > 0)
+        cpa_report_line(out, "",
+                        "%" PRId64 " prompt tokens came from the block store, %" PRId64 " went there; %" PRId64
+                        " times not all was there",
+                        stats->imported_tokens, stats->exported_tokens, stats->import_failures);
     if (stats->swapped_out > 0)
         cpa_report_line(out, "", "%" PRId64 " blocks swapped out, %" PRId64 " back in; %" PRId64 " times damaged",
                         stats->swapped_out, stats->swapped_in, stats->swap_failures);
 }
 
 void cpa_report_logits(const cpa_outcome *outcome, FILE *out) {
+    const cpa_logits_verdict *logits = &outcome->logits;
+    char turned[64] = "";
+    if (logits->turned > 0)
+        snprintf(turned, sizeof turned, ", %" PRId64 " right by another choice of experts", logits->turned);
     cpa_report_line(out, "logits",
-                    "%" PRId64 " tokens compared with a plain forward, %" PRId64 " violations, largest error %.3g",
-                    outcome->logits.tokens, outcome->logits.violations, outcome->logits.max_error);
+                    "%" PRId64 " tokens compared with a plain forward, %" PRId64 " violations%s, largest error %.3g",
+                    logits->tokens, logits->violations, turned, logits->max_error);
 }
 
 void cpa_report_print(const cpa_outcome *outcome, FILE *out) {
@@ -164,6 +182,7 @@ void cpa_report_print(const cpa_outcome *outcome, FILE *out) {
     print_algorithm(outcome, out);
     print_drafts(outcome, out);
     print_exchange(outcome, out);
+    print_kernels(outcome, out);
     cpa_report_cache(outcome, out);
     cpa_report_line(out, "verified", "%" PRId64 " rows in %.3g s, %" PRId64 " violations, largest error %.3g",
                     stats->verify_rows, stats->verify_s, stats->verify_violations, stats->verify_max_error);

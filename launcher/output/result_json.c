@@ -39,6 +39,7 @@ static int fill_logits(json_t *object, const cpa_outcome *outcome) {
     const cpa_logits_verdict *logits = &outcome->logits;
     return cpa_json_put_int(object, "tokens", logits->tokens) |
            cpa_json_put_int(object, "violations", logits->violations) |
+           cpa_json_put_int(object, "other_experts", logits->turned) |
            cpa_json_put_real(object, "max_error", logits->max_error);
 }
 
@@ -55,7 +56,9 @@ static int fill_nonfinite(json_t *object, const cpa_outcome *outcome) {
 }
 
 static int fill_cp(json_t *object, const cpa_outcome *outcome) {
-    return cpa_json_put_int(object, "size", outcome->cp_size) | put_figures(object, CPA_FIGURE_CP, outcome);
+    return cpa_json_put_int(object, "size", outcome->cp_size) | put_figures(object, CPA_FIGURE_CP, outcome) |
+           cpa_json_put_text(object, "decode_kernels", outcome->stats.decode_kernels) |
+           cpa_json_put_text(object, "prefill_kernels", outcome->stats.prefill_kernels);
 }
 
 static int fill_drafts(json_t *object, const cpa_outcome *outcome) {

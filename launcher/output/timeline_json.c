@@ -127,6 +127,19 @@ static void put_counts(cpa_timeline_json *json) {
     }
 }
 
+void cpa_timeline_json_add_cache(cpa_timeline_json *json, double at_s, int64_t blocks) {
+    put_event(json, json_pack("{s:s, s:s, s:s, s:i, s:f, s:{s:I}}", "name", "cache", "cat", "requests", "ph", "C",
+                              "pid", json->ranks, "ts", at_s * MICRO, "args", "blocks", (json_int_t)blocks));
+}
+
+void cpa_timeline_json_add_bytes(cpa_timeline_json *json, int32_t rank, const int64_t *bytes) {
+    json_t *list = json_array();
+    for (int32_t peer = 0; peer < json->ranks; peer++)
+        if (json_array_append_new(list, json_integer(bytes[peer])) != 0) json->failed = 1;
+    put_event(json,
+              json_pack("{s:s, s:s, s:i, s:{s:o}}", "name", "bytes_to", "ph", "M", "pid", rank, "args", "bytes", list));
+}
+
 void cpa_timeline_json_add(void *ctx, const cpa_span *span) {
     cpa_timeline_json *json = ctx;
     const int process = span->of_request ? json->ranks : span->rank;

@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "launcher/ranks/launcher_end.h"
 #include "launcher/ranks/time_limit.h"
 #include "launcher/settings/join_settings.h"
 #include "launcher/settings/settings_table.h"
@@ -156,6 +157,7 @@ void cpa_ranks_leave(cpa_comm *comm, double timeout_s, cpa_exit_code code) {
 _Noreturn void cpa_ranks_abort(cpa_exit_code code) {
     enum { MOST_S = 5 };
     if (cpa_ranks_end_together()) {
+        cpa_launcher_end_later();
         limit_mpi(MOST_S, "MPI_Abort", "", code);
         MPI_Abort(MPI_COMM_WORLD, (int)code);
     }

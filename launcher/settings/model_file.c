@@ -182,7 +182,7 @@ void cpa_model_of_config(const cpa_model_config *config, const char *folder, cpa
     if (!config->latent.latent) return;
     out->head_dim = config->latent.nope + config->latent.rope;
     out->v_head_dim = config->latent.value;
-    for (int32_t i = 0; i < config->layers; i++) out->scales[i] = config->latent.scale;
+    for (int32_t i = 0; i < out->shape.layers; i++) out->scales[i] = config->latent.scale;
 }
 
 void cpa_model_set_window(cpa_model_file *model, int64_t window) {

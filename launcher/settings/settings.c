@@ -239,8 +239,9 @@ static void print_usage(const cpa_settings *settings, FILE *out) {
                 "       mpirun -np N cp_attn generate --model-dir DIR --prompt TEXT [options]    answer a prompt\n"
                 "       mpirun -np N cp_attn bench ...    measure one operation\n"
                 "       cp_attn bench serve --url URL ...    measure a server\n"
+                "       cp_attn plot FILE...    draw results and timelines\n"
                 "       cp_attn check FILE...    compute rows of --violation-dump again\n"
-                "       cp_attn serve, generate or bench with --help    options of these\n");
+                "       cp_attn serve, generate, bench or plot with --help    options of these\n");
     }
 }
 
@@ -254,7 +255,7 @@ void cpa_settings_print_help(const cpa_settings *settings, FILE *out) {
     for (int f = 0; f < cpa_settings_n_rows; f++) {
         const cpa_field *field = &cpa_settings_rows[f];
         if (!cpa_setting_is_of_command(settings, field)) continue;
-        if (strcmp(field->group, group) != 0) fprintf(out, "\n%s\n", field->group);
+        if (strcmp(field->group, group) != 0) fprintf(out, "\n%s:\n", field->group);
         group = field->group;
         cpa_field_print_help(field, !cpa_setting_is_action(field), out);
     }

@@ -87,6 +87,8 @@ typedef struct cpa_settings {
     int64_t prefix_caching;
     int64_t cascade_attention; /* cpa_cascade_attention */
     char cache_salt[CPA_TEXT_BYTES];
+    char block_store[CPA_TEXT_BYTES];
+    int64_t block_transfer;  /* of cpa_transfer, or'ed */
     int64_t preemption_mode; /* cpa_preemption_mode */
     double swap_space;       /* GiB */
     int64_t tenant_block_quota;
@@ -97,10 +99,12 @@ typedef struct cpa_settings {
     double priority_ageing;
     int64_t long_prefill_token_threshold;
     int64_t adaptive_chunks;
+    int64_t short_prompts; /* cpa_short_prompts */
     char speculative[CPA_TEXT_BYTES];
     int64_t algorithm; /* cpa_algorithm */
     int64_t transport; /* cpa_transport_kind */
     int64_t staging_bytes;
+    int64_t state_dtype; /* cpa_dtype */
 
     double verify;
     char violation_dump[CPA_TEXT_BYTES];

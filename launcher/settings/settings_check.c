@@ -118,9 +118,14 @@ static cpa_status check_drafts(const cpa_settings *settings, cpa_error *err) {
         const char *name;
         int given;
     } without[] = {{"dry-run", settings->dry_run != 0}, {"given-ids", settings->given_ids != NULL}};
+    enum { WITHOUT = sizeof without / sizeof *without };
     cpa_speculative speculative;
     CPA_TRY(cpa_settings_speculative(settings, &speculative, err));
-    for (int i = 0; speculative.drafter != CPA_DRAFT_NONE && i < 2; i++) {
+    if (speculative.drafter == CPA_DRAFT_MODEL && (!settings->model_dir[0] || settings->layers > 0))
+        return cpa_fail(err, CPA_INVALID,
+                        "--speculative: found mtp:1 %s, expected a --model-dir whose model drafts with all its layers",
+                        settings->model_dir[0] ? "with --layers" : "without --model-dir");
+    for (int i = 0; speculative.drafter != CPA_DRAFT_NONE && i < WITHOUT; i++) {
         if (without[i].given)
             return cpa_fail(err, CPA_INVALID,
                             "--speculative: found with --%s, expected without it: no token is drawn, by which drafts "
@@ -165,10 +170,8 @@ cpa_status cpa_settings_check(const cpa_settings *settings, cpa_error *err) {
     if (settings->time_scale > 0 && !isinf(settings->request_rate)) {
         return cpa_fail(err, CPA_INVALID, "--request-rate: found with --time-scale, expected one of the two");
     }
-    if ((settings->k_scale > 0) != (settings->v_scale > 0)) {
-        return cpa_fail(err, CPA_INVALID, "--%c-scale: found without --%c-scale, expected both or none",
-                        settings->k_scale > 0 ? 'k' : 'v', settings->k_scale > 0 ? 'v' : 'k');
-    }
+    if (settings->v_scale > 0 && settings->k_scale == 0)
+        return cpa_fail(err, CPA_INVALID, "--v-scale: found without --k-scale, expected both or none");
     if (settings->k_scale > 0 && settings->kv_cache_dtype != CPA_FP8_E4M3 + 1) {
         return cpa_fail(err, CPA_INVALID, "--k-scale: found with --kv-cache-dtype %s, expected fp8_e4m3",
                         kv_dtype_name(settings));

@@ -14,6 +14,8 @@
 #include "program/trace.h"
 
 static const char *const dtypes[] = {"auto", "fp32", "bf16", "fp16", NULL};
+static const char *const state_dtypes[] = {"fp32", "bf16", "fp16", NULL};
+static const char *const prompt_ways[] = {"auto", "expand", "absorb", NULL};
 static const char *const kv_dtypes[] = {"auto", "fp32", "bf16", "fp16", "fp8_e4m3", "int8", "fp8_t128", NULL};
 static const char *const layouts[] = {"token-major", "head-major", "vllm-x", NULL};
 static const char *const algorithms[] = {"auto", "pass-kv", "pass-q", NULL};
@@ -21,6 +23,7 @@ static const char *const devices[] = {"auto", "host", "cuda", NULL};
 static const char *const slice_modes[] = {"auto", "off", "decode", "all", NULL};
 static const char *const expert_places[] = {"replicated", "spread", NULL};
 static const char *const cascade_modes[] = {"auto", "off", NULL};
+static const char *const transfers[] = {"none", "import", "export", "both", NULL};
 static const char *const preemption_modes[] = {"recompute", "swap", "auto", NULL};
 static const char *const policies[] = {"priority", "fcfs", NULL};
 static const char *const log_levels[] = {"error", "warn", "info", "debug", NULL};
@@ -132,9 +135,9 @@ const cpa_field cpa_settings_rows[] = {
          "with --model-dir and several ranks, which exchange the outcome: in decode each reads a slice of the weights; "
          "all: it loads no more than that, for prefill too; auto: decode on GPUs, off on the host"},
     {"Model", "experts", NULL, CHOICE(spread_experts, "replicated", expert_places),
-     .help =
-         "of a model with experts, on several ranks: replicated: each has all; spread: each has some, and tokens go to "
-         "the ranks of their experts, with the same results; on the host"},
+     .help = "of a model with experts, on several ranks: replicated: each has all; spread: each has some, and tokens "
+             "travel "
+             "to the ranks of their experts"},
     {"Model", "dtype", NULL, CHOICE(dtype, "auto", dtypes),
      .help = "of weights, queries, keys, values and results; auto: as the model says; without a model bf16 on CUDA, "
              "fp32 on the host, there with --model-dir too"},
@@ -154,7 +157,9 @@ const cpa_field cpa_settings_rows[] = {
      .help = "of the KV cache; auto: that of the model; fp8_e4m3 and int8 have a scale for each token and head, "
              "fp8_t128, of latents alone, four for each token"},
     {"Cache", "k-scale", "S", REAL(k_scale, "auto", FLT_MIN, 1e30), .word = "auto",
-     .help = "fp8_e4m3 keys are multiples of S, one scale for all of them (with --v-scale); auto: see above"},
+     .help =
+         "fp8_e4m3 keys are multiples of S, one scale for all of them; with --v-scale, but over latents, where it is "
+         "that of values too; auto: see above"},
     {"Cache", "v-scale", "S", REAL(v_scale, "auto", FLT_MIN, 1e30), .word = "auto", .help = "the same of values"},
     {"Cache", "kv-layout", NULL, CHOICE(kv_layout, "token-major", layouts),
      .help = "order in a block of the cache: [tokens, heads] or [heads, tokens]"},
@@ -181,6 +186,12 @@ const cpa_field cpa_settings_rows[] = {
              "off"},
     {"Cache", "cache-salt", "TEXT", TEXT(cache_salt), .secret = 1,
      .help = "requests share with those of the same salt only; a trace may have one in each line"},
+    {"Cache", "block-store", "FOLDER", TEXT(block_store),
+     .help = "where keys and values of prompts go to, and come from, between jobs of whatever ranks, interleave, block "
+             "size and layout: all ranks reach it, and whoever owns it empties it"},
+    {"Cache", "block-transfer", NULL, CHOICE(block_transfer, "none", transfers),
+     .help = "with --block-store: prompts are computed as far as they are not there (import), are put there when they "
+             "are computed (export), or both; none: as requests to a server ask for it (kv_transfer_params)"},
     {"Cache", "preemption-mode", NULL, CHOICE(preemption_mode, "auto", preemption_modes),
      .help = "the cache of who gives way: computed again, moved to host memory, or what takes less time"},
     {"Cache", "swap-space", "GIB", REAL(swap_space, "0", 0, 0x1p20),
@@ -200,15 +211,24 @@ const cpa_field cpa_settings_rows[] = {
      .help =
          "where blocks are short, cut prefill to what is free, so that nobody has to give way; --log-level info says "
          "when; else only tokens bound it"},
+    {"Scheduling", "short-prompts", NULL, CHOICE(short_prompts, "auto", prompt_ways),
+     .help = "over latents, chunks of prompts of few tokens against what is cached: expand keys as the others do, or "
+             "absorb, "
+             "attending latents as decode does, where that is less work; auto: absorb on a GPU"},
     {"Scheduling", "speculative", "METHOD", CPA_FIELD_TEXT, offsetof(cpa_settings, speculative), "off",
      .help = "ngram:K, ngram:KxB or these with :MIN..MAX: a step may draw 1 + K tokens of a request, of which K were "
              "guessed: what followed the last time that its MAX (or fewer, down to MIN) last tokens were there before, "
              "or up "
-             "to B continuations as a tree; tokens are those without it"},
+             "to B continuations as a tree; mtp:1: the model's own module for the token after next guesses it "
+             "(num_nextn_predict_layers); tokens are those without it"},
     {"Exchange", "algorithm", NULL, CHOICE(algorithm, "auto", algorithms),
      .help = "move keys and values (pass-kv), or queries (pass-q); auto: the cheaper one, chunk by chunk"},
     {"Exchange", "staging-bytes", "N", INT(staging_bytes, "auto", 0, 0x1p40), .word = "auto",
      .help = "bound on the memory of one rank for keys and values on their way; auto: 64 MiB, on a GPU 2 GiB"},
+    {"Exchange", "state-dtype", NULL, CHOICE(state_dtype, "fp32", state_dtypes),
+     .help =
+         "of partial results that travel between ranks: fp32, or that of the model in 16 bits, half the bytes, where "
+         "results depend on --algorithm by as much as it rounds"},
     {"Exchange", "transport", NULL, CHOICE(transport, "auto", cpa_transport_names),
      .help = "what carries tensors between ranks: on GPUs NCCL, or peer memory of one host; auto: the faster one"},
     {"Checks", "verify", "R", REAL(verify, "auto", 0, 1), .word = "auto", .word_value = CPA_VERIFY_AUTO,

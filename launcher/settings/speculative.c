@@ -37,13 +37,14 @@ cpa_status cpa_speculative_parse(const char *where, const char *text, cpa_specul
                 read_number(&at, "..", s.ngram_min, CPA_NGRAM_MAX, &s.ngram_max);
     if (strcmp(text, "off") == 0) {
         s.drafter = CPA_DRAFT_NONE;
+    } else if (strcmp(text, "mtp:1") == 0) {
+        s = (cpa_speculative){.drafter = CPA_DRAFT_MODEL, .draft_tokens = 1};
     } else if (!right || *at) {
         char found[64];
         cpa_text_quote(text, strlen(text), found, sizeof found);
         return cpa_fail(err, CPA_INVALID,
-                        "%s: found '%s', expected off, ngram:K, ngram:KxB or these with :MIN..MAX, K of 1 to %d, B of "
-                        "2 to %d, K x B "
-                        "of at most %d and 1 <= MIN <= MAX <= %d",
+                        "%s: found '%s', expected off, mtp:1, ngram:K, ngram:KxB or these with :MIN..MAX, K of 1 to "
+                        "%d, B of 2 to %d, K x B of at most %d and 1 <= MIN <= MAX <= %d",
                         where, found, MOST_DRAFTS, CPA_NGRAM_BRANCHES, MOST_DRAFTS, CPA_NGRAM_MAX);
     }
     *out = s;

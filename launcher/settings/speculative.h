@@ -1,4 +1,5 @@
-/* Who drafts, as a user says it: "off", "ngram:K", or "ngram:KxB" for a tree; behind it may stand ":MIN..MAX". */
+/* Who drafts, as a user says it: "off", "mtp:1" for the module of the model that predicts the token after next,
+ * "ngram:K", or "ngram:KxB" for a tree; behind these two may stand ":MIN..MAX". */
 #ifndef CPA_LAUNCHER_SPECULATIVE_H
 #define CPA_LAUNCHER_SPECULATIVE_H
 

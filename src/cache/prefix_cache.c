@@ -134,6 +134,11 @@ const int32_t *cpa_prefix_cache_unit(const cpa_prefix_cache *cache, int32_t rank
     return full ? full->blocks : partial ? partial->blocks : NULL;
 }
 
+const cpa_prefix_digest *cpa_prefix_cache_digest(const cpa_prefix_cache *cache, int32_t rank, int32_t block) {
+    const unit *full = cache->units[2 * rank][block];
+    return full ? &full->digest : NULL;
+}
+
 void cpa_prefix_cache_drop(cpa_prefix_cache *cache, int32_t rank, int32_t block) {
     for (int partial = 0; partial < 2; partial++) {
         unit *u = cache->units[2 * rank + partial][block];

@@ -46,6 +46,9 @@ const int32_t *cpa_prefix_cache_find(const cpa_prefix_cache *cache, const cpa_pr
 int cpa_prefix_cache_add(cpa_prefix_cache *cache, const cpa_prefix_digest *digest, const int32_t *blocks, int partial);
 /* The unit that a block of a rank belongs to, as above: the full one, or the end of a prompt; NULL if there is none. */
 const int32_t *cpa_prefix_cache_unit(const cpa_prefix_cache *cache, int32_t rank, int32_t block);
+/* The digest that the full unit of a block of a rank is found by; NULL if there is none. It is valid until something is
+ * dropped. */
+const cpa_prefix_digest *cpa_prefix_cache_digest(const cpa_prefix_cache *cache, int32_t rank, int32_t block);
 /* The units that the block belongs to are found no more. */
 void cpa_prefix_cache_drop(cpa_prefix_cache *cache, int32_t rank, int32_t block);
 

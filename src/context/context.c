@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "base/struct_size.h"
@@ -131,11 +132,9 @@ static cpa_status agree_on_form(cpa_context *c, int32_t index) {
     const cpa_form *form = &c->ops.forms.list[index];
     char where[32];
     snprintf(where, sizeof where, "context: form %d", index);
-    const cpa_named_value values[] = {{"k_dim", form->shape.k_dim},
-                                      {"v_dim", form->shape.v_dim},
-                                      {"out_dim", form->out_dim},
-                                      {"matrix", form->has_matrix},
-                                      {"expanded", form->is_expanded}};
+    const cpa_named_value values[] = {{"k_dim", form->shape.k_dim},    {"v_dim", form->shape.v_dim},
+                                      {"out_dim", form->out_dim},      {"matrix", form->has_matrix},
+                                      {"expanded", form->is_expanded}, {"absorbs", form->absorbs}};
     return cpa_control_same(&c->control, where, values, sizeof values / sizeof values[0], &c->ops.error);
 }
 
@@ -270,7 +269,10 @@ cpa_status cpa_context_get_stats(cpa_context *context, cpa_context_stats *out, s
     if (!context) return CPA_INVALID;
     cpa_error error = context->ops.error;
     if (read_spans(context) != CPA_OK) context->ops.error = error; /* a step is under way */
-    return cpa_struct_give(&context->ops.stats, sizeof context->ops.stats, out, size);
+    cpa_context_stats stats = context->ops.stats;
+    memcpy(stats.decode_kernels, context->ops.decode_kernels, sizeof stats.decode_kernels);
+    memcpy(stats.prefill_kernels, context->ops.prefill_kernels, sizeof stats.prefill_kernels);
+    return cpa_struct_give(&stats, sizeof stats, out, size);
 }
 
 const char *cpa_context_error(const cpa_context *context) {
@@ -286,21 +288,34 @@ void cpa_context_count_chunks(cpa_context *c, int32_t layers) {
     c->ops.stats.keys_read += layers * c->ops.keys_read;
 }
 
+const int64_t *cpa_context_bytes_to(const cpa_context *c) {
+    return c->ops.bytes_to;
+}
+
 void cpa_context_account_begin(cpa_context *c, cpa_context_account *account) {
     *account = (cpa_context_account){.before = c->ops.stats};
+    memcpy(account->bytes_to, c->ops.bytes_to, sizeof account->bytes_to);
     c->layers_attended = 0;
 }
 
 void cpa_context_account_end(cpa_context *c, cpa_context_account *account) {
     account->bytes_sent = c->ops.stats.bytes_sent - account->before.bytes_sent;
+    account->row_bytes_sent = c->ops.stats.row_bytes_sent - account->before.row_bytes_sent;
     account->plain_rows = c->ops.stats.plain_rows - account->before.plain_rows;
     account->layers = c->layers_attended;
     c->ops.stats = account->before;
+    for (int32_t peer = 0; peer < c->control.size; peer++) {
+        const int64_t before = account->bytes_to[peer];
+        account->bytes_to[peer] = c->ops.bytes_to[peer] - before;
+        c->ops.bytes_to[peer] = before;
+    }
 }
 
 void cpa_context_account_add(cpa_context *c, const cpa_context_account *account) {
     c->ops.stats.bytes_sent += account->bytes_sent;
+    c->ops.stats.row_bytes_sent += account->row_bytes_sent;
     c->ops.stats.plain_rows += account->plain_rows;
+    for (int32_t peer = 0; peer < c->control.size; peer++) c->ops.bytes_to[peer] += account->bytes_to[peer];
     cpa_context_count_chunks(c, account->layers);
 }
 

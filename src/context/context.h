@@ -5,6 +5,7 @@
 #include <cpattn/context.h>
 
 #include "comm/comm.h"
+#include "comm/limits.h"
 #include "src/trace/spans.h"
 
 /* cpa_context_create over a transport that the caller has chosen; NULL: the one for the device. */
@@ -22,10 +23,14 @@ void cpa_context_capture(cpa_context *c, int capturing);
 /* Device seconds of the steps that were launched as graphs, from before their first kernel to behind their last: all of
  * their work, of which the statistics of the context say no more. */
 double cpa_context_replayed_seconds(const cpa_context *c);
+/* [ranks]: of the bytes that this rank has sent since the context was created, those to each rank. Lives as long as the
+ * context. */
+const int64_t *cpa_context_bytes_to(const cpa_context *c);
 /* What the layers of a step count on this rank. */
 typedef struct cpa_context_account {
     cpa_context_stats before;
-    int64_t bytes_sent, plain_rows;
+    int64_t bytes_sent, row_bytes_sent, plain_rows;
+    int64_t bytes_to[CPA_COMM_MAX_RANKS]; /* before end: as they were before */
     int32_t layers;
 } cpa_context_account;
 /* The layers between begin and end are captured, not run: end takes what they counted back. Each launch of the capture

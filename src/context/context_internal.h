@@ -2,6 +2,7 @@
  *
  *   row_plan.h      what attends of rows of a form are planned by
  *   expanded_keys.h  keys that are expanded from latents before they are attended
+ *   absorbed_rows.h  rows of expanded forms that attend latents as they lie; latent_work.h counts what is less
  *   narrow_states.h  states that travel in 16 bits
  *   forms.h         forms of rows, and the layer at hand as rows of each see it
  *   form_lane.h     what is kept of the rows of one form

@@ -52,6 +52,9 @@ static cpa_status check_rows(cpa_context *c, const cpa_form *form, const cpa_for
     if (form->is_expanded != (rows->expansion != NULL))
         return cpa_fail(err, CPA_INVALID, "%s: the expansion is %p, expected %s", where, rows->expansion,
                         form->is_expanded ? "one, as the form is expanded" : "NULL, as the form is not expanded");
+    if ((form->absorbs != CPA_ABSORB_NEVER) != (rows->fold != NULL) || !rows->fold != !rows->unfold)
+        return cpa_fail(err, CPA_INVALID, "%s: fold is %p and unfold %p, expected %s", where, rows->fold, rows->unfold,
+                        form->absorbs ? "both, as the form absorbs" : "NULL, as the form does not absorb");
     if (!CPA_RESERVED_IS_ZERO(*rows))
         return cpa_fail(err, CPA_INVALID, "%s: the reserved bytes of the rows are not zero", where);
     const int64_t element = cpa_dtype_bytes(form->shape.dtype);
@@ -60,6 +63,8 @@ static cpa_status check_rows(cpa_context *c, const cpa_form *form, const cpa_for
     CPA_TRY(cpa_check_aligned(where, "out_scale", rows->out_scale, sizeof *rows->out_scale, err));
     CPA_TRY(cpa_check_aligned(where, "matrix", rows->matrix, element, err));
     CPA_TRY(cpa_check_aligned(where, "expansion", rows->expansion, CPA_SECTION_ALIGNMENT, err));
+    CPA_TRY(cpa_check_aligned(where, "fold", rows->fold, CPA_SECTION_ALIGNMENT, err));
+    CPA_TRY(cpa_check_aligned(where, "unfold", rows->unfold, CPA_SECTION_ALIGNMENT, err));
     return cpa_check_aligned(where, "lse", rows->lse, sizeof *rows->lse, err);
 }
 
@@ -138,7 +143,7 @@ static cpa_status finish_own(cpa_form_lane *lane, const cpa_form_layer *layer, i
 static cpa_status attend_lane_alone(cpa_context *c, cpa_form_lane *lane, const cpa_form_layer *layer,
                                     cpa_stream *stream) {
     const cpa_table_plans *plans = cpa_context_is_reserved(c) ? &lane->q.plans : &lane->own;
-    const cpa_row_plan *plan = cpa_table_plans_now(plans, &c->ops);
+    cpa_row_plan *plan = cpa_table_plans_now(plans, &c->ops);
     if (cpa_form_ends_in_merge(lane->form)) {
         CPA_TRY(cpa_row_plan_attend_own(plan, &c->ops, lane->form, layer, lane->own_state, NULL, stream));
         return finish_own(lane, layer, c->attended->rows[lane->form->index], stream);

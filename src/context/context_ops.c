@@ -6,7 +6,7 @@
 
 #include "base/array.h"
 #include "base/check.h"
-#include "base/min_max.h"
+#include "kernels/key_workspace.h"
 
 cpa_status cpa_context_ops_create(cpa_context_ops *ops) {
     ops->messages = calloc((size_t)ops->map.cp_size, sizeof *ops->messages);
@@ -21,6 +21,9 @@ void cpa_context_ops_destroy(cpa_context_ops *ops) {
         cpa_spans_destroy(&ops->spans);
         if (ops->upload) ops->device->table->stream_destroy(ops->upload);
         ops->device->table->free(ops->device, ops->workspace.memory);
+        cpa_context_free(ops, &ops->absorbed.q);
+        cpa_context_free(ops, &ops->absorbed.over_latents);
+        cpa_context_free(ops, &ops->absorbed.unfolded);
     }
     free(ops->items);
     free(ops->messages);
@@ -48,18 +51,11 @@ cpa_status cpa_context_ensure_array(cpa_context_ops *ops, void *array, int64_t *
 }
 
 void cpa_context_open_workspace(cpa_context_ops *ops, int64_t bytes, int64_t least) {
-    const int64_t asked = bytes;
-    void *memory;
     if (bytes == 0) return;
-    while (ops->device->table->alloc(ops->device, bytes, &memory, &ops->error) != CPA_OK) {
-        memory = NULL;
-        if (bytes == least) break;
-        bytes = cpa_max64(bytes / 2, least);
-    }
-    if (memory) ops->workspace = (cpa_key_workspace){memory, bytes};
+    ops->workspace = cpa_key_workspace_open(ops->device, bytes, least);
     ops->stats.staging_bytes = ops->workspace.bytes;
-    if (ops->workspace.bytes < asked)
-        cpa_log(CPA_LOG_WARN, "context: no memory for %" PRId64 " bytes to prepare keys in, there are %" PRId64, asked,
+    if (ops->workspace.bytes < bytes)
+        cpa_log(CPA_LOG_WARN, "context: no memory for %" PRId64 " bytes to prepare keys in, there are %" PRId64, bytes,
                 ops->workspace.bytes);
 }
 
@@ -120,7 +116,10 @@ cpa_status cpa_context_start(cpa_context_ops *ops, int32_t n_messages, cpa_span_
     out->round = round;
     CPA_TRY(ops->transport->table->start(ops->transport, ops->messages, n_messages, stream->native, &out->handle,
                                          &ops->error));
-    for (int32_t i = 0; i < n_messages; i++) ops->stats.bytes_sent += ops->messages[i].send_bytes;
+    for (int32_t i = 0; i < n_messages; i++) {
+        ops->stats.bytes_sent += ops->messages[i].send_bytes;
+        ops->bytes_to[ops->messages[i].peer] += ops->messages[i].send_bytes;
+    }
     return CPA_OK;
 }
 

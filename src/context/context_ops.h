@@ -6,6 +6,7 @@
 #include <cpattn/context.h>
 
 #include "comm/comm.h"
+#include "comm/limits.h"
 #include "kernels/operators.h"
 #include "src/context/forms.h"
 #include "src/trace/spans.h"
@@ -15,6 +16,11 @@ typedef struct cpa_context_buffer {
     void *memory;
     int64_t bytes;
 } cpa_context_buffer;
+
+/* A range of rows. */
+typedef struct cpa_row_run {
+    int64_t row, rows;
+} cpa_row_run;
 
 /* An exchange in flight, and its span. */
 typedef struct cpa_context_exchange {
@@ -44,6 +50,9 @@ typedef struct cpa_context_ops {
     cpa_device *device;
     cpa_stream *upload;          /* for copies outside any layer */
     cpa_key_workspace workspace; /* workspace of all plans; empty: they prepare no keys */
+    struct {
+        cpa_context_buffer q, over_latents, unfolded;
+    } absorbed;    /* memory of absorbed_rows.h, of the plan with the most rows */
     int64_t split; /* shards are cut at multiples of this many tokens; all peers at once: least tokens of a segment */
     cpa_transport *transport;
     cpa_message *messages;  /* [cp_size], scratch: what cpa_context_start sends */
@@ -52,8 +61,10 @@ typedef struct cpa_context_ops {
     int32_t table_set;                /* set of block tables that the layer at hand reads */
     int masked;                       /* not 0: layers of the planned step come with a selection */
     int64_t keys_attended, keys_read; /* keys of a layer, by the plans set since these were 0 */
+    char decode_kernels[CPA_KERNEL_NAMES], prefill_kernels[CPA_KERNEL_NAMES]; /* as the statistics have them */
     cpa_error error;
     cpa_context_stats stats;
+    int64_t bytes_to[CPA_COMM_MAX_RANKS]; /* of stats.bytes_sent, those to each rank */
     cpa_spans spans;
     cpa_context_score score;
 } cpa_context_ops;
@@ -68,8 +79,7 @@ cpa_status cpa_context_ensure_array(cpa_context_ops *ops, void *array, int64_t *
 /* Room for `bytes` in a buffer; what was there is lost when it grows. */
 cpa_status cpa_context_ensure(cpa_context_ops *ops, cpa_context_buffer *buffer, int64_t bytes);
 void cpa_context_free(cpa_context_ops *ops, cpa_context_buffer *buffer);
-/* The workspace, of so many bytes; where memory is short it becomes half of that, and so on down to the least, and none
- * at last. */
+/* The workspace, of so many bytes, or as many as there are (cpa_key_workspace_open). */
 void cpa_context_open_workspace(cpa_context_ops *ops, int64_t bytes, int64_t least);
 /* Copies host memory to the device, outside any layer. */
 cpa_status cpa_context_upload(cpa_context_ops *ops, void *dst, const void *src, int64_t bytes);

@@ -56,6 +56,10 @@ static cpa_status check_form(const char *where, const cpa_attention_shape *shape
             form->out_dim, CPA_MAX_HEAD_DIM);
     REQUIRE(err, form->expanded == 0 || form->expanded == 1, "%s: expanded is %d, expected 0 or 1", where,
             form->expanded);
+    REQUIRE(err, form->absorbs >= CPA_ABSORB_NEVER && form->absorbs <= CPA_ABSORB_ALWAYS,
+            "%s: absorbs is %d, expected never (0), counted (1) or always (2)", where, (int)form->absorbs);
+    REQUIRE(err, form->expanded || form->absorbs == CPA_ABSORB_NEVER,
+            "%s: absorbs is %d without expanded, expected never (0)", where, (int)form->absorbs);
     return (form->expanded ? check_expanded : check_columns)(where, shape, form, err);
 }
 
@@ -81,7 +85,8 @@ cpa_status cpa_forms_take(const cpa_device *device, const cpa_context_options *o
         *form = (cpa_form){.index = i,
                            .shape = given.expanded ? expanded_shape(&o->shape) : o->shape,
                            .has_matrix = given.out_dim > 0,
-                           .is_expanded = given.expanded};
+                           .is_expanded = given.expanded,
+                           .absorbs = given.absorbs};
         if (given.k_dim) form->shape.k_dim = given.k_dim;
         if (given.v_dim) form->shape.v_dim = given.v_dim;
         form->out_dim = form->has_matrix ? given.out_dim : form->shape.v_dim;

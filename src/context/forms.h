@@ -11,6 +11,7 @@ typedef struct cpa_form {
     int32_t out_dim;           /* width of a head of results, and of states that travel */
     int has_matrix;            /* not 0: states are multiplied by a matrix; 0: out_dim is the v_dim of the shape */
     int is_expanded;           /* not 0: keys of `shape` are made of latents, those of the options' shape */
+    cpa_absorb absorbs;        /* which rows of an expanded form attend latents as they lie */
 } cpa_form;
 
 /* Whether results are made of the states of rows by a merge, if of one state alone; else attend may leave them. */

@@ -12,11 +12,6 @@
 #include "src/context/kv_transfers.h"
 #include "src/context/planned_step.h"
 
-/* A range of rows. */
-typedef struct cpa_row_run {
-    int64_t row, rows;
-} cpa_row_run;
-
 /* The rows of pass-KV of one form over the own shard, where all peers come at once: those before row one_pass_rows take
  * its keys from the transfers, in one pass with those of the peers; the others begin with it, while the first transfer
  * is on its way. */

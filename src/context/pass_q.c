@@ -147,7 +147,7 @@ static cpa_status send_states(cpa_pass_q *q, const cpa_pass_q_part *part, cpa_st
 }
 
 /* Attends the rows of a part, and multiplies their states by the matrix of the form. */
-static cpa_status attend_rows(cpa_pass_q *q, const cpa_row_plan *plan, const cpa_attend_args *attend,
+static cpa_status attend_rows(cpa_pass_q *q, cpa_row_plan *plan, const cpa_attend_args *attend,
                               const cpa_form_layer *layer, int64_t first, int64_t rows, int32_t part,
                               cpa_stream *stream) {
     CPA_TRY(cpa_row_plan_attend(plan, q->ops, q->form, layer, attend, layer->rows.q, CPA_SPAN_ATTEND_RECEIVED, part,

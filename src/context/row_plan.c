@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/check.h"
+#include "base/name_list.h"
 
 cpa_status cpa_row_plan_create(cpa_context_ops *ops, cpa_row_plan **out) {
     cpa_row_plan *plan = calloc(1, sizeof *plan);
@@ -12,12 +13,14 @@ cpa_status cpa_row_plan_create(cpa_context_ops *ops, cpa_row_plan **out) {
         free(plan);
         return status;
     }
+    plan->has_single = 1; /* if it is not set but reserved, whose sequences have a row each */
     *out = plan;
     return CPA_OK;
 }
 
 void cpa_row_plan_destroy(cpa_row_plan *plan, const cpa_context_ops *ops) {
     if (!plan) return;
+    cpa_absorbed_rows_free(&plan->absorbed);
     cpa_expanded_keys_free(&plan->expanded, ops);
     ops->device->operators->plan_destroy(plan->attend);
     free(plan);
@@ -25,13 +28,15 @@ void cpa_row_plan_destroy(cpa_row_plan *plan, const cpa_context_ops *ops) {
 
 cpa_status cpa_row_plan_set(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form, int64_t n_items,
                             const int32_t *block_tables, int64_t n_table_entries, cpa_attend_fusion fusion) {
+    const int absorbs = n_items > 0 && cpa_absorbed_rows_wanted(ops, form, n_items);
+    const int expands = form->is_expanded && !absorbs;
     cpa_attend_batch batch = {
         .size = sizeof batch,
         .map = ops->map,
-        .shape = form->shape,
+        .shape = absorbs ? ops->options.shape : form->shape,
         .block_size = ops->options.block_size,
         .items = ops->items,
-        .n_items = form->is_expanded ? 0 : n_items,
+        .n_items = expands ? 0 : n_items,
         .block_tables = block_tables,
         .n_table_entries = n_table_entries,
         .cascade_attention = ops->options.cascade_attention,
@@ -41,24 +46,60 @@ cpa_status cpa_row_plan_set(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_
         batch.n_table_entries = cpa_block_tables_capacity(fusion.tables.tables);
     }
     fusion.masked = ops->masked;
+    plan->is_told = plan->has_single = plan->has_several = 0;
+    for (int64_t i = 0; i < n_items; i++) *(ops->items[i].q_count == 1 ? &plan->has_single : &plan->has_several) = 1;
     CPA_TRY(ops->device->operators->plan_set(plan->attend, &batch, fusion, &ops->error));
     ops->keys_attended += plan->attend->keys_attended;
     ops->keys_read += plan->attend->keys_read;
-    return cpa_expanded_keys_set(&plan->expanded, ops, form, form->is_expanded ? n_items : 0, batch.block_tables);
+    CPA_TRY(cpa_absorbed_rows_set(&plan->absorbed, ops, form, absorbs ? n_items : 0));
+    return cpa_expanded_keys_set(&plan->expanded, ops, form, expands ? n_items : 0, batch.block_tables);
+}
+
+static void add_kernel(char list[CPA_KERNEL_NAMES], const cpa_attend_kernel *kernel) {
+    if (kernel->name) cpa_name_list_add(list, CPA_KERNEL_NAMES, kernel->name);
+}
+
+/* Adds the kernels of an attend of a plan to those that the context tells of. Where items of one row lie beside others,
+ * the kernels of few rows take them, unless rows of many heads count as more. */
+static void tell_kernels(const cpa_row_plan *plan, cpa_context_ops *ops, const cpa_attend_plan *attend,
+                         const cpa_attend_args *args) {
+    cpa_attend_kernels kernels;
+    ops->device->operators->attend_kernels(attend, args, &kernels);
+    if (plan->has_single) {
+        add_kernel(ops->decode_kernels, &kernels.decode);
+        add_kernel(ops->decode_kernels, &kernels.shared);
+        if (!plan->has_several || !kernels.decode.name) add_kernel(ops->decode_kernels, &kernels.prefill);
+    }
+    if (plan->has_several) {
+        add_kernel(ops->prefill_kernels, &kernels.prefill);
+        if (!plan->has_single) add_kernel(ops->prefill_kernels, &kernels.decode);
+        if (!plan->has_single) add_kernel(ops->prefill_kernels, &kernels.shared);
+    }
+}
+
+/* Once for each setting. */
+static void tell_first_attend(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_attend_args *args) {
+    if (plan->is_told) return;
+    plan->is_told = 1;
+    if (plan->expanded.n_passes == 0) tell_kernels(plan, ops, plan->attend, plan->absorbed.end > 0 ? NULL : args);
+    for (int64_t i = 0; i < plan->expanded.n_passes; i++) tell_kernels(plan, ops, plan->expanded.passes[i].plan, NULL);
 }
 
 /* What the plan enqueues. */
 static cpa_status enqueue(const cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form,
                           const cpa_form_layer *layer, const cpa_attend_args *args, const void *ready_q,
                           cpa_stream *stream) {
+    if (plan->absorbed.end > 0)
+        return cpa_absorbed_rows_attend(&plan->absorbed, ops, form, layer, plan->attend, args, stream);
     if (form->is_expanded) return cpa_expanded_keys_attend(&plan->expanded, ops, form, layer, args, stream);
     return ops->device->operators->attend(plan->attend, args, ready_q, stream);
 }
 
-cpa_status cpa_row_plan_attend(const cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form,
+cpa_status cpa_row_plan_attend(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form,
                                const cpa_form_layer *layer, const cpa_attend_args *args, const void *ready_q,
                                cpa_span_kind kind, int32_t round, cpa_stream *stream) {
     if (plan->attend->n_items == 0 && plan->expanded.n_passes == 0) return CPA_OK;
+    tell_first_attend(plan, ops, args);
     int64_t span = cpa_spans_begin(&ops->spans, kind, round, stream);
     const int64_t plain_rows = stream->plain_rows;
     cpa_status status = enqueue(plan, ops, form, layer, args, ready_q, stream);
@@ -67,7 +108,7 @@ cpa_status cpa_row_plan_attend(const cpa_row_plan *plan, cpa_context_ops *ops, c
     return cpa_context_check(ops, status, stream);
 }
 
-cpa_status cpa_row_plan_attend_own(const cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form,
+cpa_status cpa_row_plan_attend_own(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form,
                                    const cpa_form_layer *layer, cpa_partial state, void *out, cpa_stream *stream) {
     cpa_attend_args attend = cpa_context_attend_args(ops, form, layer, CPA_SCORE_OWN);
     attend.state = state;

@@ -1,13 +1,18 @@
 /* What attends of rows of one form are planned by: a plan of attend over the keys as they lie; or, of a form whose keys
- * are expanded, the passes over them (expanded_keys.h). */
+ * are expanded, the passes over them (expanded_keys.h), or a plan over latents where rows are absorbed
+ * (absorbed_rows.h). */
 #ifndef CPA_ROW_PLAN_H
 #define CPA_ROW_PLAN_H
 
+#include "src/context/absorbed_rows.h"
 #include "src/context/expanded_keys.h"
 
 typedef struct cpa_row_plan {
-    cpa_attend_plan *attend; /* of no items, in a form whose keys are expanded */
+    cpa_attend_plan *attend; /* of no items where keys are expanded */
     cpa_expanded_keys expanded;
+    cpa_absorbed_rows absorbed;
+    int has_single, has_several; /* whether some item has one row, and whether some has more */
+    int is_told;                 /* ops->kernels has the names of its kernels */
 } cpa_row_plan;
 
 /* A plan that prepares keys in the workspace of the context. */
@@ -21,11 +26,11 @@ cpa_status cpa_row_plan_set(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_
 
 /* Attends the rows of a plan; `layer` is that of their form. Of a form whose keys are expanded there is a state and no
  * `out`. `kind` says whose rows or keys they are, `round` in which they came. */
-cpa_status cpa_row_plan_attend(const cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form,
+cpa_status cpa_row_plan_attend(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form,
                                const cpa_form_layer *layer, const cpa_attend_args *args, const void *ready_q,
                                cpa_span_kind kind, int32_t round, cpa_stream *stream);
 /* The same against the own shard, from the empty state. */
-cpa_status cpa_row_plan_attend_own(const cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form,
+cpa_status cpa_row_plan_attend_own(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form,
                                    const cpa_form_layer *layer, cpa_partial state, void *out, cpa_stream *stream);
 
 #endif

@@ -215,7 +215,7 @@ static cpa_status merge(cpa_scatter_heads *s, const cpa_form_rows *rows, cpa_str
 }
 
 cpa_status cpa_scatter_heads_attend(cpa_scatter_heads *s, const cpa_form_layer *layer, cpa_stream *stream) {
-    const cpa_row_plan *plan = cpa_table_plans_now(&s->plans, s->ops);
+    cpa_row_plan *plan = cpa_table_plans_now(&s->plans, s->ops);
     if (rows_of(s) == 0) return CPA_OK;
     CPA_TRY(cpa_step_maps_upload(&s->maps, s->ops, stream));
     CPA_TRY(cpa_row_plan_attend_own(plan, s->ops, s->form, layer, s->states, NULL, stream));

@@ -27,8 +27,12 @@ static cpa_worker_options worker_options(const cpa_engine *engine) {
         .max_seqs = o->max_num_seqs,
         .enforce_eager = o->enforce_eager,
         .cascade_attention = engine->options.cascade_attention,
+        .state_dtype = o->state_dtype,
+        .absorb_prompts = o->short_prompts == CPA_SHORT_PROMPTS_ABSORB ||
+                          (o->short_prompts == CPA_SHORT_PROMPTS_AUTO && !engine->device->caps.bit_exact),
         .staging_bytes = o->staging_bytes,
         .transport = engine->transport,
+        .store = o->block_store ? &engine->store : NULL,
     };
 }
 
@@ -75,6 +79,7 @@ static cpa_status make_scheduler(cpa_engine *engine, cpa_error *err) {
     cpa_scheduler_options options =
         cpa_engine_scheduler_options(&engine->options, &engine->groups, engine->planner, identity);
     options.host_bandwidth = engine->host_bandwidth;
+    options.model = engine->store.model;
     if (o->drafter == CPA_DRAFT_MODEL) {
         options.drafting.draft = engine->network.draft;
         options.drafting.draft_end = engine->network.draft_end;
@@ -110,6 +115,8 @@ static cpa_status create_parts(cpa_engine *engine, cpa_error *err) {
         CPA_TRY(
             cpa_control_agree(control, cpa_synthetic_take_forms(&engine->synthetic, &engine->options.model, err), err));
     }
+    if (o->block_store)
+        CPA_TRY(CPA_STRUCT_TAKE("block_store", o->block_store, cpa_block_store, get, &engine->store, err));
     engine->groups = cpa_engine_groups(o, control->size);
     CPA_TRY(self_test(engine, err));
     CPA_TRY(make_planner(engine, err));
@@ -148,6 +155,7 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
     if (o->network) CPA_TRY(CPA_STRUCT_TAKE("network", o->network, cpa_model, layer_in, &network, err));
     const cpa_named_value values[] = {
         {"layers", o->model.layers},
+        {"draft_layers", o->model.draft_layers},
         {"q_heads", s->q_heads},
         {"kv_heads", s->kv_heads},
         {"k_dim", s->k_dim},
@@ -185,6 +193,8 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
         {"window_seqs", o->window_seqs},
         {"algorithm", o->algorithm},
         {"staging_bytes", (double)o->staging_bytes},
+        {"state_dtype", o->state_dtype},
+        {"short_prompts", o->short_prompts},
         {"verify", o->verify},
         {"skip_self_test", o->skip_self_test},
         {"enforce_eager", o->enforce_eager},
@@ -193,6 +203,7 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
         {"swap_bytes", (double)o->swap_bytes},
         {"transport", o->transport},
         {"timeline_spans", o->timeline_spans > 0},
+        {"block_store", o->block_store != NULL},
     };
     _Static_assert(sizeof values / sizeof values[0] <= CPA_SAME_MOST, "all are compared at once");
     return cpa_control_same(&engine->control, "engine", values, sizeof values / sizeof values[0], err);
@@ -271,6 +282,18 @@ cpa_status cpa_engine_timeline(cpa_engine *engine, cpa_span_fn on_span, void *ct
     cpa_status status = cpa_timeline_gather(&engine->timeline, &engine->control, on_span, ctx, &engine->error);
     if (status == CPA_OK && engine->request_spans && on_span)
         cpa_timeline_hand_over(&engine->request_spans->timeline, engine->control.rank, on_span, ctx);
+    return cpa_engine_outcome(engine, status, &engine->error);
+}
+
+cpa_status cpa_engine_bytes_between(cpa_engine *engine, int64_t *bytes) {
+    if (!engine) return CPA_INVALID;
+    cpa_control *control = &engine->control;
+    cpa_status status = CPA_OK;
+    if (control->rank == 0 && !bytes) status = cpa_fail(&engine->error, CPA_INVALID, "engine: bytes is NULL");
+    status = cpa_control_agree(control, status, &engine->error);
+    if (status == CPA_OK)
+        status = cpa_control_gather(control, cpa_context_bytes_to(engine->worker->context),
+                                    control->size * (int64_t)sizeof *bytes, bytes, 0, &engine->error);
     return cpa_engine_outcome(engine, status, &engine->error);
 }
 

@@ -38,6 +38,7 @@ struct cpa_engine {
     const cpa_transport_table *transport;
     cpa_synthetic synthetic;
     cpa_model network;
+    cpa_block_store store; /* zeros: the engine has none */
     cpa_worker *worker;
     cpa_verify *verify;       /* NULL when nothing is checked */
     cpa_scheduler *scheduler; /* rank 0; NULL on the others */

@@ -24,6 +24,10 @@ static int is_power_of_two(int64_t n) {
 
 static cpa_status check_model(const cpa_model_shape *m, int has_network, cpa_error *err) {
     if (m->layers < 1) return cpa_fail(err, CPA_INVALID, "layers: %d, expected at least 1", m->layers);
+    if (m->draft_layers < 0 || m->draft_layers >= m->layers) {
+        return cpa_fail(err, CPA_INVALID, "draft_layers: %d, expected 0 or more, and fewer than all layers, %d",
+                        m->draft_layers, m->layers);
+    }
     if (!CPA_RESERVED_IS_ZERO(*m)) return cpa_fail(err, CPA_INVALID, "the reserved bytes of the model are not zero");
     CPA_TRY(cpa_check_shape("model", &m->attention, err));
     for (int32_t layer = 0; layer < m->layers; layer++) {
@@ -48,6 +52,7 @@ static cpa_status check_choices(const cpa_engine_options *o, cpa_error *err) {
         {"transport", (int)o->transport, CPA_TRANSPORT_HOST},
         {"drafter", (int)o->drafter, CPA_DRAFT_MODEL},
         {"cascade_attention", (int)o->cascade_attention, CPA_CASCADE_ALWAYS},
+        {"short_prompts", (int)o->short_prompts, CPA_SHORT_PROMPTS_ABSORB},
     };
     for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
         if (choices[i].value >= 0 && choices[i].value <= choices[i].last) continue;
@@ -88,6 +93,26 @@ static cpa_status check_network(const cpa_model *given, cpa_error *err) {
     return CPA_OK;
 }
 
+/* Layers that draft are of a network that draws, and whose drafts are asked for. */
+static cpa_status check_draft_layers(const cpa_engine_options *o, const cpa_model *network, cpa_error *err) {
+    const int32_t n = o->model.draft_layers;
+    if (!network->end_draft || !network->end_step)
+        return cpa_fail(err, CPA_INVALID, "draft_layers: %d without a network that has end_step and end_draft", n);
+    if (o->drafter != CPA_DRAFT_MODEL)
+        return cpa_fail(err, CPA_INVALID, "draft_layers: %d with drafter %d, expected %d, the network", n,
+                        (int)o->drafter, (int)CPA_DRAFT_MODEL);
+    return CPA_OK;
+}
+
+/* The store, if there is one, can be called. */
+static cpa_status check_store(const cpa_block_store *given, cpa_error *err) {
+    cpa_block_store store;
+    if (!given) return CPA_OK;
+    CPA_TRY(CPA_STRUCT_TAKE("block_store", given, cpa_block_store, get, &store, err));
+    if (store.put && store.get) return CPA_OK;
+    return cpa_fail(err, CPA_INVALID, "block_store: %s is NULL, expected a function", store.put ? "get" : "put");
+}
+
 /* Whether anybody drafts, and with what. */
 static cpa_status check_drafter(const cpa_engine_options *o, cpa_error *err) {
     cpa_model network = {.size = 0};
@@ -100,6 +125,7 @@ static cpa_status check_drafter(const cpa_engine_options *o, cpa_error *err) {
     CPA_TRY(cpa_ngram_create(&ngram, &tried, err));
     cpa_ngram_destroy(tried);
     if (o->network) CPA_TRY(CPA_STRUCT_TAKE("network", o->network, cpa_model, layer_in, &network, err));
+    if (o->model.draft_layers > 0) return check_draft_layers(o, &network, err);
     if (o->drafter == CPA_DRAFT_MODEL && !network.draft)
         return cpa_fail(err, CPA_INVALID, "drafter: the network drafts, but its draft is NULL, expected a function");
     return CPA_OK;
@@ -152,7 +178,11 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
         return cpa_fail(err, CPA_INVALID, "local_context: %lld, expected tokens, 0 (automatic) or %d (none)",
                         (long long)o.local_context, CPA_LOCAL_CONTEXT_NONE);
     }
+    if (o.state_dtype != CPA_F32 && o.state_dtype != o.model.attention.dtype)
+        return cpa_fail(err, CPA_INVALID, "state_dtype is %s, expected fp32, or %s as the model",
+                        cpa_dtype_name(o.state_dtype), cpa_dtype_name(o.model.attention.dtype));
     CPA_TRY(check_network(o.network, err));
+    CPA_TRY(check_store(o.block_store, err));
     CPA_TRY(check_drafter(&o, err));
     *out = o;
     return CPA_OK;
@@ -188,9 +218,12 @@ uint64_t cpa_engine_hash_rules(const cpa_model_shape *model) {
     return hash;
 }
 
-/* What keys and values depend on besides tokens. */
+/* What keys and values depend on besides tokens. Where a sequence begins follows from it, and so the order of sums; layers
+ * that draft are left out, as results are to have the bits that they have without. */
 static void describe_cache(const cpa_engine_options *o, char out[CPA_IDENTITY_BYTES]) {
-    const cpa_model_shape *m = &o->model;
+    cpa_model_shape model = o->model;
+    const cpa_model_shape *m = &model;
+    model.layers -= model.draft_layers;
     const cpa_attention_shape *shape = &m->attention;
     uint64_t masks = CPA_HASH_START;
     for (int32_t layer = 0; layer < m->layers; layer++) {
@@ -211,6 +244,7 @@ cpa_planner cpa_engine_planner(const cpa_engine_options *o, int32_t cp_size) {
         .forced = o->algorithm,
         .cp_size = cp_size,
         .shape = o->model.attention,
+        .state_dtype = o->state_dtype,
     };
 }
 
@@ -281,6 +315,8 @@ cpa_scheduler_request cpa_engine_scheduled(const cpa_request *r) {
         .salt = r->salt,
         .tenant = r->tenant,
         .group = r->group,
+        .imports = (r->transfer & CPA_TRANSFER_IMPORT) != 0,
+        .exports = (r->transfer & CPA_TRANSFER_EXPORT) != 0,
         .sampling = {.top_p = 1, .repetition_penalty = 1},
     };
 }
@@ -317,7 +353,10 @@ cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, const 
         .adaptive_chunks = o->adaptive_chunks,
         .tenant_block_quota = o->tenant_block_quota,
         .local_context = o->local_context,
+        .on_block_event = o->on_block_event,
+        .block_event_ctx = o->block_event_ctx,
         .drafting = {.most = o->drafter == CPA_DRAFT_NONE ? 0 : o->draft_tokens,
+                     .is_told = o->model.draft_layers > 0,
                      .chains_alone = counts_places(&o->model),
                      .ngram_min = o->ngram_min,
                      .ngram_max = o->ngram_max,
@@ -352,6 +391,9 @@ void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stat
     s->swapped_out = scheduled->swapped_out;
     s->swapped_in = scheduled->swapped_in;
     s->swap_failures = scheduled->swap_failures;
+    s->imported_tokens = scheduled->imported_tokens;
+    s->exported_tokens = scheduled->exported_tokens;
+    s->import_failures = scheduled->import_failures;
     s->cow_copies = scheduled->cow_copies;
     s->rank_local = scheduled->rank_local;
     s->requests_waiting = scheduled->waiting;

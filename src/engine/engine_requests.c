@@ -63,6 +63,12 @@ static cpa_status submit(cpa_engine *engine, const cpa_request *given, cpa_error
                         "request %llu: deadline %g s, expected 0 (none) or a time from its arrival on",
                         (unsigned long long)request.id, request.deadline_s);
     }
+    const uint32_t known = CPA_TRANSFER_IMPORT | CPA_TRANSFER_EXPORT;
+    if (request.transfer & ~known || (request.transfer && !engine->options.block_store)) {
+        return cpa_fail(err, CPA_INVALID,
+                        "request %llu: transfer %#x, expected bits of %#x, and 0 without a block_store",
+                        (unsigned long long)request.id, request.transfer, known);
+    }
     cpa_sampling sampling;
     CPA_TRY(cpa_engine_check_sampling(request.id, request.sampling, &sampling, err));
     if ((sampling.top_logprobs > 0 || sampling.prompt_logprobs) && !engine->network.gives_ranks)

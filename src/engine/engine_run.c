@@ -133,6 +133,21 @@ static cpa_status report_damage(cpa_run *r, cpa_error *err) {
     return CPA_OK;
 }
 
+/* The same of imports of which not all is there, on whatever rank. Collective. */
+static cpa_status report_imports(cpa_run *r, cpa_error *err) {
+    cpa_engine *engine = r->engine;
+    const cpa_step_plan *plan = &r->plan;
+    for (int64_t i = 0; i < plan->n_transfers; i++) {
+        if (!plan->transfers[i].imports) continue;
+        double missing = (double)(plan->transfers[i].tokens - engine->worker->arrived[i]);
+        CPA_TRY(cpa_control_max(&engine->control, &missing, 1, err));
+        if (missing > 0 && r->ahead)
+            CPA_TRY(cpa_plan_ahead_report_import(r->ahead, plan->transfers[i].request,
+                                                 plan->transfers[i].tokens - (int64_t)missing, err));
+    }
+    return CPA_OK;
+}
+
 static int64_t count_tokens(const cpa_step_plan *plan) {
     int64_t tokens = 0;
     for (int64_t i = 0; i < plan->n_chunks; i++) tokens += plan->chunks[i].count;
@@ -180,6 +195,7 @@ static cpa_status run_step(cpa_run *r, cpa_error *err) {
     cpa_worker_observer observer = observer_of(engine);
     CPA_TRY(cpa_worker_run(engine->worker, &r->plan, engine->verify ? &observer : NULL, err));
     CPA_TRY(report_damage(r, err));
+    CPA_TRY(report_imports(r, err));
     if (r->plan.n_chunks > 0) {
         engine->stats.steps++;
         engine->stats.computed_tokens += tokens;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "base/check.h"
+#include "base/name_list.h"
 #include "base/struct_size.h"
 #include "src/context/context.h"
 #include "src/engine/engine_options.h"
@@ -95,7 +96,13 @@ void cpa_engine_join_totals(cpa_engine *engine) {
             *(double *)to = most_of_reals(engine, joined[i].of_rank);
         }
     }
-    for (int32_t rank = 0; rank < engine->control.size; rank++) attend_s += engine->totals[rank].context.attend_s;
+    engine->stats.decode_kernels[0] = engine->stats.prefill_kernels[0] = 0;
+    for (int32_t rank = 0; rank < engine->control.size; rank++) {
+        const cpa_context_stats *context = &engine->totals[rank].context;
+        attend_s += context->attend_s;
+        cpa_name_list_add(engine->stats.decode_kernels, CPA_KERNEL_NAMES, context->decode_kernels);
+        cpa_name_list_add(engine->stats.prefill_kernels, CPA_KERNEL_NAMES, context->prefill_kernels);
+    }
     const double busiest_s = most_of_reals(engine, offsetof(cpa_rank_totals, context.attend_s));
     engine->stats.imbalance = attend_s > 0 ? busiest_s * engine->control.size / attend_s : 1;
 }

@@ -270,7 +270,7 @@ static int is_stop(const cpa_engine_request *request, uint32_t token) {
 static cpa_status report(cpa_inbox *inbox, uint64_t id, uint32_t token, cpa_error *err) {
     if (!cpa_array_reserve(&inbox->reports, &inbox->cap_reports, inbox->n_reports + 1, sizeof *inbox->reports))
         return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory to report its tokens", id);
-    inbox->reports[inbox->n_reports++] = (cpa_token_report){id, token};
+    inbox->reports[inbox->n_reports++] = (cpa_token_report){id, token, CPA_NO_TOKEN};
     return CPA_OK;
 }
 
@@ -294,6 +294,13 @@ cpa_status cpa_inbox_take_token(cpa_inbox *inbox, uint64_t id, int64_t position,
     }
     pthread_mutex_unlock(&inbox->lock);
     return status;
+}
+
+void cpa_inbox_take_guess(cpa_inbox *inbox, uint64_t id, uint32_t guess) {
+    pthread_mutex_lock(&inbox->lock);
+    cpa_token_report *last = inbox->n_reports > 0 ? &inbox->reports[inbox->n_reports - 1] : NULL;
+    if (last && last->request == id) last->guess = guess;
+    pthread_mutex_unlock(&inbox->lock);
 }
 
 cpa_engine_request *cpa_inbox_find_live(cpa_inbox *inbox, uint64_t id) {
@@ -427,8 +434,10 @@ static cpa_status pass_reports_on(cpa_inbox *inbox, cpa_scheduler *scheduler, cp
     inbox->passing = reports;
     inbox->cap_passing = capacity;
     pthread_mutex_unlock(&inbox->lock);
-    for (int64_t i = 0; i < n && status == CPA_OK; i++)
+    for (int64_t i = 0; i < n && status == CPA_OK; i++) {
         status = cpa_scheduler_report(scheduler, reports[i].request, reports[i].token, err);
+        if (reports[i].guess != CPA_NO_TOKEN) cpa_scheduler_guess(scheduler, reports[i].request, reports[i].guess);
+    }
     pthread_mutex_lock(&inbox->lock);
     return status;
 }

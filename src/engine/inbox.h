@@ -81,6 +81,7 @@ cpa_engine_request *cpa_request_take(cpa_request_list *list);
 typedef struct cpa_token_report {
     uint64_t request;
     uint32_t token;
+    uint32_t guess; /* what the model expects behind the token; CPA_NO_TOKEN: nothing is told */
 } cpa_token_report;
 
 /* What a token means to its request. */
@@ -167,6 +168,9 @@ void cpa_inbox_run_here(cpa_inbox *inbox);
  * request is passed on to be ended. CPA_INTERNAL if no request has the id. */
 cpa_status cpa_inbox_take_token(cpa_inbox *inbox, uint64_t id, int64_t position, uint32_t token, int is_planned_last,
                                 cpa_engine_request **out, cpa_token_meaning *meaning, cpa_error *err);
+/* What the model expects behind the token that was taken last, where that is one of the request's and the scheduler
+ * hears of it. */
+void cpa_inbox_take_guess(cpa_inbox *inbox, uint64_t id, uint32_t guess);
 /* The request, if it has not ended and its next token counts; NULL otherwise. */
 cpa_engine_request *cpa_inbox_find_live(cpa_inbox *inbox, uint64_t id);
 /* The request runs, from `now` on if it never did: it is no longer in the queue. NULL: it is not there any more. */

@@ -49,6 +49,9 @@ static cpa_status check_matrices(const cpa_model_shape *model, int32_t f, int ha
             (const void *)form->layer_expansions);
     REQUIRE(err, has_network || !form->layer_expansions,
             "form %d: has layer_expansions without a network, expected NULL, for those of the synthetic model", f);
+    REQUIRE(err, form->widths.absorbs == CPA_ABSORB_NEVER,
+            "form %d: absorbs is %d, expected 0: in an engine rows that absorb have a form of their own", f,
+            (int)form->widths.absorbs);
     REQUIRE(err, !expands || f != model->decode_form,
             "form %d: is expanded and decode_form, expected rows that attend latents as they lie in decode", f);
     return CPA_OK;

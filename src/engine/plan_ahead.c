@@ -7,12 +7,19 @@
 #include "base/array.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "src/schedule/scheduler_transfer.h"
 #include "src/schedule/step_plan_wire.h"
 
 /* How long a waiting thread sleeps before it looks at the stop flag again. */
 static const double POLL_SECONDS = 0.05;
 /* How long one call of cpa_plan_ahead_take waits. */
 static const double TAKE_SECONDS = 0.25;
+
+/* A request that got less than its plan said. */
+typedef struct damage {
+    uint64_t request;
+    int64_t imported; /* tokens of an import that have come; -1: blocks were swapped in */
+} damage;
 
 typedef struct encoded_plan {
     uint8_t *buffer;
@@ -38,7 +45,7 @@ struct cpa_plan_ahead {
     int going_on;            /* not 0: the thread may make the next plan */
     int awaited;             /* not 0: the taker waits, all steps before are done, and what they told is known */
     int ending;
-    uint64_t *damaged; /* requests to tell the scheduler about before it plans again */
+    damage *damaged; /* what to tell the scheduler of before it plans again */
     int64_t n_damaged, damaged_capacity;
     cpa_scheduler_stats stats; /* the scheduler's statistics as of the last plan */
     cpa_status status;
@@ -67,7 +74,9 @@ static cpa_status pass_damage_on(cpa_plan_ahead *ahead, cpa_error *err) {
     cpa_status status = CPA_OK;
     pthread_mutex_lock(&ahead->mutex);
     for (; ahead->n_damaged > 0 && status == CPA_OK; ahead->n_damaged--) {
-        status = cpa_scheduler_swap_failed(ahead->scheduler, ahead->damaged[ahead->n_damaged - 1], err);
+        const damage *last = &ahead->damaged[ahead->n_damaged - 1];
+        status = last->imported < 0 ? cpa_scheduler_swap_failed(ahead->scheduler, last->request, err)
+                                    : cpa_scheduler_import_failed(ahead->scheduler, last->request, last->imported, err);
         if (status == CPA_INVALID) status = CPA_OK; /* the request has been ended meanwhile */
     }
     pthread_mutex_unlock(&ahead->mutex);
@@ -77,7 +86,7 @@ static cpa_status pass_damage_on(cpa_plan_ahead *ahead, cpa_error *err) {
 /* Whether the ranks have something to do in this plan. */
 static int has_entries(const cpa_step_plan *plan) {
     return plan->n_chunks + plan->n_releases + plan->n_swap_outs + plan->n_swap_ins + plan->n_nulled +
-               plan->n_discards >
+               plan->n_discards + plan->n_transfers >
            0;
 }
 
@@ -199,14 +208,22 @@ void cpa_plan_ahead_go_on(cpa_plan_ahead *ahead) {
     pthread_mutex_unlock(&ahead->mutex);
 }
 
-cpa_status cpa_plan_ahead_report_damage(cpa_plan_ahead *ahead, uint64_t request, cpa_error *err) {
+static cpa_status report(cpa_plan_ahead *ahead, damage found, cpa_error *err) {
     cpa_status status = CPA_OK;
     pthread_mutex_lock(&ahead->mutex);
     if (!cpa_array_reserve(&ahead->damaged, &ahead->damaged_capacity, ahead->n_damaged + 1, sizeof *ahead->damaged))
         status = cpa_fail(err, CPA_NO_MEMORY, "planning: no memory to report damage");
-    if (status == CPA_OK) ahead->damaged[ahead->n_damaged++] = request;
+    if (status == CPA_OK) ahead->damaged[ahead->n_damaged++] = found;
     pthread_mutex_unlock(&ahead->mutex);
     return status;
+}
+
+cpa_status cpa_plan_ahead_report_damage(cpa_plan_ahead *ahead, uint64_t request, cpa_error *err) {
+    return report(ahead, (damage){request, -1}, err);
+}
+
+cpa_status cpa_plan_ahead_report_import(cpa_plan_ahead *ahead, uint64_t request, int64_t tokens, cpa_error *err) {
+    return report(ahead, (damage){request, tokens}, err);
 }
 
 void cpa_plan_ahead_times(const cpa_plan_ahead *ahead, double *begin, double *seconds) {

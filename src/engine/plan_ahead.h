@@ -34,6 +34,9 @@ void cpa_plan_ahead_go_on(cpa_plan_ahead *ahead);
  * (cpa_scheduler_swap_failed); before the next cpa_plan_ahead_go_on. CPA_NO_MEMORY is possible. */
 cpa_status cpa_plan_ahead_report_damage(cpa_plan_ahead *ahead, uint64_t request, cpa_error *err);
 
+/* The same of an import that has brought the first tokens of a prompt alone (cpa_scheduler_import_failed). */
+cpa_status cpa_plan_ahead_report_import(cpa_plan_ahead *ahead, uint64_t request, int64_t tokens, cpa_error *err);
+
 /* When the plan that was taken last was made: a time of cpa_clock_now, and how long that took. */
 void cpa_plan_ahead_times(const cpa_plan_ahead *ahead, double *begin, double *seconds);
 

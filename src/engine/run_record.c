@@ -150,14 +150,17 @@ static cpa_status record_token(cpa_run *r, const cpa_plan_chunk *chunk, int64_t 
 /* Rank 0: what a chunk of a finished step has emitted, from `emission` on; of a chunk with drafts what counts of it. */
 static cpa_status record_chunk(cpa_run *r, const cpa_plan_chunk *chunk, int64_t emission, double now, cpa_error *err) {
     cpa_engine *engine = r->engine;
-    int64_t position = cpa_plan_first_draft(chunk);
+    int64_t position = cpa_plan_first_draft(chunk), last = 0;
     engine->stats.drafted_chunks += chunk->drafts > 0;
     engine->stats.draft_tokens += chunk->drafts;
     for (int64_t at = 0; at >= 0; at = cpa_worker_next_accepted(engine->worker, &r->plan, chunk, emission, at)) {
         engine->stats.accepted_tokens += at > 0;
         r->tokens += at > 0;
         CPA_TRY(record_token(r, chunk, position++, emission + at, now, err));
+        last = at;
     }
+    if (engine->options.model.draft_layers > 0)
+        cpa_inbox_take_guess(engine->inbox, chunk->request, cpa_worker_guess(engine->worker, emission + last));
     return CPA_OK;
 }
 

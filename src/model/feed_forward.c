@@ -4,7 +4,8 @@
 
 #include "base/check.h"
 #include "base/min_max.h"
-#include "src/model/mixture_spread.h"
+#include "src/model/mixture_gathered.h"
+#include "src/model/mixture_sent.h"
 #include "src/model/sliced_linear.h"
 
 int64_t cpa_feed_forward_inner(const cpa_model_config *c) {
@@ -97,15 +98,20 @@ static cpa_status run_shared(const cpa_feed_forward *f, const cpa_feed_forward_w
     return cpa_linear(&down, stream);
 }
 
+cpa_status cpa_feed_forward_mix(const cpa_feed_forward *f, const cpa_feed_forward_weights *w,
+                                const cpa_mixture_rows *rows, cpa_stream *stream) {
+    if (f->mixture.spread_over == 1 || rows->step->slices) return cpa_mixture_run(&f->mixture, w, rows, stream);
+    return f->mixture.gathers ? cpa_mixture_run_gathered(&f->mixture, w, rows, stream)
+                              : cpa_mixture_run_sent(&f->mixture, w, rows, stream);
+}
+
 cpa_status cpa_feed_forward_run(const cpa_feed_forward *f, const cpa_feed_forward_weights *w,
                                 const cpa_model_step *step, const void *x, void *out, cpa_stream *stream) {
     if (w->router) {
         const cpa_mixture_rows rows = {
             .step = step, .x = x, .out = out, .added = w->shared_down ? f->wide : NULL, .part = f->wide};
-        const int travels = f->mixture.spread_over > 1 && !step->slices;
         if (w->shared_down) CPA_TRY(run_shared(f, w, step->rows.count, x, stream));
-        return travels ? cpa_mixture_run_spread(&f->mixture, w, &rows, stream)
-                       : cpa_mixture_run(&f->mixture, w, &rows, stream);
+        return cpa_feed_forward_mix(f, w, &rows, stream);
     }
     const dense_rows rows = {step->rows.count, step->slices, x, out};
     return dense(f, w, &rows, stream);

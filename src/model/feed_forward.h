@@ -25,5 +25,8 @@ int64_t cpa_feed_forward_inner(const cpa_model_config *config);
 /* out [rows, hidden] of the step's rows x [rows, hidden]; may be x. */
 cpa_status cpa_feed_forward_run(const cpa_feed_forward *feed_forward, const cpa_feed_forward_weights *weights,
                                 const cpa_model_step *step, const void *x, void *out, cpa_stream *stream);
+/* Of a layer with experts, what those give that its rows choose, wherever they lie; shared experts take no part. */
+cpa_status cpa_feed_forward_mix(const cpa_feed_forward *feed_forward, const cpa_feed_forward_weights *weights,
+                                const cpa_mixture_rows *rows, cpa_stream *stream);
 
 #endif

@@ -187,12 +187,13 @@ cpa_status cpa_latent_out(const cpa_latent_attention *a, const void *o, const cp
 cpa_status cpa_latent_forms_open(const cpa_model_config *c, const cpa_weights *weights, cpa_latent_forms *out,
                                  cpa_error *err) {
     const cpa_latent_config *l = &c->latent;
-    out->scales = calloc((size_t)c->layers, sizeof *out->scales);
-    out->matrices = calloc((size_t)c->layers, sizeof *out->matrices);
-    out->expansions = calloc((size_t)c->layers, sizeof *out->expansions);
+    const int32_t layers = cpa_config_all_layers(c);
+    out->scales = calloc((size_t)layers, sizeof *out->scales);
+    out->matrices = calloc((size_t)layers, sizeof *out->matrices);
+    out->expansions = calloc((size_t)layers, sizeof *out->expansions);
     if (!out->scales || !out->matrices || !out->expansions)
         return cpa_fail(err, CPA_NO_MEMORY, "forms of rows: no memory");
-    for (int32_t layer = 0; layer < c->layers; layer++) {
+    for (int32_t layer = 0; layer < layers; layer++) {
         out->scales[layer] = l->scale;
         out->matrices[layer] = weights->layers[layer].latent.v_up;
         out->expansions[layer] = weights->layers[layer].latent.kv_b;

@@ -43,8 +43,8 @@ cpa_status cpa_latent_out(const cpa_latent_attention *attention, const void *o, 
 /* The forms of a model's rows, and what they point to. One that was never opened has only zeros. */
 typedef struct cpa_latent_forms {
     cpa_model_form list[CPA_LATENT_FORMS];
-    float *scales;                       /* [layers] */
-    const void **matrices, **expansions; /* [layers] */
+    float *scales; /* [cpa_config_all_layers], as the next two */
+    const void **matrices, **expansions;
 } cpa_latent_forms;
 cpa_status cpa_latent_forms_open(const cpa_model_config *config, const cpa_weights *weights, cpa_latent_forms *out,
                                  cpa_error *err);

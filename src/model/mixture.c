@@ -10,12 +10,13 @@
 #define ALIGNMENT 256
 
 cpa_mixture cpa_mixture_of(const cpa_model_config *config, cpa_dtype dtype, cpa_weights_part held, int32_t spread_over,
-                           int64_t piece) {
+                           int gathers, int64_t piece) {
     return (cpa_mixture){
         .config = config,
         .dtype = dtype,
         .held = cpa_own_experts(config->moe.experts, held.expert_ranks, held.expert_rank),
         .spread_over = spread_over,
+        .gathers = gathers && spread_over > 1,
         .piece = piece,
     };
 }
@@ -38,22 +39,27 @@ static cpa_sorted_choices take_choices(char *memory, int64_t *used, int64_t expe
 int64_t cpa_mixture_place(cpa_mixture *m, void *memory) {
     const cpa_moe_config *moe = &m->config->moe;
     const int64_t row = m->config->hidden * cpa_dtype_bytes(m->dtype), inner = moe->intermediate;
-    const int64_t choices = m->piece * moe->top_k;
-    const int64_t arrivals = m->spread_over * m->piece * cpa_min64(moe->top_k, m->held.count);
-    const int64_t places = m->spread_over > 1 ? arrivals : choices;
+    const int64_t all = m->spread_over * m->piece, rows = m->gathers ? all : m->piece, choices = rows * moe->top_k;
+    const int64_t places = all * cpa_min64(moe->top_k, m->held.count);
     int64_t used = 0;
     if (moe->experts == 0) return 0;
-    m->logits = take(memory, &used, m->piece * moe->experts * (int64_t)sizeof *m->logits);
+    m->logits = take(memory, &used, rows * moe->experts * (int64_t)sizeof *m->logits);
     m->ids = take(memory, &used, choices * (int64_t)sizeof *m->ids);
     m->weights = take(memory, &used, choices * (int64_t)sizeof *m->weights);
     m->choices = take_choices(memory, &used, moe->experts, choices);
     m->wide = take(memory, &used, places * cpa_max64(row, 2 * inner * cpa_dtype_bytes(m->dtype)));
     m->inner = take(memory, &used, places * inner * cpa_dtype_bytes(m->dtype));
     if (m->spread_over == 1) return used;
+    if (m->gathers) {
+        m->gathered = take(memory, &used, all * row);
+        m->part = take(memory, &used, all * m->config->hidden * (int64_t)sizeof *m->part);
+        m->received = take(memory, &used, all * m->config->hidden * (int64_t)sizeof *m->received);
+        return used;
+    }
     m->sorted = take(memory, &used, choices * row);
-    m->arrived = take(memory, &used, arrivals * row);
-    m->arrived_ids = take(memory, &used, arrivals * (int64_t)sizeof *m->arrived_ids);
-    m->arrivals = take_choices(memory, &used, m->held.count, arrivals);
+    m->arrived = take(memory, &used, places * row);
+    m->arrived_ids = take(memory, &used, places * (int64_t)sizeof *m->arrived_ids);
+    m->arrivals = take_choices(memory, &used, m->held.count, places);
     return used;
 }
 
@@ -132,16 +138,13 @@ cpa_status cpa_mixture_multiply(const cpa_mixture *m, const cpa_feed_forward_wei
     return cpa_expert_linear(&down, stream);
 }
 
-/* Rows of one piece by those experts of `experts`; with `part` their sum is not rounded. */
-static cpa_status run_piece(const cpa_mixture *m, const cpa_feed_forward_weights *w, cpa_slice experts,
-                            const cpa_mixture_rows *at, int64_t first, int64_t rows, cpa_stream *stream) {
+cpa_status cpa_mixture_compute(const cpa_mixture *m, const cpa_feed_forward_weights *w, cpa_slice experts,
+                               const cpa_mixture_piece *piece, cpa_stream *stream) {
     const cpa_moe_config *moe = &m->config->moe;
-    const int64_t before = first * m->config->hidden, bytes = cpa_dtype_bytes(m->dtype), places = rows * moe->top_k;
-    const int sliced = at->step->slices != NULL;
-    const void *x = (const char *)at->x + before * bytes;
+    const int64_t places = piece->rows * cpa_min64(moe->top_k, experts.count); /* at most */
     const cpa_expert_permute_args permute = {
         .size = sizeof permute,
-        .rows = rows,
+        .rows = piece->rows,
         .top_k = moe->top_k,
         .first_expert = (int32_t)experts.begin,
         .experts = (int32_t)experts.count,
@@ -152,31 +155,40 @@ static cpa_status run_piece(const cpa_mixture *m, const cpa_feed_forward_weights
     };
     const cpa_expert_combine_args combine = {
         .size = sizeof combine,
-        .rows = rows,
+        .rows = piece->rows,
         .top_k = moe->top_k,
         .width = m->config->hidden,
-        .dtype = sliced ? CPA_F32 : m->dtype,
+        .dtype = piece->dtype,
         .y_dtype = m->dtype,
         .y = m->wide,
         .y_rows = places,
         .places = m->choices.places,
         .weights = m->weights,
-        .out = sliced ? (void *)(at->part + before) : (char *)at->out + before * bytes,
-        .shared = at->added ? (const char *)at->added + before * bytes : NULL,
+        .out = piece->out,
+        .shared = piece->added,
     };
-    CPA_TRY(cpa_mixture_route(m, w, x, rows, stream));
+    CPA_TRY(cpa_mixture_route(m, w, piece->x, piece->rows, stream));
     CPA_TRY(cpa_expert_permute(&permute, stream));
-    CPA_TRY(cpa_mixture_multiply(m, w, experts, &m->choices, places, x, rows, stream));
+    CPA_TRY(cpa_mixture_multiply(m, w, experts, &m->choices, places, piece->x, piece->rows, stream));
     return cpa_expert_combine(&combine, stream);
 }
 
 cpa_status cpa_mixture_run(const cpa_mixture *m, const cpa_feed_forward_weights *w, const cpa_mixture_rows *at,
                            cpa_stream *stream) {
     const cpa_slices *slices = at->step->slices;
-    const int64_t rows = at->step->rows.count;
+    const int64_t rows = at->step->rows.count, bytes = cpa_dtype_bytes(m->dtype);
     const cpa_slice experts = slices ? cpa_own_experts(m->config->moe.experts, slices->ranks, slices->rank) : m->held;
-    for (int64_t first = 0; first < rows; first += m->piece)
-        CPA_TRY(run_piece(m, w, experts, at, first, cpa_min64(m->piece, rows - first), stream));
+    for (int64_t first = 0; first < rows; first += m->piece) {
+        const int64_t before = first * m->config->hidden;
+        const cpa_mixture_piece piece = {
+            .rows = cpa_min64(m->piece, rows - first),
+            .x = (const char *)at->x + before * bytes,
+            .out = slices ? (void *)(at->part + before) : (char *)at->out + before * bytes,
+            .dtype = slices ? CPA_F32 : m->dtype, /* parts of sums are not rounded */
+            .added = at->added ? (const char *)at->added + before * bytes : NULL,
+        };
+        CPA_TRY(cpa_mixture_compute(m, w, experts, &piece, stream));
+    }
     if (!slices) return CPA_OK;
     const cpa_slice_sum sum = {.size = sizeof sum,
                                .rows = rows,

@@ -251,8 +251,13 @@ static cpa_status read_config(const cpa_json *json, cpa_model_config *config, cp
     const int32_t rotated = family->latent ? config->latent.rope : config->head_dim;
     const double theta = family->default_theta > 0 ? family->default_theta : 10000;
     CPA_TRY(cpa_rope_config_read(json, rotated, config->max_position, theta, &config->rope, err));
+    if (family->experts == CPA_MOE_DEEPSEEK_V3) {
+        const int32_t most = CPA_CONFIG_MAX_LAYERS - config->layers;
+        CPA_TRY(read_int32(json, "num_nextn_predict_layers", CPA_JSON_OPTIONAL, 0, most, &config->next_modules, err));
+    }
     if (family->experts) {
-        CPA_TRY(cpa_moe_config_read(json, family->experts, config->layers, config->intermediate, &config->moe, err));
+        const int32_t layers = config->layers + config->next_modules;
+        CPA_TRY(cpa_moe_config_read(json, family->experts, layers, config->intermediate, &config->moe, err));
     }
     return read_end_ids(json, config, err);
 }
@@ -289,7 +294,8 @@ cpa_status cpa_model_config_load(const char *folder, cpa_model_config *out, cpa_
 
 cpa_model_shape cpa_model_config_shape(const cpa_model_config *config, cpa_dtype dtype, cpa_mask *layer_masks) {
     cpa_model_shape shape = {
-        .layers = config->layers,
+        .layers = cpa_config_all_layers(config),
+        .draft_layers = config->draft_layers,
         .attention = {.q_heads = config->q_heads,
                       .kv_heads = config->kv_heads,
                       .k_dim = config->head_dim,
@@ -303,7 +309,7 @@ cpa_model_shape cpa_model_config_shape(const cpa_model_config *config, cpa_dtype
         shape.attention.k_dim = config->latent.latent + config->latent.rope;
         shape.attention.v_dim = config->latent.latent;
     }
-    for (int32_t layer = 0; layer < config->layers; layer++) {
+    for (int32_t layer = 0; layer < shape.layers; layer++) {
         layer_masks[layer] = (cpa_mask){.causal = 1, .window = config->windows[layer]};
         if (config->windows[layer] != config->windows[0]) shape.layer_masks = layer_masks;
     }

@@ -119,6 +119,9 @@ cpa_status cpa_plain_forward(const cpa_plain_question *question, float *logits, 
                    .files = question->files,
                    .dtype = question->dtype,
                    .count = question->count,
+                   .positions = question->positions,
+                   .n_positions = question->n_positions,
+                   .choices = question->choices,
                    .err = err};
     CPA_TRY(check(question, err));
     if (question->count == 0 || question->n_positions == 0) return CPA_OK;

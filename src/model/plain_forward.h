@@ -4,6 +4,7 @@
 #define CPA_MODEL_PLAIN_FORWARD_H
 
 #include "src/model/model_config.h"
+#include "src/model/plain_choice.h"
 #include "src/model/safetensors.h"
 
 typedef struct cpa_plain_question {
@@ -16,6 +17,7 @@ typedef struct cpa_plain_question {
     int64_t count;
     const int64_t *positions; /* [n_positions] positions of tokens; the logits of the next token at each are wanted */
     int64_t n_positions;
+    cpa_plain_choices choices;
 } cpa_plain_question;
 
 /* Fills logits [n_positions, vocabulary]. Takes time that grows with the square of `count`, and memory for some

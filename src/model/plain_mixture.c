@@ -1,68 +1,10 @@
 #include "src/model/plain_mixture.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cpattn/experts.h>
-
 #include "base/check.h"
 #include "src/model/stored_weight.h"
-
-/* Of those that are not taken; the first of equal ones. */
-static int32_t index_of_largest(const double *values, int32_t n, const uint8_t *taken) {
-    int32_t best = -1;
-    for (int32_t i = 0; i < n; i++)
-        if (!taken[i] && (best < 0 || values[i] > values[best])) best = i;
-    return best;
-}
-
-static void score(const cpa_moe_config *moe, const float *logits, double *scores) {
-    double most = -INFINITY, sum = 0;
-    for (int32_t e = 0; e < moe->experts; e++) most = fmax(most, logits[e]);
-    for (int32_t e = 0; e < moe->experts; e++) {
-        scores[e] = moe->scores == CPA_SCORES_SIGMOID ? 1 / (1 + exp(-(double)logits[e])) : exp(logits[e] - most);
-        sum += scores[e];
-    }
-    for (int32_t e = 0; moe->scores == CPA_SCORES_SOFTMAX && e < moe->experts; e++) scores[e] /= sum;
-}
-
-/* Marks the experts of groups that take no part: all but the topk_group groups whose best, or best two, are largest. */
-static void leave_out_groups(const cpa_moe_config *moe, const double *biased, uint8_t *taken) {
-    const int32_t size = moe->experts / moe->n_group;
-    double of_groups[CPA_MOST_EXPERTS];
-    uint8_t chosen[CPA_MOST_EXPERTS] = {0};
-    for (int32_t g = 0; g < moe->n_group; g++) {
-        const double *group = biased + g * size;
-        uint8_t seen[CPA_MOST_EXPERTS] = {0};
-        const int32_t first = index_of_largest(group, size, seen);
-        seen[first] = 1;
-        const int32_t second = index_of_largest(group, size, seen);
-        of_groups[g] = group[first];
-        if (moe->group_scores == CPA_GROUP_BEST_TWO && second >= 0) of_groups[g] += group[second];
-    }
-    for (int32_t k = 0; k < moe->topk_group; k++) chosen[index_of_largest(of_groups, moe->n_group, chosen)] = 1;
-    for (int32_t e = 0; e < moe->experts; e++) taken[e] = !chosen[e / size];
-}
-
-/* From a token's router logits to the shares of its experts, 0 for those that it does not choose. `bias` counts for the
- * choice alone; NULL: there is none. */
-static void choose(const cpa_moe_config *moe, const float *bias, float *row) {
-    double scores[CPA_MOST_EXPERTS], biased[CPA_MOST_EXPERTS], kept = 0;
-    int32_t chosen[CPA_MOST_TOP_K];
-    uint8_t taken[CPA_MOST_EXPERTS] = {0};
-    score(moe, row, scores);
-    for (int32_t e = 0; e < moe->experts; e++) biased[e] = scores[e] + (double)(bias ? bias[e] : 0);
-    if (moe->n_group > 1) leave_out_groups(moe, biased, taken);
-    for (int32_t k = 0; k < moe->top_k; k++) {
-        chosen[k] = index_of_largest(biased, moe->experts, taken);
-        kept += scores[chosen[k]];
-        taken[chosen[k]] = 1;
-    }
-    for (int32_t e = 0; e < moe->experts; e++) row[e] = 0;
-    for (int32_t k = 0; k < moe->top_k; k++)
-        row[chosen[k]] = (float)(scores[chosen[k]] / (moe->renormalise ? kept : 1) * (double)moe->scale);
-}
 
 /* The matrix [outputs, inputs] of an expert, to f->weight. Gates and what they scale are one tensor where a layer's
  * experts are. */
@@ -112,13 +54,34 @@ static cpa_status read_bias(cpa_plain *f, const char *name) {
     return CPA_OK;
 }
 
-/* f->shares, from the logits that it has. */
+/* Where the token is one of those that are wanted. */
+static void tell_scores(const cpa_plain *f, int32_t layer, int64_t row, const double *biased) {
+    const int32_t experts = f->config->moe.experts;
+    for (int64_t i = 0; f->choices.biased && i < f->n_positions; i++)
+        if (f->positions[i] == row)
+            memcpy(f->choices.biased + (layer * f->n_positions + i) * experts, biased,
+                   (size_t)experts * sizeof *biased);
+}
+
+static cpa_plain_turn turn_of(const cpa_plain *f, int32_t layer, int64_t row) {
+    for (int32_t i = 0; i < f->choices.n_turned; i++) {
+        const cpa_turned_choice *turned = &f->choices.turned[i];
+        if (turned->layer == layer && turned->position == row) return turned->turn;
+    }
+    return CPA_TURN_NONE;
+}
+
+/* f->shares, from the logits that it has; tells the scores of tokens that are asked for. */
 static cpa_status choose_all(cpa_plain *f, int32_t layer) {
     const cpa_moe_config *moe = &f->config->moe;
     const cpa_plain_name name = cpa_plain_name_of(layer, "mlp.gate", "e_score_correction_bias");
     if (moe->has_bias) CPA_TRY(read_bias(f, name.text));
-    for (int64_t row = 0; row < f->count; row++)
-        choose(moe, moe->has_bias ? f->bias : NULL, f->shares + row * moe->experts);
+    for (int64_t row = 0; row < f->count; row++) {
+        double biased[CPA_MOST_EXPERTS];
+        cpa_plain_choose(moe, moe->has_bias ? f->bias : NULL, turn_of(f, layer, row), f->shares + row * moe->experts,
+                         biased);
+        tell_scores(f, layer, row, biased);
+    }
     return CPA_OK;
 }
 

@@ -3,13 +3,17 @@
 #define CPA_MODEL_PLAIN_ROWS_H
 
 #include "src/model/model_config.h"
+#include "src/model/plain_choice.h"
 #include "src/model/safetensors.h"
 
 typedef struct cpa_plain {
     const cpa_model_config *config;
     const cpa_safetensors *files;
-    cpa_dtype dtype; /* what weights and every result are rounded to */
-    int64_t count;   /* tokens of the sequence */
+    cpa_dtype dtype;          /* what weights and every result are rounded to */
+    int64_t count;            /* tokens of the sequence */
+    const int64_t *positions; /* [n_positions] of the tokens that are asked for */
+    int64_t n_positions;
+    cpa_plain_choices choices;
     float *weight;   /* one matrix, or vector, of the files */
     float *bias;     /* the vector that goes with it */
     float *residual; /* [count, hidden] */

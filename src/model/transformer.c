@@ -8,9 +8,10 @@
 #include "base/min_max.h"
 #include "kernels/device.h"
 #include "kernels/nn.h"
+#include "src/model/draft_layer.h"
 #include "src/model/feed_forward.h"
 #include "src/model/latent_attention.h"
-#include "src/model/mixture_spread.h"
+#include "src/model/mixture_sent.h"
 #include "src/model/sampler.h"
 #include "src/model/sliced_linear.h"
 #include "src/model/weights.h"
@@ -64,9 +65,9 @@ static int takes_slices(const cpa_transformer *t) {
            cpa_slice_unit(c->vocabulary, ranks) > 0 && (experts == 0 || experts >= ranks);
 }
 
-/* Whether each expert lies on one rank alone, and the rows that choose it travel. */
+/* Whether each expert lies on one rank alone, and rows travel. */
 static int spreads_experts(const cpa_transformer *t) {
-    return t->options.spread_experts && t->options.ranks > 1 && t->config.moe.experts > 0;
+    return t->options.experts != CPA_EXPERTS_REPLICATED && t->options.ranks > 1 && t->config.moe.experts > 0;
 }
 
 /* What this rank has of the weights. */
@@ -95,7 +96,8 @@ static void list_buffers(cpa_transformer *t, buffer list[BUFFERS]) {
     const int64_t bytes = cpa_dtype_bytes(t->options.dtype), row = t->options.max_rows * bytes;
     const int64_t last = t->logit_rows * c->hidden * bytes;
     const int64_t first = c->latent.latent ? cpa_latent_wide(c) : qkv_width(c);
-    int64_t wide = cpa_max64(first, cpa_feed_forward_wide(c)) * bytes;
+    const int64_t joined = c->draft_layers > 0 ? cpa_draft_layer_wide(c) : 0;
+    int64_t wide = cpa_max64(cpa_max64(first, joined), cpa_feed_forward_wide(c)) * bytes;
     int64_t inner = cpa_max64(cpa_feed_forward_inner(c), cpa_latent_inner(c)) * bytes;
     int64_t own_logits = 0;
     if (takes_slices(t)) {
@@ -127,11 +129,12 @@ static void set_sizes(cpa_transformer *t, const cpa_model_config *config, const 
     const int32_t over = spreads_experts(t) ? options->ranks : 1;
     const int64_t at_once = (options->expert_rows ? options->expert_rows : DEFAULT_EXPERT_ROWS) / over;
     const int64_t piece = cpa_min64(options->max_rows, cpa_max64(at_once, 1));
+    const int gathers = options->experts == CPA_EXPERTS_GATHERED;
     t->latent = cpa_latent_attention_of(&t->config, options->dtype);
     t->feed_forward = (cpa_feed_forward){
         .config = &t->config,
         .dtype = options->dtype,
-        .mixture = cpa_mixture_of(&t->config, options->dtype, weights_part(t), over, piece),
+        .mixture = cpa_mixture_of(&t->config, options->dtype, weights_part(t), over, gathers, piece),
     };
 }
 
@@ -201,11 +204,8 @@ static cpa_status check_ranks(const cpa_transformer *t, cpa_error *err) {
         return cpa_fail(err, CPA_UNSUPPORTED, "weights: found %d ranks, expected at most as many as %s, %d, for slices",
                         ranks, most == t->config.q_heads ? "heads" : "experts", most);
     }
-    if (!spreads_experts(t)) return CPA_OK;
-    if (experts < ranks)
-        return cpa_fail(err, CPA_UNSUPPORTED, "experts: found %d ranks, expected at most as many as experts, %d", ranks,
-                        experts);
-    return cpa_mixture_check_spread(t->device, err);
+    if (!spreads_experts(t) || t->options.experts == CPA_EXPERTS_GATHERED) return CPA_OK;
+    return cpa_mixture_check_sent(t->device, err);
 }
 
 static cpa_status load(cpa_transformer *t, const cpa_safetensors *files, cpa_stream *stream, cpa_error *err) {
@@ -348,8 +348,15 @@ static cpa_status begin_step(void *ctx, const cpa_model_step *step, cpa_stream *
 /* x = the norm of the residual, to which what the layer before gave is added first. */
 static cpa_status norm_in(const cpa_transformer *t, int32_t layer, int64_t rows, cpa_stream *stream) {
     const void *weight = t->weights.layers[layer].attention_norm;
-    return layer == 0 ? norm(t, rows, t->residual, NULL, weight, t->x, stream)
-                      : norm(t, rows, t->x, t->residual, weight, t->x, stream);
+    const int is_first = layer == 0 || layer == t->config.layers; /* of the model, or of those that draft */
+    return is_first ? norm(t, rows, t->residual, NULL, weight, t->x, stream)
+                    : norm(t, rows, t->x, t->residual, weight, t->x, stream);
+}
+
+/* The residual becomes what the layer that drafts begins with. */
+static cpa_status begin_draft(const cpa_transformer *t, const cpa_model_step *step, cpa_stream *stream) {
+    const cpa_draft_layer_args args = {.step = step, .x = t->x, .residual = t->residual, .wide = t->wide};
+    return cpa_draft_layer_begin(&t->config, &t->weights, t->options.dtype, &args, stream);
 }
 
 static cpa_status layer_in(void *ctx, int32_t layer, const cpa_model_step *step, const cpa_layer_args *layer_args,
@@ -358,6 +365,7 @@ static cpa_status layer_in(void *ctx, int32_t layer, const cpa_model_step *step,
     const cpa_model_config *c = &t->config;
     const cpa_layer_weights *w = &t->weights.layers[layer];
     const int64_t rows = step->rows.count;
+    if (layer == c->layers) CPA_TRY(begin_draft(t, step, stream));
     if (c->latent.latent) {
         CPA_TRY(norm_in(t, layer, rows, stream));
         return cpa_latent_in(&t->latent, &w->latent, t->x, step, layer_args, stream);
@@ -401,7 +409,7 @@ static cpa_status fused_feed_forward(const cpa_transformer *t, const cpa_layer_w
     if (f->router) {
         const cpa_mixture_rows at = {.step = step, .x = t->x, .out = t->residual, .added = t->residual};
         CPA_TRY(norm(t, rows, t->residual, NULL, w->mlp_norm, t->x, stream));
-        return cpa_mixture_run(&t->feed_forward.mixture, f, &at, stream);
+        return cpa_feed_forward_mix(&t->feed_forward, f, &at, stream);
     }
     const cpa_linear_args gates =
         product(t, rows, t->x, c->hidden, f->gate_up, f->gate_up_bias, 2 * c->intermediate, t->inner);
@@ -432,16 +440,16 @@ static cpa_status layer_out(void *ctx, int32_t layer, const cpa_model_step *step
     return cpa_feed_forward_run(&t->feed_forward, &w->feed_forward, step, t->x, t->x, stream);
 }
 
-/* The logits of the emissions [first, first + count). */
-static cpa_status compute_logits(const cpa_transformer *t, const cpa_model_step *step, int64_t first, int64_t count,
-                                 cpa_stream *stream) {
+/* The logits of the emissions [first, first + count), behind a norm of that weight. */
+static cpa_status compute_logits(const cpa_transformer *t, const cpa_model_step *step, const void *weight,
+                                 int64_t first, int64_t count, cpa_stream *stream) {
     const int32_t *rows = step->emissions.rows + first;
     CPA_TRY(gather(t, count, t->residual, rows, t->last_residual, stream));
     if (is_fused(t, step)) {
-        CPA_TRY(norm(t, count, t->last_residual, NULL, t->weights.final_norm, t->last_x, stream));
+        CPA_TRY(norm(t, count, t->last_residual, NULL, weight, t->last_x, stream));
     } else {
         CPA_TRY(gather(t, count, t->x, rows, t->last_x, stream));
-        CPA_TRY(norm(t, count, t->last_x, t->last_residual, t->weights.final_norm, t->last_x, stream));
+        CPA_TRY(norm(t, count, t->last_x, t->last_residual, weight, t->last_x, stream));
     }
     const cpa_linear_args args = {
         .size = sizeof args,
@@ -464,9 +472,25 @@ static cpa_status end_step(void *ctx, const cpa_model_step *step, cpa_drawn *dra
     const int wanted = (step->emissions.wants & CPA_WANTS_LOGITS) != 0 || t->observe; /* else all tokens are given */
     for (int64_t first = 0; first < emissions; first += t->logit_rows) {
         const int64_t count = cpa_min64(t->logit_rows, emissions - first);
-        if (wanted) CPA_TRY(compute_logits(t, step, first, count, stream));
+        if (wanted) CPA_TRY(compute_logits(t, step, t->weights.final_norm, first, count, stream));
         if (t->observe) CPA_TRY(t->observe(t->observe_ctx, step, first, count, t->logits, stream));
         CPA_TRY(cpa_sampler_draw(&t->sampler, step, first, count, t->logits, drawn, stream));
+    }
+    return CPA_OK;
+}
+
+/* Of each token that was drawn, the most probable one behind it. */
+static cpa_status end_draft(void *ctx, const cpa_model_step *step, uint32_t *guesses, cpa_stream *stream) {
+    const cpa_transformer *t = ctx;
+    for (int64_t first = 0; first < step->emissions.count; first += t->logit_rows) {
+        const int64_t count = cpa_min64(t->logit_rows, step->emissions.count - first);
+        const cpa_sample_args best = {.size = sizeof best,
+                                      .rows = count,
+                                      .vocabulary = t->config.vocabulary,
+                                      .logits = t->logits,
+                                      .tokens = guesses + first};
+        CPA_TRY(compute_logits(t, step, t->weights.draft.final_norm, first, count, stream));
+        CPA_TRY(cpa_sample(&best, stream));
     }
     return CPA_OK;
 }
@@ -486,6 +510,7 @@ cpa_model cpa_transformer_model(cpa_transformer *transformer) {
         .slices = takes_slices(transformer) ? transformer->options.slices : CPA_SLICES_NONE,
         .vocabulary = (int32_t)transformer->config.vocabulary,
         .gives_ranks = 1,
+        .end_draft = transformer->config.draft_layers > 0 ? end_draft : NULL,
     };
 }
 

@@ -7,6 +7,7 @@
  *                   keys and values to the cache; or latents (latent_attention.h)
  *     layer_out     output product, added to the residual; norm, gates, down product, which the next norm adds
  *     end_step      of the rows that yield a token: the last sum and norm, logits in fp32, a draw
+ *     end_draft     the same behind the layer that drafts (draft_layer.h), if config.draft_layers says that it is used
  *
  * Everything between products is rounded to the dtype of the model. */
 #ifndef CPA_MODEL_TRANSFORMER_H
@@ -17,6 +18,14 @@
 #include "src/model/model_config.h"
 #include "src/model/safetensors.h"
 
+/* Where the experts of a layer lie, of several ranks. */
+typedef enum cpa_experts_over_ranks {
+    CPA_EXPERTS_REPLICATED = 0, /* all on each */
+    /* Each on one (cpa_first_expert): */
+    CPA_EXPERTS_SENT,    /* rows go to the ranks of their experts and come back, with the same bits; on the host */
+    CPA_EXPERTS_GATHERED /* all rows of a step go to all ranks that have experts; on any device */
+} cpa_experts_over_ranks;
+
 typedef struct cpa_transformer_options {
     cpa_dtype dtype;
     int64_t max_rows;      /* rows of one step on this rank, at most */
@@ -24,9 +33,8 @@ typedef struct cpa_transformer_options {
     int64_t logit_rows;    /* emissions whose logits are computed at once; 0 = 256 */
     /* Steps of several ranks with slices: decode, or all steps, where this rank has its slice of the weights alone. */
     cpa_model_slices slices;
-    int32_t rank, ranks; /* this rank, and how many there are; with slices or spread experts alone */
-    /* Of several ranks each has some experts of every layer alone, and the rows that choose them travel; on the host. */
-    int spread_experts;
+    int32_t rank, ranks; /* this rank, and how many there are; with slices or experts that are not replicated */
+    cpa_experts_over_ranks experts;
     int64_t
         expert_rows; /* rows whose experts are computed at once, on all ranks together if those are spread; 0 = 4096 */
 } cpa_transformer_options;

@@ -124,10 +124,15 @@ static void lay_out(const cpa_model_config *c, const own_slices *own, arena *a, 
     w->final_norm = take(a, c->hidden);
     w->head_is_slice = !c->tied && own->head.count < c->vocabulary;
     w->lm_head = c->tied ? w->embedding : take(a, own->head.count * c->hidden);
-    for (int32_t i = 0; i < c->layers; i++) {
+    for (int32_t i = 0; i < cpa_config_all_layers(c); i++) {
         cpa_layer_weights layer = lay_out_layer(c, own, i, a);
         if (layers) layers[i] = layer;
     }
+    const int drafts = c->draft_layers > 0;
+    w->draft.token_norm = take_if(drafts, a, c->hidden);
+    w->draft.hidden_norm = take_if(drafts, a, c->hidden);
+    w->draft.join = take_if(drafts, a, 2 * (int64_t)c->hidden * c->hidden);
+    w->draft.final_norm = take_if(drafts, a, c->hidden);
 }
 
 int64_t cpa_weights_bytes(const cpa_model_config *config, cpa_weights_part held, cpa_dtype dtype) {
@@ -206,18 +211,37 @@ static cpa_status load_layer(const loading *l, int32_t layer, const cpa_layer_we
     return cpa_expert_weights_load(&l->from, c, l->own.experts, &w->feed_forward);
 }
 
+/* A tensor that files may have once more is the same one there. */
+static cpa_status check_copy(const cpa_weight_loader *from, const char *name, const char *of, const char *why) {
+    const cpa_tensor *copy = cpa_safetensors_find(from->files, name), *own = cpa_safetensors_find(from->files, of);
+    if (!copy || !own) return CPA_OK;
+    if (copy->dtype == own->dtype && copy->bytes == own->bytes &&
+        memcmp(copy->data, own->data, (size_t)copy->bytes) == 0)
+        return CPA_OK;
+    return cpa_fail(from->err, CPA_INVALID, "%s: found another matrix than %s, expected the same %s", name, of, why);
+}
+
 /* Some files of a tied model have a copy of the embedding as their head. Another head would be what transformers takes,
  * whatever config.json says. */
 static cpa_status check_tied(const cpa_weight_loader *from) {
-    const cpa_tensor *head = cpa_safetensors_find(from->files, "lm_head.weight");
-    const cpa_tensor *embedding = cpa_safetensors_find(from->files, "model.embed_tokens.weight");
-    if (!head || !embedding) return CPA_OK;
-    if (head->dtype == embedding->dtype && head->bytes == embedding->bytes &&
-        memcmp(head->data, embedding->data, (size_t)head->bytes) == 0)
-        return CPA_OK;
-    return cpa_fail(from->err, CPA_INVALID,
-                    "lm_head.weight: found another matrix than model.embed_tokens.weight, expected the same with "
-                    "tie_word_embeddings: true");
+    return check_copy(from, "lm_head.weight", "model.embed_tokens.weight", "with tie_word_embeddings: true");
+}
+
+/* The embedding and the head of what drafts are those of the model, of which files have copies or nothing. */
+static cpa_status load_draft(const loading *l, const cpa_draft_weights *w) {
+    const cpa_model_config *c = l->config;
+    const cpa_weight_part token_norm = {"enorm", c->hidden}, hidden_norm = {"hnorm", c->hidden};
+    const cpa_weight_part join = {"eh_proj", c->hidden}, final_norm = {"shared_head.norm", c->hidden};
+    const char *const head = c->tied ? "model.embed_tokens.weight" : "lm_head.weight";
+    char name[64];
+    snprintf(name, sizeof name, "%sembed_tokens.weight", l->from.layer);
+    CPA_TRY(check_copy(&l->from, name, "model.embed_tokens.weight", "in a layer that drafts"));
+    snprintf(name, sizeof name, "%sshared_head.head.weight", l->from.layer);
+    CPA_TRY(check_copy(&l->from, name, head, "in a layer that drafts"));
+    CPA_TRY(cpa_load_whole(&l->from, "weight", &token_norm, 0, w->token_norm));
+    CPA_TRY(cpa_load_whole(&l->from, "weight", &hidden_norm, 0, w->hidden_norm));
+    CPA_TRY(cpa_load_whole(&l->from, "weight", &join, 2 * (int64_t)c->hidden, w->join));
+    return cpa_load_whole(&l->from, "weight", &final_norm, 0, w->final_norm);
 }
 
 static cpa_status load_all(loading *l, const cpa_weights *w) {
@@ -228,15 +252,16 @@ static cpa_status load_all(loading *l, const cpa_weights *w) {
     CPA_TRY(cpa_load_whole(&l->from, "weight", &norm, 0, w->final_norm));
     if (c->tied) CPA_TRY(check_tied(&l->from));
     if (!c->tied) CPA_TRY(cpa_load_rows(&l->from, "weight", &head, 1, c->hidden, l->own.head, w->lm_head));
-    for (int32_t i = 0; i < c->layers; i++) {
+    for (int32_t i = 0; i < cpa_config_all_layers(c); i++) {
         snprintf(l->from.layer, sizeof l->from.layer, "model.layers.%d.", i);
         CPA_TRY(load_layer(l, i, &w->layers[i]));
     }
+    if (c->draft_layers > 0) CPA_TRY(load_draft(l, &w->draft));
     return cpa_weight_loader_wait(&l->from);
 }
 
 static cpa_status allocate(const loading *l, int64_t bytes, cpa_weights *w, cpa_error *err) {
-    w->layers = calloc((size_t)l->config->layers, sizeof *w->layers);
+    w->layers = calloc((size_t)cpa_config_all_layers(l->config), sizeof *w->layers);
     if (!w->layers) return cpa_fail(err, CPA_NO_MEMORY, "weights: no memory");
     w->bytes = bytes;
     CPA_TRY(w->device->table->alloc(w->device, w->bytes, &w->memory, err));

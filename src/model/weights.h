@@ -59,6 +59,13 @@ typedef struct cpa_layer_weights {
     cpa_feed_forward_weights feed_forward;
 } cpa_layer_weights;
 
+/* Of a layer that drafts, beside that layer (draft_layer.h); NULL without one. */
+typedef struct cpa_draft_weights {
+    void *token_norm, *hidden_norm; /* [hidden]: enorm and hnorm */
+    void *join;                     /* [hidden, 2 * hidden]: eh_proj */
+    void *final_norm;               /* [hidden]: shared_head.norm */
+} cpa_draft_weights;
+
 typedef struct cpa_weights {
     cpa_device *device;
     void *memory; /* memory of all weights */
@@ -67,7 +74,8 @@ typedef struct cpa_weights {
     void *final_norm; /* [hidden] */
     void *lm_head;    /* [vocabulary, hidden]; the embedding, if that is tied */
     int head_is_slice;
-    cpa_layer_weights *layers;
+    cpa_layer_weights *layers; /* [cpa_config_all_layers] */
+    cpa_draft_weights draft;
 } cpa_weights;
 
 /* Bytes of the weights of such a model in a dtype. */

@@ -5,8 +5,9 @@
 #include <cpattn/model.h>
 
 typedef struct cpa_drafting_options {
-    int32_t most;                                 /* drafts of a sequence in a step; 0: nothing is drafted */
-    int32_t chains_alone;                         /* not 0: of each tree the first chain alone is taken */
+    int32_t most;         /* drafts of a sequence in a step; 0: nothing is drafted */
+    int32_t chains_alone; /* not 0: of each tree the first chain alone is taken */
+    int32_t is_told;      /* not 0: the draft of a sequence comes with its last token (cpa_scheduler_guess) */
     int32_t ngram_min, ngram_max, ngram_branches; /* options of n-grams, as cpa_ngram_options; unused with `draft` */
     int64_t (*draft)(void *ctx, const cpa_draft_args *args); /* as cpa_model.draft; NULL: n-grams */
     void (*draft_end)(void *ctx, uint64_t request);

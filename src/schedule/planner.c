@@ -77,7 +77,7 @@ static double attention_seconds(const cpa_planner *p, double new_tokens, double 
 
 /* Exchanges, likewise:
  *     pass-KV     (N-1)/N * (P + T) * Hkv * (dk + dv) * e / W              every rank sends its shard to all others
- *     pass-Q      (N-1)/N * T * Hq * (dk * e + 4 * (dv + 1)) / W           queries out, fp32 O and LSE back
+ *     pass-Q      (N-1)/N * T * Hq * (dk * e + dv * s + 4) / W             queries out, O of s bytes an element and LSE back
  * That of pass-KV overlaps its attention; pass-Q needs all queries first and all states last. */
 double cpa_planner_predict(const cpa_planner *p, cpa_algorithm algorithm, int64_t new_tokens, int64_t cached_tokens) {
     double n = p->cp_size, t = (double)new_tokens, cached = (double)cached_tokens, others = (n - 1) / n;
@@ -86,7 +86,8 @@ double cpa_planner_predict(const cpa_planner *p, cpa_algorithm algorithm, int64_
     double attention = attention_seconds(p, t, cached);
     if (algorithm == CPA_PASS_Q) {
         const double q_element = (double)cpa_dtype_bytes(p->shape.v_in_k ? p->shape.dtype : p->shape.kv_dtype);
-        double row_bytes = p->shape.q_heads * (p->shape.k_dim * q_element + sizeof(float) * (p->shape.v_dim + 1.0));
+        const double state_bytes = p->shape.v_dim * (double)cpa_dtype_bytes(p->state_dtype) + sizeof(float);
+        double row_bytes = p->shape.q_heads * (p->shape.k_dim * q_element + state_bytes);
         return attention + others * t * row_bytes / p->bandwidth;
     }
     return fmax(attention, others * (cached + t) * token_bytes(p) / p->bandwidth);

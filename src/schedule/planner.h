@@ -35,6 +35,7 @@ typedef struct cpa_planner {
     cpa_algorithm forced; /* CPA_AUTO: choose */
     int32_t cp_size;
     cpa_attention_shape shape;
+    cpa_dtype state_dtype;   /* dtype of O of states that travel */
     double flops;            /* C, FLOP/s, measured */
     double bandwidth;        /* W, bytes/s, measured */
     double memory_bandwidth; /* R, bytes/s at which a rank reads its cache, measured */

@@ -16,6 +16,7 @@
 #include "src/schedule/scheduler_internal.h"
 #include "src/schedule/scheduler_preempt.h"
 #include "src/schedule/scheduler_prefix.h"
+#include "src/schedule/scheduler_transfer.h"
 #include "src/schedule/scheduler_write.h"
 #include "src/schedule/unconfirmed.h"
 
@@ -124,13 +125,14 @@ cpa_status cpa_scheduler_create(const cpa_scheduler_options *options, cpa_schedu
         if (!s->host_pools) goto no_memory;
     }
     s->identity = strdup(options->identity ? options->identity : "");
-    s->options.identity = NULL;
+    s->model = strdup(options->model ? options->model : "");
+    s->options.identity = s->options.model = NULL;
     s->running = calloc(slots, sizeof *s->running);
     s->finished = calloc(slots, sizeof *s->finished);
     s->scheduled = calloc(2 * slots, sizeof *s->scheduled);
     s->free_indices = calloc(slots, sizeof *s->free_indices);
     if (!s->pools || !s->evict || !s->lacks || !s->spared || !s->unit || !s->sources || !s->marks || !s->identity ||
-        !s->running || !s->finished || !s->scheduled || !s->free_indices)
+        !s->model || !s->running || !s->finished || !s->scheduled || !s->free_indices)
         goto no_memory;
     CPA_TRY_GOTO(create_pools(s, err), fail);
     s->n_free_indices = options->max_num_seqs;
@@ -167,6 +169,7 @@ void cpa_scheduler_destroy(cpa_scheduler *s) {
     free(s->scheduled);
     free(s->finished);
     free(s->running);
+    free(s->model);
     free(s->identity);
     free(s->marks);
     free(s->sources);
@@ -244,6 +247,11 @@ cpa_status cpa_scheduler_add(cpa_scheduler *s, const cpa_scheduler_request *requ
     int64_t most = (int64_t)HASH_COUNT(s->by_id) + 1;
     cpa_sequence *sequence = cpa_sequence_create(&s->options, request, &first);
     if (!sequence) goto no_memory;
+    const cpa_status status = cpa_transfer_begin(s, request, sequence, err);
+    if (status != CPA_OK) {
+        cpa_sequence_destroy(sequence);
+        return status;
+    }
     sequence->tenant = cpa_tenant_join(&s->tenants, name_of_tenant(request), s->n_pools);
     sequence->root = root;
     if (!sequence->tenant || !cpa_sequence_queue_reserve(&s->future, most) ||
@@ -398,13 +406,7 @@ cpa_status cpa_scheduler_swap_failed(cpa_scheduler *s, uint64_t request, cpa_err
     HASH_FIND(hh, s->by_id, &request, sizeof request, sequence);
     if (!sequence) return cpa_fail(err, CPA_INVALID, "request %" PRIu64 " is not there to be computed again", request);
     s->stats.swap_failures++;
-    if (sequence->blocks) {
-        sequence->restart = 1;
-    } else {
-        CPA_TRY(cpa_scheduler_drop_host(s, sequence, err));
-        sequence->computed = sequence->misplaced = 0;
-    }
-    return CPA_OK;
+    return cpa_scheduler_start_again(s, sequence, err);
 }
 
 void cpa_scheduler_get_stats(const cpa_scheduler *s, cpa_scheduler_stats *out) {

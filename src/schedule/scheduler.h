@@ -50,9 +50,11 @@
  *   scheduler_found.c    how much of it can be found
  *   fair_room.c          what a tenant below its share takes from others
  *   fair_step.c          what a tenant adds to a step
+ *   scheduler_transfer.c what comes from a store of blocks, and goes there
  *   scheduler_chunk.c    how many tokens a prefill is given
  *   scheduler_write.c    the entries of a plan
  *   scheduler_prefix.c   what can be found after it
+ *   block_events.c       who is told what can be found
  *   unconfirmed.c        what cannot be found yet, as it may not be finite
  *   scheduler_tokens.c   tokens that were drawn, and requests that end
  *   scheduler_drafts.c   several tokens of a sequence in a step
@@ -86,7 +88,9 @@ typedef struct cpa_scheduler_options {
     int32_t prefix_caching;
     int32_t confirms; /* whether what a step computes is finite is known when the second plan after it is made, and only
                          then its blocks can be found (unconfirmed.h); else they can in the next one */
-    const char *identity; /* what keys and values depend on besides tokens; read by cpa_scheduler_create only */
+    /* What keys and values depend on besides tokens, and the name of the model in stores of blocks (NULL: ""); read by
+     * cpa_scheduler_create only. */
+    const char *identity, *model;
     cpa_preemption_mode preemption;
     double host_bandwidth; /* for CPA_PREEMPT_AUTO: bytes/s between host and device, of one rank */
     cpa_policy policy;
@@ -97,6 +101,8 @@ typedef struct cpa_scheduler_options {
     int64_t
         local_context; /* sequences of up to so many tokens are placed on one rank; 0: those that the planner prefers
                               there, CPA_LOCAL_CONTEXT_NONE: none */
+    cpa_block_event_fn on_block_event; /* NULL: nobody is told what can be found */
+    void *block_event_ctx;
     cpa_drafting_options drafting; /* with a drafter every token of a plan is reported before the next plan is made */
 } cpa_scheduler_options;
 
@@ -111,7 +117,8 @@ typedef struct cpa_scheduler_request {
     const char *tenant; /* for whom the request is made; NULL: the salt tells; read by cpa_scheduler_add alone */
     uint64_t group;     /* samples of one prompt have the same group; 0: none */
     int32_t draws;      /* not 0: output tokens are drawn, and reported (scheduler_tokens.h); 0: token_at gives them */
-    cpa_plan_sampling sampling;  /* how output tokens are drawn; its prompt_tokens and biases are not looked at */
+    cpa_plan_sampling sampling; /* how output tokens are drawn; its prompt_tokens and biases are not looked at */
+    int32_t imports, exports; /* its prompt may come from the store of blocks, and goes there (scheduler_transfer.h) */
     const cpa_plan_bias *biases; /* [sampling.n_biases + sampling.n_ends]; not copied */
 } cpa_scheduler_request;
 
@@ -137,6 +144,8 @@ typedef struct cpa_scheduler_stats {
     int64_t cow_copies;
     int64_t rank_local; /* admissions of sequences to one of several ranks */
     int64_t swap_failures;
+    int64_t imported_tokens, exported_tokens; /* prompt tokens that came from the store, and went there */
+    int64_t import_failures;                  /* times that some of an import was not there, or damaged */
     /* With adaptive_chunks, for want of blocks: prefill chunks that are shorter, and requests that were not begun. */
     int64_t cut_chunks, held_back;
 } cpa_scheduler_stats;

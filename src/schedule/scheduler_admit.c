@@ -13,6 +13,7 @@
 #include "src/schedule/scheduler_chunk.h"
 #include "src/schedule/scheduler_found.h"
 #include "src/schedule/scheduler_prefix.h"
+#include "src/schedule/scheduler_transfer.h"
 
 typedef enum verdict {
     ADMITTED,
@@ -215,12 +216,32 @@ static cpa_status find_room(cpa_scheduler *s, const cpa_sequence *sequence, int6
     return *room || tokens == 0 ? CPA_OK : cpa_fair_make_room(s, sequence, s->lacks, room, err);
 }
 
+/* A request whose first tokens come from a store of blocks; it is given others in the second plan after. */
+static cpa_status try_import(cpa_scheduler *s, cpa_sequence *sequence, int64_t tokens, verdict *out, cpa_error *err) {
+    int room = 0;
+    cpa_transfer_count_blocks(s, sequence, tokens);
+    *out = cpa_scheduler_within_quota(s, sequence) ? STOP : FULL;
+    if (*out == STOP) CPA_TRY(cpa_fair_make_room(s, sequence, s->lacks, &room, err));
+    if (!room) return CPA_OK;
+    if (!cpa_sequence_open(sequence, s->n_pools))
+        return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory for its block table", sequence->request.id);
+    *out = ADMITTED;
+    CPA_TRY(cpa_transfer_plan_import(s, sequence, tokens, err));
+    cpa_scheduler_charge(sequence, s->n_pools, 1);
+    s->stats.rank_local += sequence->placement.kind == CPA_ON_RANK;
+    enter(s, sequence);
+    sequence->ready = s->step + 2;
+    return CPA_OK;
+}
+
 /* A request without anything in host memory. */
 static cpa_status try_fresh(cpa_scheduler *s, cpa_sequence *sequence, verdict *out, cpa_error *err) {
     int room = 1;
     *out = SKIP;
     const int64_t units = choose_placement(s, sequence);
     if (cpa_found_later(s, sequence)) return CPA_OK;
+    const int64_t imported = cpa_transfer_tokens(sequence, cpa_found_position(s, sequence, sequence->placement, units));
+    if (imported > 0) return try_import(s, sequence, imported, out, err);
     *out = look_for_room(s, sequence, units);
     if (*out == STOP) CPA_TRY(cpa_fair_make_room(s, sequence, s->lacks, &room, err));
     if (*out == FULL || !room) return CPA_OK;

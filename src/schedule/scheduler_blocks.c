@@ -5,6 +5,7 @@
 #include "base/array.h"
 #include "base/check.h"
 #include "base/min_max.h"
+#include "src/schedule/block_events.h"
 #include "src/schedule/fair_step.h"
 
 cpa_status cpa_scheduler_pin(cpa_scheduler *s, cpa_block_pool *pool, int32_t block, cpa_error *err) {
@@ -29,6 +30,7 @@ int64_t cpa_scheduler_unfind(cpa_scheduler *s, int32_t pool, int32_t block) {
     memcpy(s->unit, unit, (size_t)size * sizeof *s->unit);
     for (int32_t r = 0; r < size; r++) {
         if (s->unit[r] < 0) continue;
+        cpa_block_events_removed(s, pool / size, cpa_prefix_cache_digest(cache, r, s->unit[r]));
         cpa_prefix_cache_drop(cache, r, s->unit[r]);
         cpa_block_pool_forget(s->pools[first + r], s->unit[r]);
         found++;

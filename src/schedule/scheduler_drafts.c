@@ -1,5 +1,7 @@
 #include "src/schedule/scheduler_drafts.h"
 
+#include <cpattn/nn.h>
+
 #include "base/check.h"
 #include "base/min_max.h"
 #include "src/schedule/scheduler_blocks.h"
@@ -36,7 +38,7 @@ cpa_status cpa_scheduler_settle_drafts(cpa_scheduler *s, cpa_error *err) {
 void cpa_scheduler_teach_drafter(cpa_scheduler *s, cpa_sequence *sequence, int64_t end) {
     enum { AT_A_TIME = 256 };
     uint32_t tokens[AT_A_TIME];
-    if (s->options.drafting.most == 0) return;
+    if (s->options.drafting.most == 0 || s->options.drafting.is_told) return;
     if (!sequence->drafting) sequence->drafting = cpa_drafting_create(&s->options.drafting, sequence->request.id);
     if (!sequence->drafting) return;
     end = cpa_min64(end, cpa_sequence_named(sequence));
@@ -48,6 +50,18 @@ void cpa_scheduler_teach_drafter(cpa_scheduler *s, cpa_sequence *sequence, int64
     }
 }
 
+/* At most so many drafts behind the `known` tokens of a sequence, to sequence->drafts; how many there are. */
+static int64_t ask(cpa_scheduler *s, cpa_sequence *sequence, int64_t known, int64_t most) {
+    if (s->options.drafting.is_told) {
+        sequence->told = sequence->guess;
+        sequence->drafts = &sequence->told;
+        sequence->parents = NULL;
+        return sequence->guess != CPA_NO_TOKEN;
+    }
+    cpa_scheduler_teach_drafter(s, sequence, known);
+    return sequence->drafting ? cpa_drafting_ask(sequence->drafting, most, &sequence->drafts, &sequence->parents) : 0;
+}
+
 /* Drafts for a sequence that is given its one token, as many as blocks allow. */
 static void draft(cpa_scheduler *s, cpa_sequence *sequence) {
     const int64_t known = cpa_sequence_known(sequence);
@@ -55,9 +69,7 @@ static void draft(cpa_scheduler *s, cpa_sequence *sequence) {
     int64_t n = cpa_min64(left, s->budget);
     /* What may follow a draft of a constrained answer nobody knows before the draft is right. */
     if (n < 1 || cpa_sequence_named(sequence) < known || sequence->request.sampling.constrained) return;
-    cpa_scheduler_teach_drafter(s, sequence, known);
-    if (!sequence->drafting) return;
-    n = cpa_drafting_ask(sequence->drafting, n, &sequence->drafts, &sequence->parents);
+    n = ask(s, sequence, known, n);
     while (n > 0 && !(cpa_scheduler_has_room(s, sequence, known + n) && cpa_scheduler_within_quota(s, sequence))) n--;
     if (n < 1) return;
     cpa_scheduler_take_lacking(s, sequence);

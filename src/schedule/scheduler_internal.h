@@ -39,7 +39,7 @@ struct cpa_scheduler {
     cpa_block_pool **host_pools;                    /* [n_pools]; NULL without host memory */
     cpa_evict_ctx *evict;                           /* [n_pools] */
     cpa_prefix_cache *caches[CPA_MAX_LAYER_GROUPS]; /* prefix cache of each group; the first makes the digests */
-    char *identity;
+    char *identity, *model;
     cpa_tenants tenants;
     cpa_step_cost step_cost;
     cpa_sequence *by_id;          /* hash table of every unfinished sequence */

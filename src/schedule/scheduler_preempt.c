@@ -153,6 +153,14 @@ cpa_status cpa_scheduler_drop_host(cpa_scheduler *s, cpa_sequence *sequence, cpa
     return CPA_OK;
 }
 
+cpa_status cpa_scheduler_start_again(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
+    sequence->restart = sequence->blocks != NULL;
+    if (sequence->blocks) return CPA_OK;
+    CPA_TRY(cpa_scheduler_drop_host(s, sequence, err));
+    sequence->computed = sequence->misplaced = 0;
+    return CPA_OK;
+}
+
 /* The sequence keeps what it has emitted; a chunk that it was given in this plan is withdrawn. */
 cpa_status cpa_scheduler_preempt(cpa_scheduler *s, int32_t index, int may_swap, cpa_error *err) {
     cpa_sequence *victim = s->running[index];

@@ -3,6 +3,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include <cpattn/nn.h>
+
 #include "base/array.h"
 #include "base/check.h"
 #include "src/schedule/scheduler_internal.h"
@@ -59,6 +61,7 @@ cpa_status cpa_scheduler_report(cpa_scheduler *s, uint64_t request, uint32_t tok
                         request);
     sequence->reported++;
     sequence->last = token;
+    sequence->guess = CPA_NO_TOKEN;
     if (sequence->request.draws) {
         if (!cpa_array_reserve(&sequence->outputs, &sequence->cap_outputs, sequence->reported,
                                sizeof *sequence->outputs))
@@ -71,6 +74,11 @@ cpa_status cpa_scheduler_report(cpa_scheduler *s, uint64_t request, uint32_t tok
     stop_running(s, sequence);
     s->stats.finished++;
     return CPA_OK;
+}
+
+void cpa_scheduler_guess(cpa_scheduler *s, uint64_t request, uint32_t token) {
+    cpa_sequence *sequence = find(s, request);
+    if (sequence) sequence->guess = token;
 }
 
 /* Nobody wants any more what was emitted for the request and not reported. */

@@ -11,6 +11,10 @@
  * finished. Nothing happens for a request that has ended. */
 cpa_status cpa_scheduler_report(cpa_scheduler *scheduler, uint64_t request, uint32_t token, cpa_error *err);
 
+/* With drafting.is_told: the model expects that token behind the one of the request that was reported last. Nothing
+ * happens for a request that has ended. */
+void cpa_scheduler_guess(cpa_scheduler *scheduler, uint64_t request, uint32_t token);
+
 /* Ends a request, whatever it does: waiting, running, in host memory, or with its last token planned and not there yet.
  * Its blocks are free with the next plan, which also says that what was emitted for it and not reported is not wanted.
  * *ended is 0 if there is no such request. */

@@ -8,6 +8,7 @@
 #include "src/schedule/scheduler_blocks.h"
 #include "src/schedule/scheduler_drafts.h"
 #include "src/schedule/scheduler_prefix.h"
+#include "src/schedule/scheduler_transfer.h"
 
 static void write_appends(cpa_scheduler *s, cpa_sequence *sequence) {
     cpa_step_plan *plan = s->plan;
@@ -66,7 +67,9 @@ static void write_chunk(cpa_scheduler *s, cpa_sequence *sequence) {
     int drawn = end > cpa_sequence_named(sequence);
     int64_t given = -1;
     const int is_scored = sequence->request.sampling.prompt_logprobs && end < sequence->request.prompt_tokens;
-    if (is_scored || (emits && !sequence->request.draws)) given = cpa_sequence_token(sequence, &s->options, end);
+    const int looks_ahead = s->options.drafting.is_told && !emits && end < cpa_sequence_named(sequence);
+    if (is_scored || looks_ahead || (emits && !sequence->request.draws))
+        given = cpa_sequence_token(sequence, &s->options, end);
     int finishes = emits && sequence->emitted + 1 == sequence->request.output_tokens; /* with drafts it goes on */
     const cpa_planner planner = cpa_scheduler_planner(s, sequence);
     cpa_planner_choice choice = cpa_planner_choose(&planner, sequence->planned, sequence->computed, decodes);
@@ -121,7 +124,9 @@ cpa_status cpa_scheduler_write(cpa_scheduler *s, cpa_error *err) {
         if (s->scheduled[i]->planned > 0) write_chunk(s, s->scheduled[i]);
     for (int32_t i = 0; i < s->n_scheduled; i++) {
         cpa_sequence *sequence = s->scheduled[i];
-        if (sequence->blocks) CPA_TRY(cpa_scheduler_link(s, sequence, err));
+        if (!sequence->blocks) continue;
+        CPA_TRY(cpa_scheduler_link(s, sequence, err));
+        CPA_TRY(cpa_transfer_plan_export(s, sequence, err));
     }
     return CPA_OK;
 }

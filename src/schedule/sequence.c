@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <cpattn/nn.h>
+
 #include "base/check.h"
 
 /* Where the request stands in line. With ageing, waiting makes up for priority: one level for every ageing_s seconds.
@@ -31,6 +33,7 @@ cpa_sequence *cpa_sequence_create(const cpa_scheduler_options *options, const cp
     memcpy(&hash, first->bytes, sizeof hash);
     sequence->request = *request;
     sequence->request.salt = sequence->request.tenant = NULL;
+    sequence->guess = CPA_NO_TOKEN;
     sequence->first_rank = (int32_t)(hash % (uint64_t)options->map.cp_size);
     sequence->placement = (cpa_placement){CPA_SHARDED, sequence->first_rank};
     int64_t tokens = cpa_cached_tokens(request->prompt_tokens, request->output_tokens);

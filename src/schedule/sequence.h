@@ -32,7 +32,7 @@ struct cpa_sequence {
     int32_t first_rank;      /* rank that owns position 0 of a sharded sequence */
     int32_t index;    /* while the sequence runs: its index in the tables of running sequences, here and on the ranks */
     int introduced;   /* the ranks know the sequence by its index */
-    int restart;      /* blocks that were swapped in are damaged: all is computed again */
+    int restart;      /* blocks that were swapped in or imported are damaged: all is computed again */
     int held_back;    /* the sequence was held back for want of blocks for all its tokens (scheduler_chunk.h) */
     int64_t computed; /* tokens in the cache, once every planned step has run */
     int64_t emitted;  /* output tokens, once every planned step has run */
@@ -49,10 +49,16 @@ struct cpa_sequence {
     int64_t n_drafts, n_listed;
     int64_t accepted; /* index of the last draft that a report has accepted; -1: none */
     uint32_t last;    /* the token that was reported last */
+    uint32_t guess;   /* what was told to follow `last`; CPA_NO_TOKEN: nothing was */
+    uint32_t told;    /* the draft of the last plan, where drafts are told */
     int64_t
-        misplaced;   /* of the tokens before the last one, those that lie in the cache where a tree had them, and so are
+        misplaced; /* of the tokens before the last one, those that lie in the cache where a tree had them, and so are
                           not `computed` but computed again */
-    uint64_t ready;  /* first step in which the sequence may be given tokens */
+    int64_t importable; /* tokens of the prompt that may be imported; 0: none */
+    int import_failed;  /* an import has failed before */
+    int exported;
+    cpa_prefix_digest parcels; /* root of the digests of its parcels, where it imports or exports */
+    uint64_t ready;            /* first step in which the sequence may be given tokens */
     int32_t *blocks; /* [pools, stride] ids of the blocks held, -1 where voided; NULL: the sequence does not run */
     int64_t stride;  /* most entries of a table over the sequence's life */
     int32_t *host;   /* [pools, stride] host blocks; NULL: the sequence is not swapped out */

@@ -10,6 +10,8 @@ void cpa_step_plan_init(cpa_step_plan *plan) {
 }
 
 void cpa_step_plan_destroy(cpa_step_plan *plan) {
+    free(plan->transfer_blocks);
+    free(plan->transfers);
     free(plan->parents);
     free(plan->token_ids);
     free(plan->block_ids);
@@ -33,6 +35,7 @@ void cpa_step_plan_clear(cpa_step_plan *plan) {
     plan->n_chunks = plan->n_releases = plan->n_appends = plan->n_block_ids = plan->n_token_ids = 0;
     plan->n_swap_outs = plan->n_swap_ins = plan->n_copies = plan->n_nulled = 0;
     plan->n_discards = plan->n_cuts = plan->n_samplings = plan->n_biases = plan->n_parents = 0;
+    plan->n_transfers = plan->n_transfer_blocks = 0;
 }
 
 #define RESERVE(plan, array, capacity, n)                                                                              \
@@ -64,6 +67,12 @@ int cpa_step_plan_reserve_drawing(cpa_step_plan *plan, int64_t discards, int64_t
     if (!RESERVE(plan, samplings, cap_samplings, samplings)) return 0;
     if (!RESERVE(plan, biases, cap_biases, biases)) return 0;
     if (!RESERVE(plan, parents, cap_parents, parents)) return 0;
+    return 1;
+}
+
+int cpa_step_plan_reserve_transfers(cpa_step_plan *plan, int64_t transfers, int64_t transfer_blocks) {
+    if (!RESERVE(plan, transfers, cap_transfers, transfers)) return 0;
+    if (!RESERVE(plan, transfer_blocks, cap_transfer_blocks, transfer_blocks)) return 0;
     return 1;
 }
 
@@ -139,6 +148,16 @@ int32_t *cpa_step_plan_add_parents(cpa_step_plan *plan, int64_t n) {
     if (!RESERVE(plan, parents, cap_parents, plan->n_parents + n)) return NULL;
     plan->n_parents += n;
     return memset(&plan->parents[plan->n_parents - n], 0, (size_t)n * sizeof *plan->parents);
+}
+
+cpa_plan_transfer *cpa_step_plan_add_transfer(cpa_step_plan *plan) {
+    if (!RESERVE(plan, transfers, cap_transfers, plan->n_transfers + 1)) return NULL;
+    return memset(&plan->transfers[plan->n_transfers++], 0, sizeof *plan->transfers);
+}
+
+cpa_plan_transfer_block *cpa_step_plan_add_transfer_block(cpa_step_plan *plan) {
+    if (!RESERVE(plan, transfer_blocks, cap_transfer_blocks, plan->n_transfer_blocks + 1)) return NULL;
+    return memset(&plan->transfer_blocks[plan->n_transfer_blocks++], 0, sizeof *plan->transfer_blocks);
 }
 
 int64_t cpa_plan_position(const cpa_step_plan *plan, const cpa_plan_chunk *chunk, int64_t cached_at) {

@@ -1,6 +1,7 @@
 /* A step: what rank 0 planned and every rank executes, and its wire form.
  *
- * A rank applies a plan in this order: cuts, nulled, releases, swap_outs, swap_ins, copies, appends, chunks. So a device
+ * A rank applies a plan in this order: cuts, nulled, releases, swap_outs, swap_ins, copies, transfers that import,
+ * appends, chunks, transfers that export. So a device
  * block that is swapped out may be written by the same plan, since all that writes blocks comes later. What a swap_in
  * or a copy reads is not written by the plan at all: rank 0 hands such blocks out again only from the next plan on.
  * Plain arrays that keep their capacity from step to step.
@@ -39,12 +40,12 @@ typedef struct cpa_plan_chunk {
     uint32_t flags;
     int64_t tokens; /* index into token_ids of its first token; a first chunk that starts later than at 0, because what
                        comes before is in the cache already, has that index for the token at 0 */
-    int64_t given; /* the token that it emits; -1: it is drawn, or there is none. Of one that ends within a prompt whose
-                        log-probabilities are wanted, the token of the prompt behind it */
-    int64_t drafts;  /* how many of its tokens are guesses: the last ones, of a decode chunk. Each of their rows emits a
+    int64_t given;  /* the token that it emits; -1: it is drawn, or there is none. Of one that ends within a prompt, the
+                        token of the prompt behind it, where log-probabilities of the prompt are wanted or layers draft */
+    int64_t drafts; /* how many of its tokens are guesses: the last ones, of a decode chunk. Each of their rows emits a
                         token, as that of the token before them does, and those count whose row has the tokens that were
                         emitted before it. Given ones behind the first stand behind its tokens in token_ids */
-    int64_t parents; /* index into parents of what its drafts come behind; -1: each behind the one before */
+    int64_t parents;  /* index into parents of what its drafts come behind; -1: each behind the one before */
     int64_t sampling; /* of a first chunk: index into samplings of how the sequence's tokens are drawn; -1: the most
                          probable ones, without penalties */
 } cpa_plan_chunk;
@@ -139,6 +140,28 @@ typedef struct cpa_plan_nulled {
     int32_t entry;
 } cpa_plan_nulled;
 
+/* Words of the digest of a parcel. */
+enum { CPA_PLAN_DIGEST_WORDS = 8 };
+
+/* The first tokens of a request's prompt, which go to a store of blocks when the step is done, or come from it before
+ * (cpattn/blocks.h). */
+typedef struct cpa_plan_transfer {
+    uint64_t request;
+    cpa_placement placement;
+    int64_t tokens;
+    int64_t digests;          /* index into token_ids of the words of each parcel's digest */
+    int64_t blocks, n_blocks; /* index into transfer_blocks of the first, and how many there are */
+    uint32_t imports;         /* not 0: they come */
+} cpa_plan_transfer;
+
+/* A block of a transfer, and the entry of the request's table that it is. */
+typedef struct cpa_plan_transfer_block {
+    int32_t group;
+    int32_t rank;
+    int32_t entry;
+    int32_t block;
+} cpa_plan_transfer_block;
+
 typedef struct cpa_step_plan {
     uint64_t step;
     uint32_t flags;
@@ -166,6 +189,10 @@ typedef struct cpa_step_plan {
     int64_t n_token_ids, cap_token_ids;
     int32_t *parents; /* parent of each draft: a lower draft of the same chunk; -1: the token before all of them */
     int64_t n_parents, cap_parents;
+    cpa_plan_transfer *transfers;
+    int64_t n_transfers, cap_transfers;
+    cpa_plan_transfer_block *transfer_blocks;
+    int64_t n_transfer_blocks, cap_transfer_blocks;
 } cpa_step_plan;
 
 /* The draft that draft i of a chunk comes behind; -1: the token before all of them. */
@@ -202,6 +229,7 @@ int cpa_step_plan_reserve_moves(cpa_step_plan *plan, int64_t swap_outs, int64_t 
                                 int64_t nulled);
 int cpa_step_plan_reserve_drawing(cpa_step_plan *plan, int64_t discards, int64_t cuts, int64_t samplings,
                                   int64_t biases, int64_t parents);
+int cpa_step_plan_reserve_transfers(cpa_step_plan *plan, int64_t transfers, int64_t transfer_blocks);
 
 /* Each reserves room for n more entries and returns a pointer to the first, zeroed, counted as used; NULL without
  * memory. */
@@ -219,5 +247,7 @@ cpa_plan_bias *cpa_step_plan_add_biases(cpa_step_plan *plan, int64_t n);
 int32_t *cpa_step_plan_add_blocks(cpa_step_plan *plan, int64_t n);
 uint32_t *cpa_step_plan_add_tokens(cpa_step_plan *plan, int64_t n);
 int32_t *cpa_step_plan_add_parents(cpa_step_plan *plan, int64_t n);
+cpa_plan_transfer *cpa_step_plan_add_transfer(cpa_step_plan *plan);
+cpa_plan_transfer_block *cpa_step_plan_add_transfer_block(cpa_step_plan *plan);
 
 #endif

@@ -1,6 +1,7 @@
 /* The wire form of a step plan, little-endian, without padding:
- *     header   magic u32, version u32, step u64, flags u32, counts u64[14]: chunks, releases, swap_outs, swap_ins,
- *              copies, appends, nulled, discards, cuts, samplings, biases, blocks, tokens, parents
+ *     header   magic u32, version u32, step u64, flags u32, counts u64[16]: chunks, releases, swap_outs, swap_ins,
+ *              copies, appends, nulled, discards, cuts, samplings, biases, blocks, tokens, transfer blocks,
+ *              transfers, parents
  *     chunk    request u64, seq i32, placement u32, its rank i32, start i64, count i64, first_output i64,
  *              algorithm u32, flags u32, tokens i64, given i64, drafts i64, parents i64, sampling i64
  *     release  seq i32
@@ -15,6 +16,9 @@
  *     bias     token u32, value f32
  *     block    i32, -1: none
  *     token    u32
+ *     transfer block  group i32, rank i32, entry i32, block i32
+ *     transfer request u64, placement u32, its rank i32, tokens i64, digests i64, blocks i64, their count i64,
+ *              imports u32
  *     parent   i32, -1: none */
 #include <inttypes.h>
 #include <stddef.h>
@@ -22,11 +26,12 @@
 
 #include "base/array.h"
 #include "base/check.h"
+#include "src/cache/parcel.h"
 #include "src/schedule/step_plan_wire.h"
 
 enum {
     WIRE_MAGIC = 0x50415043, /* "CPAP" */
-    WIRE_VERSION = 10,
+    WIRE_VERSION = 11,
     CHUNK_FLAGS = CPA_CHUNK_FIRST | CPA_CHUNK_EMITS | CPA_CHUNK_FINISHES | CPA_CHUNK_DECODE | CPA_CHUNK_DRAWN
 };
 
@@ -72,6 +77,14 @@ static const wire_field SAMPLING[] = {
 };
 #undef DRAWING
 static const wire_field BIAS[] = {FIELD(cpa_plan_bias, token), FIELD(cpa_plan_bias, value)};
+static const wire_field TRANSFER_BLOCK[] = {FIELD(cpa_plan_transfer_block, group), FIELD(cpa_plan_transfer_block, rank),
+                                            FIELD(cpa_plan_transfer_block, entry),
+                                            FIELD(cpa_plan_transfer_block, block)};
+static const wire_field TRANSFER[] = {
+    FIELD(cpa_plan_transfer, request),        FIELD(cpa_plan_transfer, placement.kind),
+    FIELD(cpa_plan_transfer, placement.rank), FIELD(cpa_plan_transfer, tokens),
+    FIELD(cpa_plan_transfer, digests),        FIELD(cpa_plan_transfer, blocks),
+    FIELD(cpa_plan_transfer, n_blocks),       FIELD(cpa_plan_transfer, imports)};
 static const wire_field WORD[] = {{0, 4}};
 
 /* The arrays of a plan, in the order of a message. */
@@ -89,6 +102,8 @@ typedef enum wire_array_index {
     BIASES,
     BLOCKS,
     TOKENS,
+    TRANSFER_BLOCKS,
+    TRANSFERS,
     PARENTS,
     ARRAYS
 } wire_array_index;
@@ -105,13 +120,22 @@ static const struct {
         text, offsetof(cpa_step_plan, name), offsetof(cpa_step_plan, n_##name), sizeof *((cpa_step_plan *)NULL)->name, \
             sizeof fields / sizeof fields[0], fields                                                                   \
     }
-    [CHUNKS] = ARRAY("chunks", chunks, CHUNK),          [RELEASES] = ARRAY("releases", releases, WORD),
-    [SWAP_OUTS] = ARRAY("swap-outs", swap_outs, MOVE),  [SWAP_INS] = ARRAY("swap-ins", swap_ins, MOVE),
-    [COPIES] = ARRAY("copies", copies, MOVE),           [APPENDS] = ARRAY("appends", appends, APPEND),
-    [NULLED_ENTRIES] = ARRAY("nulled", nulled, NULLED), [BLOCKS] = ARRAY("blocks", block_ids, WORD),
-    [DISCARDS] = ARRAY("discards", discards, DISCARD),  [SAMPLINGS] = ARRAY("samplings", samplings, SAMPLING),
-    [BIASES] = ARRAY("biases", biases, BIAS),           [CUTS] = ARRAY("cuts", cuts, CUT),
-    [TOKENS] = ARRAY("tokens", token_ids, WORD),        [PARENTS] = ARRAY("parents", parents, WORD),
+    [CHUNKS] = ARRAY("chunks", chunks, CHUNK),
+    [RELEASES] = ARRAY("releases", releases, WORD),
+    [SWAP_OUTS] = ARRAY("swap-outs", swap_outs, MOVE),
+    [SWAP_INS] = ARRAY("swap-ins", swap_ins, MOVE),
+    [COPIES] = ARRAY("copies", copies, MOVE),
+    [APPENDS] = ARRAY("appends", appends, APPEND),
+    [NULLED_ENTRIES] = ARRAY("nulled", nulled, NULLED),
+    [BLOCKS] = ARRAY("blocks", block_ids, WORD),
+    [DISCARDS] = ARRAY("discards", discards, DISCARD),
+    [SAMPLINGS] = ARRAY("samplings", samplings, SAMPLING),
+    [BIASES] = ARRAY("biases", biases, BIAS),
+    [CUTS] = ARRAY("cuts", cuts, CUT),
+    [TOKENS] = ARRAY("tokens", token_ids, WORD),
+    [PARENTS] = ARRAY("parents", parents, WORD),
+    [TRANSFERS] = ARRAY("transfers", transfers, TRANSFER),
+    [TRANSFER_BLOCKS] = ARRAY("transfer blocks", transfer_blocks, TRANSFER_BLOCK),
 #undef ARRAY
 };
 
@@ -199,7 +223,7 @@ typedef struct wire_header {
     uint64_t step;
     uint32_t flags;
     int64_t counts[ARRAYS];
-    const uint8_t *blocks, *parents; /* the bytes of these arrays, the third and the first from the end */
+    const uint8_t *blocks, *parents; /* the bytes of these arrays, the fifth and the first from the end */
 } wire_header;
 
 /* One array that claims n entries: no more than the bytes left can hold, and no more than `most`. */
@@ -231,14 +255,14 @@ static cpa_status get_header(const uint8_t **at, int64_t bytes, const cpa_plan_l
         return cpa_fail(err, CPA_INVALID, "step plan: unknown flags %#" PRIx32, header->flags);
     int64_t left = bytes - HEADER_BYTES, most[ARRAYS];
     for (int array = 0; array < ARRAYS; array++) most[array] = INT64_MAX;
-    most[CHUNKS] = most[RELEASES] = most[DISCARDS] = most[CUTS] = most[SAMPLINGS] = limits->max_seqs;
+    most[CHUNKS] = most[RELEASES] = most[DISCARDS] = most[CUTS] = most[SAMPLINGS] = most[TRANSFERS] = limits->max_seqs;
     most[APPENDS] = most[COPIES] = (int64_t)limits->max_seqs * limits->cp_size * limits->groups.count;
     for (int array = 0; array < ARRAYS; array++)
         CPA_TRY(check_count(array, header->counts[array], most[array], &left, err));
     if (left != 0) return cpa_fail(err, CPA_INVALID, "step plan: %" PRId64 " bytes too many", left);
     header->parents = *at + bytes - HEADER_BYTES - header->counts[PARENTS] * entry_bytes(PARENTS);
-    header->blocks =
-        header->parents - header->counts[TOKENS] * entry_bytes(TOKENS) - header->counts[BLOCKS] * entry_bytes(BLOCKS);
+    header->blocks = header->parents;
+    for (int array = BLOCKS; array < PARENTS; array++) header->blocks -= header->counts[array] * entry_bytes(array);
     return CPA_OK;
 }
 
@@ -363,6 +387,36 @@ static cpa_status check_append(const cpa_plan_append *append, int64_t index, con
     return CPA_OK;
 }
 
+/* A transfer of tokens of one prompt, with a digest for each parcel, and its blocks. */
+static cpa_status check_transfer(const cpa_plan_transfer *transfer, int64_t index, const wire_header *header,
+                                 const cpa_plan_limits *limits, cpa_error *err) {
+    if (transfer->placement.kind != CPA_SHARDED && transfer->placement.kind != CPA_ON_RANK)
+        return cpa_fail(err, CPA_INVALID, "step plan: transfer %" PRId64 " has unknown placement %u", index,
+                        (unsigned)transfer->placement.kind);
+    CPA_TRY(check_index("transfer", index, "rank", transfer->placement.rank, limits->cp_size, err));
+    CPA_TRY(check_index("transfer", index, "length", transfer->tokens, INT64_MAX / 64, err));
+    CPA_TRY(check_range("transfer", index, transfer->digests, cpa_parcels(transfer->tokens) * CPA_PLAN_DIGEST_WORDS,
+                        header->counts[TOKENS], err));
+    return check_range("transfer", index, transfer->blocks, transfer->n_blocks, header->counts[TRANSFER_BLOCKS], err);
+}
+
+static cpa_status check_transfers(const uint8_t *at, const wire_header *header, const cpa_plan_limits *limits,
+                                  cpa_error *err) {
+    for (int64_t i = 0; i < header->counts[TRANSFER_BLOCKS]; i++) {
+        cpa_plan_transfer_block block;
+        get_entry(&at, TRANSFER_BLOCKS, &block);
+        CPA_TRY(check_pool("transfer block", i, block.group, block.rank, limits, err));
+        CPA_TRY(check_index("transfer block", i, "entry", block.entry, INT32_MAX, err));
+        CPA_TRY(check_index("transfer block", i, "id", block.block, limits->groups.list[block.group].num_blocks, err));
+    }
+    for (int64_t i = 0; i < header->counts[TRANSFERS]; i++) {
+        cpa_plan_transfer transfer;
+        get_entry(&at, TRANSFERS, &transfer);
+        CPA_TRY(check_transfer(&transfer, i, header, limits, err));
+    }
+    return CPA_OK;
+}
+
 /* The biases of a sampling, which are its own, and not too many. */
 static cpa_status check_biases(const cpa_plan_sampling *sampling, int64_t index, const wire_header *header,
                                cpa_error *err) {
@@ -425,7 +479,8 @@ static cpa_status check_entries(const uint8_t *at, const wire_header *header, co
         int32_t block = get_word(&at);
         if (block != -1) CPA_TRY(check_index("block", i, "id", block, limits->groups.list[0].num_blocks, err));
     }
-    return CPA_OK;
+    at += header->counts[TOKENS] * entry_bytes(TOKENS); /* any value */
+    return check_transfers(at, header, limits, err);
 }
 
 cpa_status cpa_step_plan_decode(const uint8_t *buffer, int64_t bytes, const cpa_plan_limits *limits, cpa_step_plan *out,
@@ -437,7 +492,8 @@ cpa_status cpa_step_plan_decode(const uint8_t *buffer, int64_t bytes, const cpa_
     const int64_t *n = header.counts;
     if (!cpa_step_plan_reserve(out, n[CHUNKS], n[RELEASES], n[APPENDS], n[BLOCKS], n[TOKENS]) ||
         !cpa_step_plan_reserve_moves(out, n[SWAP_OUTS], n[SWAP_INS], n[COPIES], n[NULLED_ENTRIES]) ||
-        !cpa_step_plan_reserve_drawing(out, n[DISCARDS], n[CUTS], n[SAMPLINGS], n[BIASES], n[PARENTS]))
+        !cpa_step_plan_reserve_drawing(out, n[DISCARDS], n[CUTS], n[SAMPLINGS], n[BIASES], n[PARENTS]) ||
+        !cpa_step_plan_reserve_transfers(out, n[TRANSFERS], n[TRANSFER_BLOCKS]))
         return cpa_fail(err, CPA_NO_MEMORY, "step plan: no memory for a plan of %" PRId64 " bytes", bytes);
     out->step = header.step;
     out->flags = header.flags;

@@ -43,6 +43,8 @@ int64_t cpa_step_arrays_lay_out(const cpa_step_sizes *sizes, void *base, cpa_ste
         {offsetof(cpa_step_arrays, mask_bits), sizes->mask_words * 4},
         {offsetof(cpa_step_arrays, bias_tokens), sizes->biases * 4},
         {offsetof(cpa_step_arrays, bias_values), sizes->biases * 4},
+        {offsetof(cpa_step_arrays, next_tokens), sizes->next_tokens * 4},
+        {offsetof(cpa_step_arrays, next_sources), sizes->next_tokens * 4},
     };
     int64_t at = 0;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {

@@ -16,6 +16,7 @@ typedef struct cpa_step_sizes {
     int64_t selected_rows;           /* 0: the model does not select keys */
     int64_t forms;                   /* forms of rows; 0: all rows have one */
     int64_t biases;                  /* biases of logits; 0: no emission has any */
+    int64_t next_tokens;             /* rows of a model with layers that draft; 0: it has none */
 } cpa_step_sizes;
 
 typedef struct cpa_step_arrays {
@@ -46,6 +47,9 @@ typedef struct cpa_step_arrays {
     /* [biases] */
     uint32_t *bias_tokens;
     float *bias_values;
+    /* [next_tokens] */
+    uint32_t *next_tokens; /* the token that follows a row */
+    int32_t *next_sources; /* the emission of this rank that draws it; -1: none, it is known */
 } cpa_step_arrays;
 
 /* Lays the arrays out from `base` on, which may be NULL, and returns the bytes that they take. */

@@ -21,6 +21,7 @@
 #include "src/worker/worker_rows.h"
 #include "src/worker/worker_score.h"
 #include "src/worker/worker_tokens.h"
+#include "src/worker/worker_transfer.h"
 #include "src/worker/worker_trees.h"
 
 typedef enum buffer_place { ON_HOST = 0, ON_DEVICE, PAGE_LOCKED } buffer_place;
@@ -33,7 +34,7 @@ typedef struct buffer {
 } buffer;
 
 enum {
-    OWN_BUFFERS = 15,
+    OWN_BUFFERS = 17,
     ROW_BUFFERS = 3, /* of a set */
     WORKER_BUFFERS = OWN_BUFFERS + 2 * ROW_BUFFERS
 };
@@ -52,6 +53,7 @@ static int64_t step_bytes(const cpa_worker *worker) {
     if (worker->device->caps.has_graphs) cpa_worker_pad_masks(worker, o->map.cp_size * o->max_tokens, &most);
     if (worker->network->select) most.selected_rows = o->map.cp_size * o->max_tokens;
     most.forms = cpa_worker_listed_forms(worker);
+    if (o->model.draft_layers > 0) most.next_tokens = o->max_tokens;
     cpa_step_arrays arrays;
     return cpa_step_arrays_lay_out(&most, NULL, &arrays);
 }
@@ -70,6 +72,7 @@ static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
     const cpa_attention_shape *shape = &o->model.attention;
     const int64_t rows = o->max_tokens, drawn = o->map.cp_size * rows * (int64_t)sizeof(cpa_drawn);
     const int64_t ranks = worker->network->gives_ranks ? o->map.cp_size * rows * (int64_t)sizeof(cpa_token_ranks) : 0;
+    const int64_t guesses = o->model.draft_layers > 0 ? o->map.cp_size * rows * (int64_t)sizeof(uint32_t) : 0;
     const buffer own[] = {
         {&worker->q, cpa_worker_most_q_bytes(worker, rows), ON_DEVICE},
         {&worker->k, rows * cpa_shape_k_bytes(shape), ON_DEVICE},
@@ -80,6 +83,8 @@ static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
         {(void **)&worker->drawn_host, drawn, PAGE_LOCKED},
         {(void **)&worker->ranks, ranks, ON_DEVICE},
         {(void **)&worker->ranks_host, ranks, PAGE_LOCKED},
+        {(void **)&worker->guesses, guesses, ON_DEVICE},
+        {(void **)&worker->guesses_host, guesses, PAGE_LOCKED},
         {(void **)&worker->digest_device, (int64_t)sizeof(uint64_t), ON_DEVICE},
         {(void **)&worker->sums_host, rows * (int64_t)sizeof *worker->sums_host, PAGE_LOCKED},
         {(void **)&worker->discarded, o->max_seqs * (int64_t)sizeof *worker->discarded, PAGE_LOCKED},
@@ -154,6 +159,7 @@ cpa_context_options cpa_worker_context_options(const cpa_worker_options *o, int6
         .staging_bytes = o->staging_bytes,
         .max_rows = max_rows,
         .cascade_attention = o->cascade_attention,
+        .state_dtype = o->state_dtype,
     };
 }
 
@@ -173,6 +179,7 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
         worker->nonfinite.layers = options->model.layers;
         worker->nonfinite.max_rows = options->max_tokens;
         status = cpa_forms_take(device, &context, &worker->forms, err);
+        if (status == CPA_OK) worker->forms_may_change = cpa_worker_forms_may_change(options, &worker->forms);
         if (status == CPA_OK) status = allocate(worker, err);
         if (status == CPA_OK) status = device->table->stream_create(device, &worker->stream, err);
         if (status == CPA_OK) status = cpa_worker_score_create(worker, err);
@@ -219,6 +226,7 @@ void cpa_worker_destroy(cpa_worker *worker) {
     cpa_worker_score_destroy(worker);
     cpa_layer_caches_destroy(worker);
     free(worker->damaged);
+    free(worker->arrived);
     free(worker->nonfinite.last);
     cpa_block_tables_destroy(worker->tables);
     free(worker->table_rows);
@@ -270,7 +278,7 @@ static uint64_t shape_of(const cpa_worker_rows *rows) {
 static cpa_status enqueue_eagerly(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
                                   cpa_error *err) {
     CPA_TRY(cpa_worker_run_layers(worker, plan, observer, err));
-    return worker->rows->wants & CPA_WANTS_MASKS ? CPA_OK : cpa_worker_draw(worker, err);
+    return worker->rows->wants & CPA_WANTS_MASKS ? CPA_OK : cpa_worker_draw(worker, plan, observer, err);
 }
 
 /* The same, or the graph of them. */
@@ -292,21 +300,23 @@ static cpa_status enqueue_layers(cpa_worker *worker, const cpa_step_plan *plan, 
 }
 
 /* The drawing by masks, which are made while the layers run. */
-static cpa_status draw_by_masks(cpa_worker *worker, cpa_error *err) {
+static cpa_status draw_by_masks(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
+                                cpa_error *err) {
     if (!(worker->rows->wants & CPA_WANTS_MASKS)) return CPA_OK;
     if (!worker->give_masks) return cpa_fail(err, CPA_INTERNAL, "nobody gives the masks of constrained requests");
     CPA_TRY(worker->give_masks(worker->masks_ctx, err));
-    return cpa_worker_draw(worker, err);
+    return cpa_worker_draw(worker, plan, observer, err);
 }
 
 /* Enqueues the step: what moves before its layers, these, and what comes back from them. */
 static cpa_status enqueue_step(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
                                cpa_error *err) {
     CPA_TRY(cpa_worker_move(worker, plan, err));
+    CPA_TRY(cpa_worker_import(worker, plan, err));
     if (plan->n_chunks == 0) return CPA_OK;
     cpa_context_begin(worker->context);
     CPA_TRY(enqueue_layers(worker, plan, observer, err));
-    CPA_TRY(draw_by_masks(worker, err));
+    CPA_TRY(draw_by_masks(worker, plan, observer, err));
     return cpa_worker_fetch_tokens(worker);
 }
 
@@ -339,7 +349,8 @@ static cpa_status run_step(cpa_worker *worker, const cpa_step_plan *plan, const 
     span = cpa_spans_host_begin(CPA_SPAN_DRAIN);
     status = plan->n_chunks > 0 ? drain(worker, err) : worker->device->table->stream_sync(worker->stream);
     cpa_spans_host_end(spans, span);
-    return status == CPA_OK ? collect_step(worker, plan, err) : status;
+    if (status == CPA_OK) status = collect_step(worker, plan, err);
+    return status == CPA_OK ? cpa_worker_export(worker, plan, err) : status;
 }
 
 /* An operation of the table or of the model leaves its message on the stream. */

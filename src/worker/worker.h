@@ -56,7 +56,10 @@ typedef struct cpa_worker_options {
     int32_t enforce_eager; /* decode steps are not captured in graphs */
     int64_t staging_bytes;
     cpa_cascade_attention cascade_attention;
+    cpa_dtype state_dtype; /* as that of cpa_context_options */
+    int absorb_prompts;    /* not 0: short chunks of prompts over latents may take the form of those that decode */
     const cpa_transport_table *transport; /* what carries messages between devices of this kind */
+    const cpa_block_store *store;         /* where requests are exported to and imported from; NULL: nowhere */
 } cpa_worker_options;
 
 typedef struct cpa_worker cpa_worker;
@@ -81,11 +84,12 @@ typedef struct cpa_worker_emission {
     int is_wrong;       /* does not count, as a draft before it was wrong */
 } cpa_worker_emission;
 
-/* A step as its plan makes it. What is the same on every rank: the sizes of a padded step, the emissions, and the
- * flags. */
+/* A step as its plan makes it. What is the same on every rank: the sizes of a padded step, the emissions, the flags, and
+ * how many rows each rank has. */
 typedef struct cpa_worker_rows {
     int replicated; /* the rows and emissions are those of all ranks, the same on each: the model takes slices */
     cpa_step_sizes sizes;
+    int64_t rank_rows[CPA_MERGE_MAX_STATES]; /* `sizes.rows` on each rank */
     cpa_step_form forms[CPA_MOST_ROW_FORMS]; /* rows of each form; without forms all are in the first */
     int64_t layer_bytes;                     /* bytes of the results of a layer, of all forms */
     cpa_step_arrays host; /* page-locked, in a block that is on its way to the device when the next step is prepared */
@@ -134,6 +138,8 @@ struct cpa_worker {
     /* Moves of the step. */
     uint64_t *damaged; /* [swap_ins]: 1 where this rank's block came back damaged */
     int64_t cap_damaged;
+    int64_t *arrived; /* [transfers]: how many of the first tokens of each are there */
+    int64_t cap_arrived;
 
     cpa_worker_rows row_sets[2]; /* one of the step that runs, one of the step that is prepared */
     cpa_worker_rows *rows;       /* rows of the step that was prepared last */
@@ -148,16 +154,19 @@ struct cpa_worker {
     cpa_drawn *drawn_host;  /* page-locked [cp_size][emissions]: copy of `drawn`, complete once that step is done */
     cpa_token_ranks *ranks; /* device: ranks and log-probabilities of the tokens in `drawn`, where wanted */
     cpa_token_ranks *ranks_host; /* page-locked: copy of `ranks`, complete once that step is done */
+    uint32_t *guesses;           /* device [cp_size][emissions]: what layers that draft expect behind `drawn` */
+    uint32_t *guesses_host;      /* page-locked: copy of `guesses`, complete once that step is done */
     uint64_t *digest_device;     /* device, one running sum: the digest of the results of all steps */
     uint64_t *sums_host; /* page-locked, [max_tokens]: what each row of a step with drafts has added to the digest */
     uint64_t *discarded; /* page-locked, [n_discarded]: parts of the digest that are to be taken off */
     int64_t n_discarded;
     uint64_t digest_off; /* sum of the parts of the digest that have been taken off */
     cpa_nonfinite nonfinite;
-    cpa_forms forms;   /* forms of rows */
-    void *q, *k, *v;   /* queries of each form, keys and values of the layer at hand */
-    void *out;         /* results of each form, of one layer or of several */
-    int64_t out_bytes; /* bytes of the memory at `out` */
+    cpa_forms forms;      /* forms of rows */
+    int forms_may_change; /* see cpa_worker_forms_may_change */
+    void *q, *k, *v;      /* queries of each form, keys and values of the layer at hand */
+    void *out;            /* results of each form, of one layer or of several */
+    int64_t out_bytes;    /* bytes of the memory at `out` */
     cpa_context_chunk *chunks;
     int64_t cap_chunks;
     int64_t *table_rows; /* [chunks]: rows of `tables` that chunks use */

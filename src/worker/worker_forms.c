@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/min_max.h"
+#include "src/context/latent_work.h"
 
 /* The tensors of a form, and the results of a layer, begin at multiples of this where there are several forms. */
 enum { ALIGNMENT = 256 };
@@ -12,6 +13,32 @@ void cpa_worker_give_forms(const cpa_model_shape *model, cpa_row_form widths[CPA
     for (int32_t f = 0; f < model->n_forms; f++) widths[f] = model->forms[f].widths;
     options->forms = widths;
     options->n_forms = model->n_forms;
+}
+
+int cpa_worker_forms_may_change(const cpa_worker_options *options, const cpa_forms *forms) {
+    const cpa_model_shape *model = &options->model;
+    const cpa_attention_shape *decode = &forms->list[model->decode_form].shape;
+    if (!options->absorb_prompts || !forms->list[model->prefill_form].is_expanded) return 0;
+    if (decode->k_dim != model->attention.k_dim || decode->v_dim != model->attention.v_dim) return 0;
+    for (int32_t layer = 0; layer < model->layers; layer++)
+        if (!cpa_mask_equals(cpa_model_form_mask(model, model->prefill_form, layer),
+                             cpa_model_form_mask(model, model->decode_form, layer)))
+            return 0;
+    return 1;
+}
+
+/* pass-KV brings all keys to the rows of each rank, pass-Q all rows to the keys. */
+int32_t cpa_worker_form_of(const cpa_worker *worker, const cpa_plan_chunk *chunk) {
+    const cpa_model_shape *model = &worker->options.model;
+    if (chunk->flags & CPA_CHUNK_DECODE) return model->decode_form;
+    if (!worker->forms_may_change) return model->prefill_form;
+    const int32_t ranks = chunk->placement.kind == CPA_ON_RANK ? 1 : worker->options.map.cp_size;
+    const int moves_keys = chunk->algorithm != CPA_PASS_Q;
+    const cpa_latent_load load =
+        cpa_latent_load_of(chunk->count, chunk->start, moves_keys ? ranks : 1, moves_keys ? 1 : ranks);
+    return cpa_latents_are_absorbed(&model->attention, &worker->forms.list[model->prefill_form].shape, load)
+               ? model->decode_form
+               : model->prefill_form;
 }
 
 static int64_t q_bytes(const cpa_form *form, int64_t rows) {

@@ -5,11 +5,12 @@
 
 #include "src/worker/worker.h"
 
-/* The form of a chunk's rows. */
-static inline int32_t cpa_worker_form_of(const cpa_worker *worker, const cpa_plan_chunk *chunk) {
-    const cpa_model_shape *model = &worker->options.model;
-    return chunk->flags & CPA_CHUNK_DECODE ? model->decode_form : model->prefill_form;
-}
+/* Whether a chunk of a prompt may take the form of those that decode, where that is less work: prompts expand latents, and
+ * both forms see the same keys. */
+int cpa_worker_forms_may_change(const cpa_worker_options *options, const cpa_forms *forms);
+
+/* The form of a chunk's rows, the same on every rank. */
+int32_t cpa_worker_form_of(const cpa_worker *worker, const cpa_plan_chunk *chunk);
 
 /* The forms of a model, as the options of a context name them; `widths` are those of `options`. */
 void cpa_worker_give_forms(const cpa_model_shape *model, cpa_row_form widths[CPA_MOST_ROW_FORMS],

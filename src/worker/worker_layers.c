@@ -105,7 +105,7 @@ static cpa_status layer_out(cpa_worker *worker, int32_t layer, const cpa_model_s
     const cpa_model *network = worker->network;
     cpa_stream *stream = worker->stream;
     cpa_spans *spans = cpa_context_spans(worker->context);
-    if (!keeps_layers(worker)) CPA_TRY(add_to_digest(worker, layer, 1));
+    if (!keeps_layers(worker) && !step->next_tokens) CPA_TRY(add_to_digest(worker, layer, 1));
     if (!network->layer_out) return CPA_OK;
     const int64_t span = cpa_spans_begin(spans, CPA_SPAN_LAYER_OUT, 0, stream);
     const void *out = out_of_layer(worker, layer);
@@ -176,6 +176,7 @@ static cpa_model_step describe_step(const cpa_worker *worker) {
         .ranks = rows->wants & CPA_WANTS_RANKS ? cpa_worker_own_ranks(worker) : NULL,
         .forms = worker->options.model.n_forms > 0 ? rows->forms : NULL,
         .row_exchange = &worker->row_exchange,
+        .rank_rows = rows->rank_rows,
     };
 }
 
@@ -191,26 +192,48 @@ static cpa_status begin_step(cpa_worker *worker, const cpa_model_step *step) {
     return CPA_OK;
 }
 
-cpa_status cpa_worker_draw(cpa_worker *worker, cpa_error *err) {
-    const cpa_model_step described = describe_step(worker), *step = &described;
+/* The layers before this one give the tokens of a step; the others draft. */
+static int32_t first_draft_layer(const cpa_worker *worker) {
+    return worker->options.model.layers - worker->options.model.draft_layers;
+}
+
+/* Runs the layers that draft, behind what this rank has drawn. */
+static cpa_status draft(cpa_worker *worker, const cpa_step_plan *plan, cpa_model_step step,
+                        const cpa_worker_observer *observer, cpa_error *err) {
+    const cpa_model *network = worker->network;
+    uint32_t *own = cpa_worker_own_guesses(worker);
+    step.next_tokens = worker->arrays.next_tokens;
+    CPA_TRY(cpa_worker_take_next_tokens(worker));
+    for (int32_t layer = first_draft_layer(worker); layer < worker->options.model.layers; layer++)
+        CPA_TRY(run_layer(worker, plan, layer, &step, observer, err));
+    cpa_context_spans(worker->context)->layer = -1;
+    if (step.emissions.count == 0) return CPA_OK;
+    return model_failed(worker->stream, "end_draft", -1, network->end_draft(network->ctx, &step, own, worker->stream));
+}
+
+cpa_status cpa_worker_draw(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
+                           cpa_error *err) {
+    const cpa_model_step step = describe_step(worker);
     const cpa_model *network = worker->network;
     cpa_stream *stream = worker->stream;
     cpa_spans *spans = cpa_context_spans(worker->context);
-    if (!network->end_step || step->emissions.count == 0) return CPA_OK;
-    const int64_t span = cpa_spans_begin(spans, CPA_SPAN_END_STEP, 0, stream);
-    cpa_drawn *own = cpa_worker_own_tokens(worker);
-    CPA_TRY(model_failed(stream, "end_step", -1, network->end_step(network->ctx, step, own, stream)));
-    cpa_spans_end(spans, span, stream);
-    return cpa_worker_share_tokens(worker, err);
+    if (network->end_step && step.emissions.count > 0) {
+        const int64_t span = cpa_spans_begin(spans, CPA_SPAN_END_STEP, 0, stream);
+        cpa_drawn *own = cpa_worker_own_tokens(worker);
+        CPA_TRY(model_failed(stream, "end_step", -1, network->end_step(network->ctx, &step, own, stream)));
+        cpa_spans_end(spans, span, stream);
+    }
+    if (worker->options.model.draft_layers > 0) CPA_TRY(draft(worker, plan, step, observer, err));
+    return step.emissions.count > 0 ? cpa_worker_share_tokens(worker, err) : CPA_OK;
 }
 
 cpa_status cpa_worker_run_layers(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
                                  cpa_error *err) {
     const cpa_model_step step = describe_step(worker);
+    const int32_t layers = first_draft_layer(worker);
     cpa_context_spans(worker->context)->layer = -1;
     CPA_TRY(begin_step(worker, &step));
-    for (int32_t layer = 0; layer < worker->options.model.layers; layer++)
-        CPA_TRY(run_layer(worker, plan, layer, &step, observer, err));
+    for (int32_t layer = 0; layer < layers; layer++) CPA_TRY(run_layer(worker, plan, layer, &step, observer, err));
     cpa_context_spans(worker->context)->layer = -1;
-    return keeps_layers(worker) ? add_to_digest(worker, 0, worker->options.model.layers) : CPA_OK;
+    return keeps_layers(worker) ? add_to_digest(worker, 0, layers) : CPA_OK;
 }

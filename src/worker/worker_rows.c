@@ -24,8 +24,10 @@ int cpa_worker_replicates(const cpa_worker *worker, const cpa_step_plan *plan) {
 
 /* Whether attention of a chunk can be captured: a token of a sequence, or a few that are decoded together. */
 static int may_pad(const cpa_worker *worker, const cpa_plan_chunk *chunk) {
-    const cpa_attention_shape *shape = &worker->forms.list[cpa_worker_form_of(worker, chunk)].shape;
+    const cpa_form *form = &worker->forms.list[cpa_worker_form_of(worker, chunk)];
+    const cpa_attention_shape *shape = &form->shape;
     const int64_t packed = chunk->count * (shape->q_heads / shape->kv_heads);
+    if (form->is_expanded) return 0;
     if (chunk->count == 1) return 1;
     return chunk->flags & CPA_CHUNK_DECODE &&
            packed <= worker->device->graphs->padded_rows(shape, worker->options.block_size);
@@ -44,6 +46,8 @@ int64_t cpa_worker_padded_rows(const cpa_worker *worker, const cpa_step_plan *pl
         const cpa_plan_sampling *sampling = &worker->seqs[chunk->seq].sampling;
         /* A history of any length comes with it. */
         if (chunk->flags & CPA_CHUNK_FIRST && cpa_plan_has_penalties(sampling)) return 0;
+        /* Masks come after the graph, and layers that draft after these. */
+        if (sampling->constrained && worker->options.model.draft_layers > 0) return 0;
         if (cpa_plan_scored_rows(chunk, sampling) > 0) return 0;
         for (int64_t position = chunk->start; position < chunk->start + chunk->count; position++) {
             const int64_t rows = ++counts[replicated ? 0 : cpa_owner_rank(map, chunk->placement, position)];
@@ -128,6 +132,14 @@ static void list_scored(cpa_worker *worker, const cpa_step_plan *plan) {
     rows->sizes.emissions = rows->sizes.yields + most;
 }
 
+/* The rows of a chunk on a rank. */
+static int64_t rows_on(const cpa_worker *worker, const cpa_plan_chunk *chunk, int32_t rank) {
+    const cpa_owner_map map = worker->options.map;
+    const cpa_token_set listed =
+        worker->rows->replicated ? (cpa_token_set){CPA_TOKENS_ALL, 0} : cpa_tokens_on(map, chunk->placement, rank);
+    return cpa_tokens_before(map, listed, chunk->start + chunk->count) - cpa_tokens_before(map, listed, chunk->start);
+}
+
 /* Lists what the step yields on all ranks, and counts rows and entries; a rank has as many emissions as the one with
  * the most, so that parts of one size are exchanged. */
 static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t padded_rows) {
@@ -137,24 +149,23 @@ static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t
     rows->replicated = cpa_worker_replicates(worker, plan);
     rows->sizes = (cpa_step_sizes){.groups = worker->options.groups.count, .forms = cpa_worker_listed_forms(worker)};
     memset(rows->forms, 0, sizeof rows->forms);
+    memset(rows->rank_rows, 0, sizeof rows->rank_rows);
     rows->n_emissions = rows->drafts = 0;
     rows->wants = 0;
     rows->takes = 0;
     for (int64_t i = 0; i < plan->n_chunks; i++) {
         const cpa_plan_chunk *chunk = &plan->chunks[i];
         const cpa_worker_seq *seq = &worker->seqs[chunk->seq];
-        const int64_t end = chunk->start + chunk->count;
-        const cpa_token_set listed = cpa_worker_listed(worker, rows->replicated, chunk->placement);
-        const int64_t own = cpa_tokens_before(map, listed, end) - cpa_tokens_before(map, listed, chunk->start);
-        rows->sizes.rows += own;
-        rows->forms[cpa_worker_form_of(worker, chunk)].rows += own;
+        for (int32_t r = 0; r < map.cp_size; r++) rows->rank_rows[r] += rows_on(worker, chunk, r);
+        rows->forms[cpa_worker_form_of(worker, chunk)].rows += rows_on(worker, chunk, worker->rank);
         rows->takes |= (chunk->flags & CPA_CHUNK_DRAWN) != 0;
         if (cpa_plan_has_penalties(&seq->sampling)) {
-            rows->sizes.history += end - seq->in_history;
+            rows->sizes.history += chunk->start + chunk->count - seq->in_history;
             rows->sizes.restarts += (chunk->flags & CPA_CHUNK_FIRST) != 0;
         }
         list_emissions(worker, plan, chunk, yields);
     }
+    rows->sizes.rows = rows->rank_rows[worker->rank];
     list_scored(worker, plan);
     rows->draws = worker->network->end_step && rows->wants & CPA_WANTS_LOGITS;
     cpa_worker_count_masks(worker, plan);
@@ -163,6 +174,7 @@ static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t
     if (padded_rows == 0) return;
     const int64_t all_rows = (rows->replicated ? 1 : map.cp_size) * padded_rows;
     rows->sizes.rows = rows->sizes.yields = rows->sizes.emissions = padded_rows;
+    for (int32_t r = 0; r < map.cp_size; r++) rows->rank_rows[r] = padded_rows;
     rows->forms[cpa_worker_form_of(worker, &plan->chunks[0])].rows = padded_rows;
     if (rows->sizes.masked_rows > 0) cpa_worker_pad_masks(worker, all_rows, &rows->sizes);
     if (rows->sizes.selected_rows > 0) rows->sizes.selected_rows = all_rows;
@@ -188,6 +200,12 @@ static void set_slots(const cpa_worker *worker, const cpa_worker_seq *seq, int64
                 : -1;
 }
 
+/* The token behind one of a chunk, as far as it is known; what the step draws takes its place later. */
+static void set_next_token(const cpa_worker_seq *seq, const cpa_plan_chunk *chunk, int64_t at, uint32_t *out) {
+    const int is_last = at + 1 == chunk->start + chunk->count;
+    *out = !is_last ? seq->tokens[at + 1] : chunk->given >= 0 ? (uint32_t)chunk->given : 0;
+}
+
 /* Adds the rows of a chunk that this rank has. */
 static void add_rows(cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_chunk *chunk, int64_t source,
                      int64_t *row) {
@@ -203,6 +221,7 @@ static void add_rows(cpa_worker *worker, const cpa_step_plan *plan, const cpa_pl
         to->sources[*row] = (int32_t)source;
         to->positions[*row] = cpa_plan_position(plan, chunk, at);
         set_slots(worker, seq, at, *row);
+        if (worker->rows->sizes.next_tokens > 0) set_next_token(seq, chunk, at, &to->next_tokens[*row]);
     }
 }
 
@@ -213,6 +232,7 @@ static void add_emission(const cpa_worker *worker, const cpa_worker_emission *em
     const int64_t at = emission->index;
     to->salts[at] = emission->request * CPA_GOLDEN + (uint64_t)(emission->position - 1);
     to->rows[at] = (int32_t)row;
+    if (worker->rows->sizes.next_tokens > 0) to->next_sources[row] = (int32_t)at;
     to->seqs[at] = emission->seq;
     to->given[at] = emission->given;
     to->drawn_at[at] = emission->position;
@@ -254,6 +274,7 @@ static void fill_up(cpa_worker_rows *rows, int64_t row, int64_t entry) {
         to->sources[row] = -1;
         to->positions[row] = 0;
         for (int64_t g = 0; g < rows->sizes.groups; g++) to->slots[g * rows->sizes.rows + row] = -1;
+        if (rows->sizes.next_tokens > 0) to->next_tokens[row] = 0;
     }
     for (; entry < rows->sizes.history; entry++) {
         to->tokens[rows->sizes.rows + entry] = 0;
@@ -365,11 +386,13 @@ cpa_status cpa_worker_list_rows(cpa_worker *worker, const cpa_step_plan *plan, i
     cpa_worker_rows *rows = worker->rows;
     int64_t next[CPA_MOST_ROW_FORMS], listed = 0, entry = 0, restart = 0, emission = 0;
     count_entries(worker, plan, padded_rows);
+    if (worker->options.model.draft_layers > 0) rows->sizes.next_tokens = rows->sizes.rows;
     cpa_worker_place_forms(worker);
     for (int32_t f = 0; f < CPA_MOST_ROW_FORMS; f++) next[f] = rows->forms[f].first;
     int64_t scored = rows->n_emissions;
     CPA_TRY(reserve(worker, err));
     clear_emissions(rows);
+    for (int64_t i = 0; i < rows->sizes.next_tokens; i++) rows->host.next_sources[i] = -1;
     for (int64_t i = 0; i < plan->n_chunks; i++) {
         const cpa_plan_chunk *chunk = &plan->chunks[i];
         int64_t *row = &next[cpa_worker_form_of(worker, chunk)], source;

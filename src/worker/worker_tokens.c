@@ -17,6 +17,18 @@ cpa_status cpa_worker_take_tokens(cpa_worker *worker) {
     return worker->device->operators->take_tokens(&take, worker->stream);
 }
 
+cpa_status cpa_worker_take_next_tokens(cpa_worker *worker) {
+    const cpa_drawn *drawn = cpa_worker_own_tokens(worker);
+    const cpa_take_tokens_args take = {
+        .rows = worker->rows->sizes.next_tokens,
+        .sources = worker->arrays.next_sources,
+        .ids = &drawn->id,
+        .id_stride = (int32_t)(sizeof *drawn / sizeof drawn->id),
+        .tokens = worker->arrays.next_tokens,
+    };
+    return worker->device->operators->take_tokens(&take, worker->stream);
+}
+
 /* Where this rank's part of what all ranks draw begins. */
 static int64_t own_first(const cpa_worker *worker) {
     const cpa_worker_rows *rows = worker->rows;
@@ -31,13 +43,21 @@ cpa_token_ranks *cpa_worker_own_ranks(const cpa_worker *worker) {
     return worker->ranks + own_first(worker);
 }
 
+uint32_t *cpa_worker_own_guesses(const cpa_worker *worker) {
+    return worker->guesses + own_first(worker);
+}
+
 cpa_status cpa_worker_share_tokens(cpa_worker *worker, cpa_error *err) {
     const cpa_worker_rows *rows = worker->rows;
     const int64_t n = rows->sizes.emissions, bytes = n * (int64_t)sizeof *worker->drawn;
-    if (!rows->draws || worker->options.map.cp_size == 1 || rows->replicated) return CPA_OK;
-    cpa_status status = cpa_context_share(worker->context, worker->drawn, bytes, worker->stream);
-    if (status == CPA_OK && rows->wants & CPA_WANTS_RANKS)
+    const int64_t guesses = n * (int64_t)sizeof *worker->guesses;
+    cpa_status status = CPA_OK;
+    if (worker->options.map.cp_size == 1 || rows->replicated) return CPA_OK;
+    if (rows->draws) status = cpa_context_share(worker->context, worker->drawn, bytes, worker->stream);
+    if (status == CPA_OK && rows->draws && rows->wants & CPA_WANTS_RANKS)
         status = cpa_context_share(worker->context, worker->ranks, n * (int64_t)sizeof *worker->ranks, worker->stream);
+    if (status == CPA_OK && guesses > 0 && worker->options.model.draft_layers > 0)
+        status = cpa_context_share(worker->context, worker->guesses, guesses, worker->stream);
     return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "tokens: %s", cpa_context_error(worker->context));
 }
 
@@ -48,6 +68,9 @@ cpa_status cpa_worker_fetch_tokens(cpa_worker *worker) {
     const int64_t sums = rows->sizes.emissions * (int64_t)sizeof *worker->sums_host;
     if (rows->drafts > 0)
         CPA_TRY(worker->device->table->copy(worker->sums_host, worker->arrays.sums, sums, worker->stream));
+    if (worker->options.model.draft_layers > 0)
+        CPA_TRY(worker->device->table->copy(worker->guesses_host, worker->guesses,
+                                            entries * (int64_t)sizeof *worker->guesses, worker->stream));
     if (!rows->draws) return CPA_OK;
     if (rows->wants & CPA_WANTS_RANKS)
         CPA_TRY(worker->device->table->copy(worker->ranks_host, worker->ranks, ranks, worker->stream));
@@ -68,6 +91,11 @@ const cpa_token_ranks *cpa_worker_ranks(const cpa_worker *worker, int64_t emissi
     const cpa_worker_emission *e = &ran->emissions[emission];
     if (!ran->draws || !(ran->wants & CPA_WANTS_RANKS)) return NULL;
     return &worker->ranks_host[e->rank * ran->sizes.emissions + e->index];
+}
+
+uint32_t cpa_worker_guess(const cpa_worker *worker, int64_t emission) {
+    const cpa_worker_emission *e = &worker->ran->emissions[emission];
+    return worker->guesses_host[e->rank * worker->ran->sizes.emissions + e->index];
 }
 
 /* The plan after the step may have given the index of a sequence to another one by now. */

@@ -119,6 +119,13 @@ results_are_right() {
         bench $ranks exchange --shapes 1,1000,64K,1000:pattern=at-once --iters 3
         expect_right 4
         ! grep -qE 'GFLOP|%| - ' out.txt || fail "a column of the exchange has no figures"
+        # The columns behind the time and the iterations; what is printed has two decimals.
+        awk -v n=$ranks '!/^#/ { algbw = $4; busbw = $5; time_us = $2; sum += busbw; rows++
+                if ($1 == "64K" && ((d = busbw - (n - 1) * 65536 / time_us / 1e3) > 0.02 || d < -0.02)) bad = 1
+                if ((d = algbw * (n - 1) / n - busbw) > 0.02 || d < -0.02) bad = 1 }
+            /^# average busbw:/ { average = $4 }
+            END { d = average - sum / rows; exit bad || rows != 4 || d > 0.02 || d < -0.02 }' out.txt ||
+            fail "algbw, busbw and their average do not agree"
     done
     for ranks in 1 2 3; do
         rm -f scaling.json
@@ -131,6 +138,12 @@ sys.exit({row["iterations"] for row in json.load(open("scaling.json"))["rows"]} 
             fail "not as many iterations as were asked for"
         expect_json scaling.json $((ranks == 1 ? 2 : 4))
     done
+    bench 3 scaling --ranks 1,2,3 --shapes 1x70x200,3x1x100 --min-time 0 --iters 2
+    expect_right 6
+    [ "$(awk '!/^#/ { printf "%s%s ", $1, $3 }' out.txt)" = "prefill1 prefill2 prefill3 decode1 decode2 decode3 " ] ||
+        fail "not the ranks that were asked for"
+    bench 3 scaling --ranks 2 --shapes 3x1x100 --min-time 0 --iters 2
+    expect_right 2
     bench 2 scaling --shapes 1x70x200:kv-cache-dtype=int8,3x1x100 --max-num-batched-tokens 40 --min-time 0.1
     expect_right 4
     grep -q '^# cores: ' out.txt || awk '$1 == "prefill" && $13 != "-" || $1 == "decode" && $3 == 2 && $13 !~ /^-?[0-9.]+$/ { bad = 1 }
@@ -208,6 +221,9 @@ bad_usage_is_refused() {
     bench 1 kv_write --shapes 64:dtype=bf16:kv-cache-dtype=fp16 && expect_refusal bf16
     bench 2 exchange --shapes 64:transport=nccl && expect_refusal transport
     bench 2 scaling --context 0 && expect_refusal context
+    bench 2 scaling --ranks 1,3 && expect_refusal "found '1,3', expected numbers from 1 to the 2"
+    bench 2 scaling --ranks 2,1 && expect_refusal "each larger than the one before"
+    bench 2 scaling --ranks 2, && expect_refusal "found '2,'"
     bench 1 attend --shapes 1x9x3 && expect_refusal "context of 3"
     bench 1 kv_pack --kv-cache-dtype int8 && expect_refusal int8
     bench 2 scaling --shapes 1x9x3 && expect_refusal "context of 3"

@@ -643,7 +643,7 @@ static void steps_and_layers_that_lack_a_form_are_refused(void) {
     l.rows[1].matrix = NULL, refuse_layer(&s, of, &l.args, "form 1: the matrix is (nil)"), l.rows[1] = good;
     l.rows[1].scale = NAN, refuse_layer(&s, of, &l.args, "form 1: scale is nan"), l.rows[1] = good;
     l.rows[1].mask.causal = 2, refuse_layer(&s, of, &l.args, "form 1: causal is 2"), l.rows[1] = good;
-    l.rows[1].reserved[2] = 1, refuse_layer(&s, of, &l.args, "form 1: the reserved bytes"), l.rows[1] = good;
+    l.rows[1].reserved[0] = 1, refuse_layer(&s, of, &l.args, "form 1: the reserved bytes"), l.rows[1] = good;
     l.rows[0].matrix = good.matrix, refuse_layer(&s, of, &l.args, "form 0: the matrix is 0x");
     l.rows[0].matrix = NULL;
     CU_ASSERT_EQUAL(plan(&s, of), CPA_OK); /* and after all of that */

@@ -10,345 +10,135 @@
 #include "kernels/device.h"
 #include "src/context/context.h"
 #include "tests/fixtures/context_fixture.h"
-#include "tests/fixtures/latent_fixture.h"
+#include "tests/fixtures/latent_site.h"
 #include "tests/fixtures/mpi_unit.h"
 #include "tests/fixtures/transport_fixture.h"
 
-enum { BLOCK = 16, MOST_CHUNKS = 8 };
+enum { BLOCK = CPA_TEST_LATENT_BLOCK };
 enum { LIES = CPA_TEST_AS_THEY_LIE, MATRIX = CPA_TEST_TIMES_VALUES, EXPANDED = CPA_TEST_EXPANDED };
 
-/* The widths of DeepSeek's models, and small ones. */
-#define REAL_WIDTHS .latent = 512, .rope = 64, .nope = 128, .value = 128
-#define SMALL_WIDTHS .latent = 32, .rope = 16, .nope = 24, .value = 40
+/* Decode of one to three tokens, of sequences that not every rank has. */
+static const cpa_test_latent_chunk DECODE[] = {{0, 419, 1, CPA_PASS_Q, LIES},
+                                               {1, 229, 1, CPA_PASS_Q, LIES},
+                                               {2, 89, 1, CPA_PASS_Q, LIES},
+                                               {3, 332, 1, CPA_PASS_Q, LIES},
+                                               {4, 2, 1, CPA_PASS_Q, LIES}};
+static const cpa_test_latent_chunk DRAFTS[] = {{0, 417, 3, CPA_PASS_Q, MATRIX},
+                                               {1, 228, 2, CPA_PASS_Q, MATRIX},
+                                               {3, 331, 2, CPA_PASS_Q, LIES},
+                                               {4, 1, 2, CPA_PASS_Q, MATRIX}};
+static const cpa_test_latent_chunk BY_KEYS[] = {{0, 380, 40, CPA_PASS_KV, LIES}, {3, 300, 33, CPA_PASS_KV, MATRIX}};
 
-static const cpa_test_latent_shape SHAPES[] = {
-    {.heads = 6, SMALL_WIDTHS, .dtype = CPA_F32, .kv_dtype = CPA_F32, .block_size = BLOCK, .interleave = BLOCK},
-    {.heads = 4, SMALL_WIDTHS, .dtype = CPA_BF16, .kv_dtype = CPA_BF16, .block_size = BLOCK, .interleave = 4 * BLOCK},
-    {.heads = 4,
-     SMALL_WIDTHS,
-     .dtype = CPA_BF16,
-     .kv_dtype = CPA_FP8_E4M3,
-     .k_scale = 0.05f,
-     .block_size = BLOCK,
-     .interleave = BLOCK},
-    {.heads = 2,
-     REAL_WIDTHS,
-     .dtype = CPA_BF16,
-     .kv_dtype = CPA_FP8_T128,
-     .block_size = BLOCK,
-     .interleave = 4 * BLOCK},
-    {.heads = 2, REAL_WIDTHS, .dtype = CPA_BF16, .kv_dtype = CPA_BF16, .block_size = BLOCK, .interleave = BLOCK},
-};
-enum { N_SHAPES = sizeof SHAPES / sizeof *SHAPES };
-
-static const int64_t LENGTHS[] = {420, 230, 90, 333, 3};
-static const cpa_placement PLACEMENTS[] = {
-    {CPA_SHARDED, 1}, {CPA_SHARDED, 0}, {CPA_ON_RANK, 1}, {CPA_SHARDED, 2}, {CPA_SHARDED, 3}};
-enum { N_SEQUENCES = sizeof LENGTHS / sizeof *LENGTHS };
-
-typedef struct latent_chunk {
-    int64_t sequence, start, count;
-    cpa_algorithm algorithm;
-    int form;
-} latent_chunk;
-
-typedef struct step {
-    const latent_chunk *chunks;
-    int64_t n;
-} step;
-#define STEP(chunks) ((step){chunks, sizeof(chunks) / sizeof *(chunks)})
-
-/* Prompts without, behind one and behind three chunks of context, whole and in the middle of a block; decode of one to
- * three tokens, of sequences that not every rank has; all of it together, by either algorithm. */
-static const latent_chunk PROMPTS[] = {{0, 0, 105, CPA_PASS_KV, EXPANDED},
-                                       {1, 115, 115, CPA_PASS_KV, EXPANDED},
-                                       {3, 249, 84, CPA_PASS_KV, EXPANDED},
-                                       {2, 30, 60, CPA_PASS_KV, EXPANDED}};
-static const latent_chunk DECODE[] = {{0, 419, 1, CPA_PASS_Q, LIES},
-                                      {1, 229, 1, CPA_PASS_Q, LIES},
-                                      {2, 89, 1, CPA_PASS_Q, LIES},
-                                      {3, 332, 1, CPA_PASS_Q, LIES},
-                                      {4, 2, 1, CPA_PASS_Q, LIES}};
-static const latent_chunk DRAFTS[] = {{0, 417, 3, CPA_PASS_Q, MATRIX},
-                                      {1, 228, 2, CPA_PASS_Q, MATRIX},
-                                      {3, 331, 2, CPA_PASS_Q, LIES},
-                                      {4, 1, 2, CPA_PASS_Q, MATRIX}};
-static const latent_chunk MIXED[] = {{0, 300, 120, CPA_PASS_KV, EXPANDED},
-                                     {1, 227, 3, CPA_PASS_Q, LIES},
-                                     {2, 0, 90, CPA_PASS_KV, EXPANDED},
-                                     {3, 300, 33, CPA_PASS_Q, EXPANDED},
-                                     {4, 2, 1, CPA_PASS_Q, MATRIX}};
-static const latent_chunk BY_KEYS[] = {{0, 380, 40, CPA_PASS_KV, LIES}, {3, 300, 33, CPA_PASS_KV, MATRIX}};
-
-typedef struct site {
-    cpa_device *device;
-    cpa_stream *stream;
-    cpa_test_latents latents;
-    cpa_context *context;
-    cpa_mask mask;
-    int replicated;
-} site;
-
-/* With the first n sequences. */
-static void open_site_of(site *s, cpa_test_latent_shape shape, int64_t n, cpa_context_options *options) {
-    cpa_error err = {0};
-    cpa_test_device_open(1, &s->device, &s->stream);
-    s->mask = (cpa_mask){.causal = 1};
-    cpa_test_latents_init(&s->latents, shape, 31, LENGTHS, PLACEMENTS, n, s->stream);
-    const cpa_context_options own = cpa_test_latent_options(&s->latents);
-    if (options) {
-        options->size = own.size, options->shape = own.shape, options->block_size = own.block_size;
-        options->interleave = own.interleave, options->max_rows = own.max_rows;
-        options->forms = own.forms, options->n_forms = own.n_forms;
-    }
-    s->replicated = options && options->rows == CPA_ROWS_REPLICATED;
-    const cpa_status status =
-        cpa_context_create(cpa_test_comm(), s->device, options ? options : &own, &s->context, &err);
-    if (status != CPA_OK) printf("%s\n", err.message);
-    CU_ASSERT_EQUAL_FATAL(status, CPA_OK);
+static void open_site(cpa_test_latent_site *s, cpa_test_latent_shape shape, cpa_context_options *options) {
+    cpa_test_latent_open(s, shape, CPA_TEST_LATENT_SEQUENCES, CPA_ABSORB_NEVER, options);
 }
 
-static void open_site(site *s, cpa_test_latent_shape shape, cpa_context_options *options) {
-    open_site_of(s, shape, N_SEQUENCES, options);
-}
-
-static void close_site(site *s) {
-    cpa_context_destroy(s->context);
-    cpa_test_latents_destroy(&s->latents, s->stream);
-    cpa_test_device_close(s->device, s->stream);
-}
-
-/* ---- rows ---- */
-
-static int32_t first_head(const site *s) {
-    return s->replicated ? (int32_t)cpa_slice_begin(s->latents.shape.heads, cpa_test_ranks(), s->latents.rank) : 0;
-}
-static int32_t heads_of(const site *s) {
-    const int32_t heads = s->latents.shape.heads;
-    return s->replicated ? (int32_t)cpa_slice_begin(heads, cpa_test_ranks(), s->latents.rank + 1) - first_head(s)
-                         : heads;
-}
-
-/* The next row of a form that this rank has, from (*chunk, *position) on; 0: there is none. */
-static int next_row(const site *s, step of, int form, int64_t *chunk, int64_t *position) {
-    for (; *chunk < of.n; ++*chunk, *position = -1) {
-        const latent_chunk *c = &of.chunks[*chunk];
-        if (c->form != form) continue;
-        *position = *position < 0 ? c->start : *position + 1;
-        for (; *position < c->start + c->count; ++*position)
-            if (s->replicated ||
-                cpa_owner_rank(s->latents.map, s->latents.placements[c->sequence], *position) == s->latents.rank)
-                return 1;
-    }
-    return 0;
-}
-
-/* The tensors of a form in a layer. */
-typedef struct form_tensors {
-    int64_t rows, out_bytes, lse_bytes;
-    char *out;
-    float *lse;
-} form_tensors;
-
-static form_tensors upload_form(const site *s, step of, int form, cpa_form_rows *rows) {
-    const cpa_test_latents *t = &s->latents;
-    const int64_t element = cpa_dtype_bytes(t->shape.dtype), k_dim = cpa_test_latent_q_dim(t, form);
-    const int64_t q_row = t->shape.heads * k_dim;
-    form_tensors f = {.rows = 0};
-    int64_t chunk = 0, position = -1, row = 0;
-    *rows = (cpa_form_rows){.mask = s->mask,
-                            .scale = t->scale,
-                            .matrix = form == MATRIX ? t->matrix : NULL,
-                            .expansion = form == EXPANDED ? t->expansion : NULL};
-    while (next_row(s, of, form, &chunk, &position)) f.rows++;
-    if (f.rows == 0) return f;
-    char *q = cpa_test_poisoned(f.rows * q_row, element);
-    for (chunk = 0, position = -1; next_row(s, of, form, &chunk, &position); row++)
-        cpa_narrow(q + row * q_row * element, cpa_test_latent_query(t, form, of.chunks[chunk].sequence, position, 0),
-                   t->shape.dtype, q_row);
-    rows->q = cpa_test_upload(s->stream, q, f.rows * q_row * element);
-    free(q);
-    f.out_bytes = f.rows * heads_of(s) * cpa_test_latent_out_dim(t, form) * element;
-    f.lse_bytes = f.rows * heads_of(s) * (int64_t)sizeof *f.lse;
-    f.out = cpa_test_poisoned(f.out_bytes + 1, 1);
-    f.lse = cpa_test_poisoned(f.lse_bytes + 1, 1);
-    rows->out = cpa_test_upload(s->stream, f.out, f.out_bytes + 1);
-    rows->lse = cpa_test_upload(s->stream, f.lse, f.lse_bytes + 1);
-    return f;
-}
-
-/* How many (row, head) are wrong; each row's heads are looked at in turn. `slack` as in a case. */
-static int64_t count_wrong(const site *s, step of, int form, const form_tensors *f, double slack) {
-    const cpa_test_latents *t = &s->latents;
-    const int64_t out_row = cpa_test_latent_out_dim(t, form) * cpa_dtype_bytes(t->shape.dtype);
-    int64_t chunk = 0, position = -1, wrong = 0;
-    for (int64_t row = 0; next_row(s, of, form, &chunk, &position); row++) {
-        const latent_chunk *c = &of.chunks[chunk];
-        for (int32_t h = (int32_t)(row % 2); h < heads_of(s); h += 2) {
-            const int64_t at = row * heads_of(s) + h;
-            const cpa_case_expected expected =
-                cpa_test_latent_expect(t, form, s->mask, c->sequence, position, c->start + c->count, first_head(s) + h);
-            const cpa_case_result got = {.out = f->out + at * out_row,
-                                         .out_dtype = t->shape.dtype,
-                                         .lse = slack > 0 ? NULL : &f->lse[at],
-                                         .out_slack = slack};
-            double worst = 0;
-            if (cpa_case_is_right(&expected, &got, &worst)) continue;
-            if (wrong++ == 0)
-                printf("\n    rank %d: form %d, sequence %lld, position %lld, head %d: %g of the tolerance", t->rank,
-                       form, (long long)c->sequence, (long long)position, first_head(s) + h, worst);
-        }
-    }
-    return wrong;
-}
-
-static cpa_status plan(const site *s, step of) {
-    cpa_context_chunk planned[MOST_CHUNKS];
-    for (int64_t i = 0; i < of.n; i++) {
-        const latent_chunk *c = &of.chunks[i];
-        planned[i] = (cpa_context_chunk){.start = c->start,
-                                         .count = c->count,
-                                         .placement = s->latents.placements[c->sequence],
-                                         .algorithm = c->algorithm,
-                                         .block_table = s->latents.tables[c->sequence],
-                                         .form = c->form};
-    }
-    return cpa_context_plan(s->context, planned, of.n);
-}
-
-/* One layer of a step; all of its results, form after form, to `results` unless it is NULL. */
-static void run(site *s, step of, double slack, char **results) {
-    cpa_form_rows rows[CPA_TEST_LATENT_FORMS];
-    form_tensors tensors[CPA_TEST_LATENT_FORMS];
-    const cpa_context_args args = {.size = sizeof args, .kv = s->latents.kv, .rows = rows};
-    for (int f = 0; f < CPA_TEST_LATENT_FORMS; f++) tensors[f] = upload_form(s, of, f, &rows[f]);
-    CU_ASSERT_EQUAL(plan(s, of), CPA_OK);
-    cpa_status status = cpa_context_attend(s->context, &args, s->stream);
-    if (status == CPA_OK) status = cpa_stream_sync(s->stream);
-    if (status != CPA_OK) printf("\n    %s", cpa_context_error(s->context));
-    CU_ASSERT_EQUAL(status, CPA_OK);
-    for (int f = 0; f < CPA_TEST_LATENT_FORMS; f++) {
-        form_tensors *t = &tensors[f];
-        if (t->rows > 0) {
-            cpa_test_download(s->stream, t->out, rows[f].out, t->out_bytes);
-            cpa_test_download(s->stream, t->lse, rows[f].lse, t->lse_bytes);
-            CU_ASSERT_EQUAL(count_wrong(s, of, f, t, slack), 0);
-            cpa_test_free(s->stream, (void *)(uintptr_t)rows[f].q);
-            cpa_test_free(s->stream, rows[f].out);
-            cpa_test_free(s->stream, rows[f].lse);
-        }
-        free(t->lse);
-        if (results)
-            results[f] = t->out;
-        else
-            free(t->out);
-    }
-}
-
-static void run_all(site *s, double slack) {
-    run(s, STEP(PROMPTS), slack, NULL);
-    run(s, STEP(DECODE), slack, NULL);
-    run(s, STEP(DRAFTS), slack, NULL);
-    run(s, STEP(MIXED), slack, NULL);
-    run(s, STEP(BY_KEYS), slack, NULL);
+static void run_all(cpa_test_latent_site *s, double slack) {
+    cpa_test_latent_run(s, cpa_test_latent_prompts, slack, NULL);
+    cpa_test_latent_run(s, CPA_TEST_LATENT_STEP(DECODE), slack, NULL);
+    cpa_test_latent_run(s, CPA_TEST_LATENT_STEP(DRAFTS), slack, NULL);
+    cpa_test_latent_run(s, cpa_test_latent_mixed, slack, NULL);
+    cpa_test_latent_run(s, CPA_TEST_LATENT_STEP(BY_KEYS), slack, NULL);
 }
 
 /* ---- tests ---- */
 
 static void prompts_and_decode_attend_every_form_of_cache(void) {
-    for (int i = 0; i < N_SHAPES; i++) {
-        site s;
-        open_site(&s, SHAPES[i], NULL);
+    for (int i = 0; i < CPA_TEST_LATENT_SHAPES; i++) {
+        cpa_test_latent_site s;
+        open_site(&s, cpa_test_latent_shapes[i], NULL);
         run_all(&s, 0);
-        close_site(&s);
+        cpa_test_latent_close(&s);
     }
 }
 
 static void windows_hide_latents(void) {
-    site s;
-    open_site(&s, SHAPES[0], NULL);
+    cpa_test_latent_site s;
+    open_site(&s, cpa_test_latent_shapes[0], NULL);
     s.mask = (cpa_mask){.causal = 1, .window = 70, .sinks = 3};
     run_all(&s, 0);
-    close_site(&s);
+    cpa_test_latent_close(&s);
 }
 
 static void ranks_have_all_rows(void) {
     for (int i = 0; i < 2; i++) {
         cpa_context_options options = {.rows = CPA_ROWS_REPLICATED};
-        site s;
-        open_site(&s, SHAPES[i], &options);
-        run(&s, STEP(DECODE), 0, NULL);
-        run(&s, STEP(MIXED), 0, NULL);
-        close_site(&s);
+        cpa_test_latent_site s;
+        open_site(&s, cpa_test_latent_shapes[i], &options);
+        cpa_test_latent_run(&s, CPA_TEST_LATENT_STEP(DECODE), 0, NULL);
+        cpa_test_latent_run(&s, cpa_test_latent_mixed, 0, NULL);
+        cpa_test_latent_close(&s);
     }
 }
 
 /* Stands for a device, which takes the keys of all peers at once. */
 static void prompts_take_latents_of_all_peers_at_once(void) {
     for (int i = 0; i < 2; i++) {
-        site s;
-        open_site(&s, SHAPES[i], NULL);
+        cpa_test_latent_site s;
+        open_site(&s, cpa_test_latent_shapes[i], NULL);
         const cpa_context_options options = cpa_test_latent_options(&s.latents);
         cpa_error err;
         cpa_context_destroy(s.context);
         s.device->caps.bit_exact = 0, s.device->caps.split_tokens = 1;
         CU_ASSERT_EQUAL_FATAL(cpa_context_create(cpa_test_comm(), s.device, &options, &s.context, &err), CPA_OK);
         run_all(&s, 0);
-        close_site(&s);
+        cpa_test_latent_close(&s);
     }
 }
 
 /* Both algorithms expand the same keys and fold the same states. */
 static void both_algorithms_give_the_same_bits(void) {
-    latent_chunk by_queries[sizeof PROMPTS / sizeof *PROMPTS];
+    cpa_test_latent_chunk by_queries[CPA_TEST_MOST_LATENT_CHUNKS];
     char *by_kv[CPA_TEST_LATENT_FORMS], *by_q[CPA_TEST_LATENT_FORMS];
-    site s;
-    open_site(&s, SHAPES[0], NULL);
-    for (size_t i = 0; i < sizeof PROMPTS / sizeof *PROMPTS; i++)
-        by_queries[i] = PROMPTS[i], by_queries[i].algorithm = CPA_PASS_Q;
-    run(&s, STEP(PROMPTS), 0, by_kv);
-    run(&s, STEP(by_queries), 0, by_q);
+    cpa_test_latent_site s;
+    open_site(&s, cpa_test_latent_shapes[0], NULL);
+    const int64_t n = cpa_test_latent_prompts.n;
+    for (int64_t i = 0; i < n; i++)
+        by_queries[i] = cpa_test_latent_prompts.chunks[i], by_queries[i].algorithm = CPA_PASS_Q;
+    cpa_test_latent_run(&s, cpa_test_latent_prompts, 0, by_kv);
+    cpa_test_latent_run(&s, ((cpa_test_latent_step){by_queries, n}), 0, by_q);
     int64_t chunk = 0, position = -1, rows = 0;
-    while (next_row(&s, STEP(PROMPTS), EXPANDED, &chunk, &position)) rows++;
+    while (cpa_test_latent_next_row(&s, cpa_test_latent_prompts, EXPANDED, &chunk, &position)) rows++;
     const int64_t bytes = rows * s.latents.shape.heads * s.latents.shape.value * (int64_t)sizeof(float);
     if (cpa_test_promises_bits() && rows > 0)
         CU_ASSERT_EQUAL(memcmp(by_kv[EXPANDED], by_q[EXPANDED], (size_t)bytes), 0);
     for (int f = 0; f < CPA_TEST_LATENT_FORMS; f++) free(by_kv[f]), free(by_q[f]);
-    close_site(&s);
+    cpa_test_latent_close(&s);
 }
 
 /* Keys that the least workspace does not hold at once go through it in passes. */
 static void long_prompts_go_through_the_least_workspace(void) {
     static const int64_t lengths[] = {5000, 300};
-    static const latent_chunk chunks[] = {{0, 4960, 40, CPA_PASS_KV, EXPANDED}, {1, 280, 20, CPA_PASS_Q, EXPANDED}};
-    cpa_test_latent_shape shape = SHAPES[0];
+    static const cpa_test_latent_chunk chunks[] = {{0, 4960, 40, CPA_PASS_KV, EXPANDED},
+                                                   {1, 280, 20, CPA_PASS_Q, EXPANDED}};
+    cpa_test_latent_shape shape = cpa_test_latent_shapes[0];
     cpa_error err;
-    site s = {.mask = {.causal = 1}};
+    cpa_test_latent_site s = {.mask = {.causal = 1}};
     shape.heads = 2;
     cpa_test_device_open(1, &s.device, &s.stream);
-    cpa_test_latents_init(&s.latents, shape, 5, lengths, PLACEMENTS, 2, s.stream);
+    cpa_test_latents_init(&s.latents, shape, 5, lengths, cpa_test_latent_placements, 2, s.stream);
     cpa_context_options options = cpa_test_latent_options(&s.latents);
     options.staging_bytes = cpa_context_least_staging(s.device, &options, cpa_test_ranks());
     CU_ASSERT_EQUAL_FATAL(cpa_context_create(cpa_test_comm(), s.device, &options, &s.context, &err), CPA_OK);
-    run(&s, STEP(chunks), 0, NULL);
+    cpa_test_latent_run(&s, CPA_TEST_LATENT_STEP(chunks), 0, NULL);
     cpa_context_stats stats;
     CU_ASSERT_EQUAL(cpa_context_get_stats(s.context, &stats, sizeof stats), CPA_OK);
     CPA_ASSERT_ORDER(stats.staging_bytes, <=, options.staging_bytes);
     s.mask.window = 1500; /* passes that no row sees are left out, the first among them */
-    run(&s, STEP(chunks), 0, NULL);
-    close_site(&s);
+    cpa_test_latent_run(&s, CPA_TEST_LATENT_STEP(chunks), 0, NULL);
+    cpa_test_latent_close(&s);
 }
 
 /* Each state of another rank is rounded once: by half a unit in the last place of bf16. */
 static void states_travel_in_16_bits(void) {
     for (int rows = CPA_ROWS_OWNED; rows <= CPA_ROWS_REPLICATED; rows++) {
         cpa_context_options options = {.rows = (cpa_row_placement)rows, .state_dtype = CPA_BF16};
-        site s;
-        open_site(&s, SHAPES[0], &options);
-        run(&s, STEP(DECODE), 0.02, NULL);
-        run(&s, STEP(DRAFTS), 0.05, NULL);
-        run(&s, STEP(MIXED), 0.02, NULL);
-        close_site(&s);
+        cpa_test_latent_site s;
+        open_site(&s, cpa_test_latent_shapes[0], &options);
+        cpa_test_latent_run(&s, CPA_TEST_LATENT_STEP(DECODE), 0.02, NULL);
+        cpa_test_latent_run(&s, CPA_TEST_LATENT_STEP(DRAFTS), 0.05, NULL);
+        cpa_test_latent_run(&s, cpa_test_latent_mixed, 0.02, NULL);
+        cpa_test_latent_close(&s);
     }
 }
 
@@ -356,25 +146,25 @@ static void states_travel_in_16_bits(void) {
  * that have no key of some. */
 static void heads_are_scattered_as_peers_scatter_them(void) {
     static const int32_t heads_of_ranks[][2] = {{2, 8}, {16, 8}, {4, 4}, {1, 2}}; /* heads a rank, ranks */
-    static const latent_chunk chunks[] = {{0, 417, 3, CPA_PASS_Q, LIES},
-                                          {1, 229, 1, CPA_PASS_Q, LIES},
-                                          {2, 88, 2, CPA_PASS_Q, LIES},
-                                          {4, 0, 3, CPA_PASS_Q, LIES}};
+    static const cpa_test_latent_chunk chunks[] = {{0, 417, 3, CPA_PASS_Q, LIES},
+                                                   {1, 229, 1, CPA_PASS_Q, LIES},
+                                                   {2, 88, 2, CPA_PASS_Q, LIES},
+                                                   {4, 0, 3, CPA_PASS_Q, LIES}};
     for (size_t i = 0; i < sizeof heads_of_ranks / sizeof *heads_of_ranks; i++) {
-        cpa_test_latent_shape shape = SHAPES[1];
+        cpa_test_latent_shape shape = cpa_test_latent_shapes[1];
         if (heads_of_ranks[i][1] != cpa_test_ranks()) continue;
         shape.heads = heads_of_ranks[i][0] * cpa_test_ranks();
         for (int state = CPA_F32; state <= CPA_BF16; state++) {
             cpa_context_options options = {.rows = CPA_ROWS_REPLICATED, .state_dtype = (cpa_dtype)state};
-            site s;
+            cpa_test_latent_site s;
             open_site(&s, shape, &options);
-            run(&s, STEP(chunks), state == CPA_F32 ? 0 : 0.05, NULL);
-            close_site(&s);
+            cpa_test_latent_run(&s, CPA_TEST_LATENT_STEP(chunks), state == CPA_F32 ? 0 : 0.05, NULL);
+            cpa_test_latent_close(&s);
         }
     }
 }
 
-static int64_t bytes_sent(const site *s) {
+static int64_t bytes_sent(const cpa_test_latent_site *s) {
     cpa_context_stats stats;
     CU_ASSERT_EQUAL(cpa_context_get_stats(s->context, &stats, sizeof stats), CPA_OK);
     int64_t sent = stats.bytes_sent;
@@ -392,32 +182,37 @@ static void what_travels_is_counted_to_the_byte(void) {
     } cases[] = {{CPA_BF16, CPA_F32, 0, 1152, 512 * 4 + 4},
                  {CPA_FP8_T128, CPA_BF16, 0, 656, 512 * 2 + 4},
                  {CPA_FP8_E4M3, CPA_F16, 0.05f, 576, 512 * 2 + 4}};
-    static const latent_chunk decode[] = {{0, 419, 1, CPA_PASS_Q, LIES}}, matrix[] = {{0, 419, 1, CPA_PASS_Q, MATRIX}};
+    static const cpa_test_latent_chunk decode[] = {{0, 419, 1, CPA_PASS_Q, LIES}},
+                                       matrix[] = {{0, 419, 1, CPA_PASS_Q, MATRIX}},
+                                       narrow_q[] = {{0, 419, 1, CPA_PASS_Q, EXPANDED}};
     const int64_t ranks = cpa_test_ranks(), heads = 4, others = ranks - 1;
     /* Two blocks of every rank, all of which have rows: of the second, a rank's is seen by those behind it alone. */
     const int64_t tokens = BLOCK * ranks * 2, seen = tokens * 3 / 4;
-    const latent_chunk prompt[] = {{0, 0, tokens, CPA_PASS_KV, EXPANDED}};
+    const cpa_test_latent_chunk prompt[] = {{0, 0, tokens, CPA_PASS_KV, EXPANDED}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const cpa_test_latent_shape shape = {.heads = (int32_t)heads,
-                                             REAL_WIDTHS,
+                                             CPA_TEST_REAL_LATENTS,
                                              .dtype = CPA_BF16,
                                              .kv_dtype = cases[i].kv_dtype,
                                              .k_scale = cases[i].k_scale,
                                              .block_size = BLOCK,
                                              .interleave = BLOCK};
         cpa_context_options options = {.state_dtype = cases[i].state_dtype};
-        site s;
-        open_site_of(&s, shape, 1, &options);
-        run(&s, STEP(decode), 0.05, NULL);
+        cpa_test_latent_site s;
+        cpa_test_latent_open(&s, shape, 1, CPA_ABSORB_ALWAYS, &options);
+        cpa_test_latent_run(&s, CPA_TEST_LATENT_STEP(decode), 0.05, NULL);
         int64_t sent = bytes_sent(&s);
         CU_ASSERT_EQUAL(sent, others * heads * (576 * 2 + cases[i].state));
-        run(&s, STEP(matrix), 0.05, NULL);
+        cpa_test_latent_run(&s, CPA_TEST_LATENT_STEP(matrix), 0.05, NULL);
         const int64_t narrow = cases[i].state_dtype == CPA_F32 ? 4 : 2;
         CU_ASSERT_EQUAL(bytes_sent(&s) - sent, others * heads * (576 * 2 + 128 * narrow + 4));
         sent = bytes_sent(&s);
-        run(&s, STEP(prompt), 0.05, NULL);
+        cpa_test_latent_run(&s, CPA_TEST_LATENT_STEP(narrow_q), 0.05, NULL);
+        CU_ASSERT_EQUAL(bytes_sent(&s) - sent, others * heads * (192 * 2 + 128 * narrow + 4));
+        sent = bytes_sent(&s);
+        cpa_test_latent_run(&s, CPA_TEST_LATENT_STEP(prompt), 0.05, NULL);
         CU_ASSERT_EQUAL(bytes_sent(&s) - sent, others * seen * cases[i].token);
-        close_site(&s);
+        cpa_test_latent_close(&s);
     }
 }
 
@@ -426,14 +221,14 @@ static void what_travels_is_counted_to_the_byte(void) {
 enum { RESERVED = 3, MOST_TOKENS = 420, STRIDE = MOST_TOKENS / BLOCK + 2, HUGE_ENTRY = 0x7fffffff };
 static const int64_t SHARDED[RESERVED] = {0, 1, 3};
 
-static cpa_attend_update_args upload_update(const site *s) {
+static cpa_attend_update_args upload_update(const cpa_test_latent_site *s) {
     int32_t lengths[RESERVED], ranks[RESERVED], tables[RESERVED * STRIDE];
     for (int i = 0; i < RESERVED * STRIDE; i++) tables[i] = HUGE_ENTRY;
     for (int i = 0; i < RESERVED; i++) {
         const cpa_placement placement = s->latents.placements[SHARDED[i]];
         const cpa_token_set here = cpa_tokens_on(s->latents.map, placement, s->latents.rank);
-        const int64_t tokens = cpa_tokens_before(s->latents.map, here, LENGTHS[SHARDED[i]]);
-        lengths[i] = (int32_t)LENGTHS[SHARDED[i]];
+        const int64_t tokens = cpa_tokens_before(s->latents.map, here, cpa_test_latent_lengths[SHARDED[i]]);
+        lengths[i] = (int32_t)cpa_test_latent_lengths[SHARDED[i]];
         ranks[i] = placement.rank;
         memcpy(tables + (ptrdiff_t)i * STRIDE, s->latents.tables[SHARDED[i]],
                (size_t)((tokens + BLOCK - 1) / BLOCK) * sizeof *tables);
@@ -447,7 +242,7 @@ static cpa_attend_update_args upload_update(const site *s) {
 }
 
 /* Decode of a row of each sequence, whose lengths and tables lie on the device: right on the owner, empty elsewhere. */
-static void run_reserved(site *s, int form, double slack) {
+static void run_reserved(cpa_test_latent_site *s, int form, double slack) {
     const cpa_test_latents *t = &s->latents;
     const cpa_context_limits limits = {sizeof limits, RESERVED, MOST_TOKENS, t->kv.num_blocks, form};
     const int64_t element = cpa_dtype_bytes(t->shape.dtype), q_row = t->shape.heads * cpa_test_latent_q_dim(t, form);
@@ -460,7 +255,7 @@ static void run_reserved(site *s, int form, double slack) {
     float *lse = cpa_test_poisoned(RESERVED * heads, sizeof *lse);
     int is_own[RESERVED];
     for (int i = 0; i < RESERVED; i++) {
-        const int64_t sequence = SHARDED[i], position = LENGTHS[sequence] - 1;
+        const int64_t sequence = SHARDED[i], position = cpa_test_latent_lengths[sequence] - 1;
         is_own[i] = cpa_owner_rank(t->map, t->placements[sequence], position) == t->rank;
         if (is_own[i])
             cpa_narrow(q + i * q_row * element, cpa_test_latent_query(t, form, sequence, position, 0), t->shape.dtype,
@@ -479,8 +274,9 @@ static void run_reserved(site *s, int form, double slack) {
     cpa_test_download(s->stream, lse, rows[form].lse, RESERVED * heads * (int64_t)sizeof *lse);
     for (int64_t at = 0; at < RESERVED * heads; at++) {
         const int64_t i = at / heads, sequence = SHARDED[i];
-        const cpa_case_expected expected = cpa_test_latent_expect(t, form, s->mask, sequence, LENGTHS[sequence] - 1,
-                                                                  LENGTHS[sequence], (int32_t)(at % heads));
+        const cpa_case_expected expected =
+            cpa_test_latent_expect(t, form, s->mask, sequence, cpa_test_latent_lengths[sequence] - 1,
+                                   cpa_test_latent_lengths[sequence], (int32_t)(at % heads));
         const cpa_case_result got = {.out = out + at * out_head,
                                      .out_dtype = t->shape.dtype,
                                      .lse = slack > 0 ? NULL : &lse[at],
@@ -499,17 +295,17 @@ static void run_reserved(site *s, int form, double slack) {
 static void latents_are_attended_in_a_reserved_step(void) {
     for (int i = 0; i < 6; i++) {
         cpa_context_options options = {.state_dtype = i < 3 ? CPA_F32 : CPA_BF16};
-        site s;
-        open_site(&s, SHAPES[i % 3], &options);
+        cpa_test_latent_site s;
+        open_site(&s, cpa_test_latent_shapes[i % 3], &options);
         run_reserved(&s, i % 2 ? MATRIX : LIES, i < 3 ? 0 : 0.05);
-        run(&s, STEP(MIXED), i < 3 ? 0 : 0.05, NULL); /* planned steps go on beside it */
-        close_site(&s);
+        cpa_test_latent_run(&s, cpa_test_latent_mixed, i < 3 ? 0 : 0.05, NULL); /* planned steps go on beside it */
+        cpa_test_latent_close(&s);
     }
 }
 
 /* ---- refusals ---- */
 
-static void refuse_form(const site *s, cpa_row_form form, const char *says) {
+static void refuse_form(const cpa_test_latent_site *s, cpa_row_form form, const char *says) {
     cpa_context_options options = cpa_test_latent_options(&s->latents);
     cpa_context *context = NULL;
     cpa_error err = {0};
@@ -521,12 +317,12 @@ static void refuse_form(const site *s, cpa_row_form form, const char *says) {
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, says));
 }
 
-static void refuse_layer(const site *s, const cpa_form_rows *rows, const char *says) {
-    static const latent_chunk chunks[] = {{0, 0, 420, CPA_PASS_KV, EXPANDED}};
+static void refuse_layer(const cpa_test_latent_site *s, const cpa_form_rows *rows, const char *says) {
+    static const cpa_test_latent_chunk chunks[] = {{0, 0, 420, CPA_PASS_KV, EXPANDED}};
     cpa_form_rows all[CPA_TEST_LATENT_FORMS] = {{.q = NULL}};
     const cpa_context_args args = {.size = sizeof args, .kv = s->latents.kv, .rows = all};
     all[EXPANDED] = *rows;
-    CU_ASSERT_EQUAL(plan(s, STEP(chunks)), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_test_latent_plan(s, CPA_TEST_LATENT_STEP(chunks)), CPA_OK);
     CU_ASSERT_EQUAL(cpa_context_attend(s->context, &args, s->stream), CPA_INVALID);
     if (!strstr(cpa_context_error(s->context), says))
         printf("\n    '%s' does not say '%s'", cpa_context_error(s->context), says);
@@ -534,11 +330,14 @@ static void refuse_layer(const site *s, const cpa_form_rows *rows, const char *s
 }
 
 static void what_cannot_be_expanded_is_refused(void) {
-    site s;
-    open_site(&s, SHAPES[0], NULL);
+    cpa_test_latent_site s;
+    open_site(&s, cpa_test_latent_shapes[0], NULL);
     refuse_form(&s, (cpa_row_form){.k_dim = 16, .v_dim = 8, .expanded = 1}, "k_dim is 16, expected 17 to 576");
     refuse_form(&s, (cpa_row_form){.k_dim = 40, .expanded = 1}, "v_dim is 0, expected 1 to 576");
     refuse_form(&s, (cpa_row_form){.k_dim = 40, .v_dim = 8, .expanded = 2}, "expanded is 2, expected 0 or 1");
+    refuse_form(&s, (cpa_row_form){.k_dim = 40, .v_dim = 8, .expanded = 1, .absorbs = (cpa_absorb)3},
+                "absorbs is 3, expected never (0), counted (1) or always (2)");
+    refuse_form(&s, (cpa_row_form){.absorbs = CPA_ABSORB_COUNTED}, "absorbs is 1 without expanded");
     const cpa_context_limits limits = {sizeof limits, 4, 100, s.latents.kv.num_blocks, EXPANDED};
     CU_ASSERT_EQUAL(cpa_context_reserve(s.context, &limits), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(
@@ -548,20 +347,28 @@ static void what_cannot_be_expanded_is_refused(void) {
     refuse_layer(&s, &rows, "form 2: the expansion is (nil), expected one");
     rows.expansion = s.latents.expansion, rows.matrix = s.latents.matrix;
     refuse_layer(&s, &rows, "form 2: the matrix is 0x");
-    close_site(&s);
+    rows.matrix = NULL, rows.fold = s.latents.fold;
+    refuse_layer(&s, &rows, "expected NULL, as the form does not absorb");
+    cpa_test_latent_close(&s);
+    cpa_test_latent_open(&s, cpa_test_latent_shapes[0], 1, CPA_ABSORB_COUNTED, NULL);
+    rows.expansion = s.latents.expansion, rows.fold = s.latents.fold;
+    refuse_layer(&s, &rows, "and unfold (nil), expected both, as the form absorbs");
+    rows.unfold = (const char *)s.latents.matrix + 2;
+    refuse_layer(&s, &rows, "form 2: unfold at 0x");
+    cpa_test_latent_close(&s);
 }
 
 static void scores_over_latents_need_a_scale(void) {
-    static const latent_chunk chunks[] = {{0, 0, 420, CPA_PASS_KV, LIES}};
+    static const cpa_test_latent_chunk chunks[] = {{0, 0, 420, CPA_PASS_KV, LIES}};
     char place[16];
-    site s;
-    open_site(&s, SHAPES[0], NULL);
+    cpa_test_latent_site s;
+    open_site(&s, cpa_test_latent_shapes[0], NULL);
     cpa_form_rows rows[CPA_TEST_LATENT_FORMS] = {{.q = place, .out = place, .mask = {.causal = 1}}};
     const cpa_context_args args = {.size = sizeof args, .kv = s.latents.kv, .rows = rows};
-    CU_ASSERT_EQUAL(plan(&s, STEP(chunks)), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_test_latent_plan(&s, CPA_TEST_LATENT_STEP(chunks)), CPA_OK);
     CU_ASSERT_EQUAL(cpa_context_attend(s.context, &args, s.stream), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(s.context), "form 0: scale is 0 over latents"));
-    close_site(&s);
+    cpa_test_latent_close(&s);
 }
 
 static const cpa_test TESTS[] = {

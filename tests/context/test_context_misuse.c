@@ -192,6 +192,7 @@ static void no_engine(void) {
     cpa_engine_stop(NULL);
     CU_ASSERT_EQUAL(cpa_engine_get_stats(NULL, &stats, sizeof stats), CPA_INVALID);
     CU_ASSERT_EQUAL(cpa_engine_timeline(NULL, NULL, NULL), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_engine_bytes_between(NULL, NULL), CPA_INVALID);
     CU_ASSERT_STRING_EQUAL(cpa_engine_device(NULL), "");
     CU_ASSERT_EQUAL(cpa_engine_estimate(NULL, 1), 0);
     CU_ASSERT_STRING_EQUAL(cpa_engine_error(NULL), "");

@@ -12,6 +12,9 @@ transformers gave in fp32 (eager attention, on the CPU):
     expected_logits.f32    fp32, little-endian, [prompts, steps, vocabulary]: the logits that each of these ids is the
                            best of
 
+Where a module drafts ("mtp"), expected.json also has draft_ids: of each id that is appended, the one that the module
+expects behind it, by mtp.py.
+
 The weights are random. They are scaled so that attention is peaky and logits differ: queries and keys have a standard
 deviation above one. Of some seeds that one is taken whose two best logits are furthest apart where they are nearest.
 """
@@ -23,6 +26,8 @@ from pathlib import Path
 import torch
 import transformers
 from safetensors.torch import save_file
+
+import mtp
 
 HERE = Path(__file__).parent
 SEEDS = 24
@@ -60,6 +65,7 @@ DEEPSEEK_YARN = {"type": "yarn", "factor": 8.0, "original_max_position_embedding
 
 # "eos": of generation_config.json; a number counted from the end of the answer to the second prompt, or ids.
 # "latent": latent attention. "fp8": projections are stored in FP8.
+# "mtp": a module that predicts the token after next.
 # "experts": what the names of experts begin with, in files that have a tensor for each of them.
 MODELS = {
     "tiny-llama": {"eos": [126, 127], "config": version_5(
@@ -114,6 +120,9 @@ MODELS |= {
         num_experts_per_tok=3, norm_topk_prob=True, routed_scaling_factor=2.5, scoring_func="sigmoid",
         topk_method="noaux_tc")},
 }
+# With a module that predicts the token after next. The layers add little to the embedding, so that it is often right.
+MODELS["tiny-deepseek-mtp"] = {"eos": 127, "latent": True, "experts": "mlp", "mtp": True, "config": {
+    **MODELS["tiny-deepseek-v3"]["config"], "num_hidden_layers": 2, "num_nextn_predict_layers": 1}}
 # The second as its makers publish it: codes with a scale for each block of 128 x 128.
 MODELS["tiny-deepseek-fp8"] = {"eos": 127, "latent": True, "experts": "mlp", "fp8": True, "config": {
     **MODELS["tiny-deepseek-v3"]["config"], "quantization_config": {
@@ -251,6 +260,8 @@ def make(name):
 
     def measure(seed):
         state, read = latent_weights(empty, seed) if spec.get("latent") else random_weights(empty, seed), folder
+        if spec.get("mtp"):
+            state = mtp.with_module(state, empty, seed)
         if spec.get("experts"):
             state = as_published(state, spec["experts"])
         if spec.get("fp8"):
@@ -267,10 +278,14 @@ def make(name):
         model.eval()
         answers = [greedy(model, prompt) for prompt in prompts()]
         varied = all(len(set(ids)) >= 6 for ids, _, _ in answers)
-        return min(gap for _, _, gap in answers) if varied else 0, answers
+        gap, drafts = min(gap for _, _, gap in answers), None
+        if spec.get("mtp"):
+            drafts, draft_gap, varied_drafts = mtp.drafts(folder, spec["config"], prompts(), answers)
+            gap, varied = min(gap, draft_gap), varied and varied_drafts
+        return gap if varied else 0, answers, drafts
 
     gap, seed = max((measure(seed)[0], seed) for seed in range(SEEDS))
-    gap, answers = measure(seed)
+    gap, answers, drafts = measure(seed)
     assert gap > 1e-3, f"{name}: no seed keeps the two best logits 1e-3 apart"
 
     eos = spec["eos"]
@@ -282,6 +297,8 @@ def make(name):
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     expected = {"prompts": prompts(), "output_ids": [ids for ids, _, _ in answers], "least_gap": round(gap, 4),
                 "seed": seed, "torch": torch.__version__, "transformers": transformers.__version__}
+    if drafts:
+        expected["draft_ids"] = drafts
     lines = ",\n".join(f' "{key}": {json.dumps(value)}' for key, value in expected.items())
     (folder / "expected.json").write_text("{\n" + lines + "\n}\n")
     torch.stack([rows for _, rows, _ in answers]).numpy().astype("<f4").tofile(folder / "expected_logits.f32")

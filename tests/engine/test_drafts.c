@@ -302,20 +302,34 @@ static void a_step_without_tokens_is_planned_ahead_of(void) {
     CPA_ASSERT_ORDER(h.stats.accepted_tokens, >, 0);
 }
 
+static cpa_status no_drafts(void *ctx, const cpa_model_step *step, uint32_t *guesses, cpa_stream *stream) {
+    (void)ctx, (void)step, (void)guesses, (void)stream;
+    return CPA_OK;
+}
+
 static void drafters_that_cannot_be_are_refused(void) {
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 8; i++) {
         cpa_engine *engine = NULL;
         cpa_error err = {CPA_OK, ""};
         chain_run h;
         chain_run_begin(&h, VERIFY);
-        h.options.drafter = i == 0 ? (cpa_drafter)3 : i < 3 ? CPA_DRAFT_NGRAM : CPA_DRAFT_MODEL;
+        h.options.drafter = i == 0 ? (cpa_drafter)3 : i < 3 || i == 7 ? CPA_DRAFT_NGRAM : CPA_DRAFT_MODEL;
         if (i == 1) h.options.draft_tokens = -1;
         if (i == 2) h.options.ngram_min = 5, h.options.ngram_max = 4;
         if (i == 3) h.options.network = NULL;
         if (i == 4) h.chain.model.draft = NULL;
+        if (i == 5) h.options.model.draft_layers = h.options.model.layers;
+        if (i >= 6) h.options.model.draft_layers = 1;
+        if (i == 7) h.chain.model.end_draft = no_drafts;
         CU_ASSERT_EQUAL(cpa_engine_create(cpa_test_comm(), &h.options, &engine, &err), CPA_INVALID);
-        static const char *const said[] = {"drafter: 3", "draft_tokens: -1", "5 to 4 tokens", "draft is NULL",
-                                           "draft is NULL"};
+        static const char *const said[] = {"drafter: 3",
+                                           "draft_tokens: -1",
+                                           "5 to 4 tokens",
+                                           "draft is NULL",
+                                           "draft is NULL",
+                                           "draft_layers: 3, expected 0 or more, and fewer than all layers, 3",
+                                           "draft_layers: 1 without a network that has end_step and end_draft",
+                                           "draft_layers: 1 with drafter 1, expected 2, the network"};
         CU_ASSERT_PTR_NOT_NULL(strstr(err.message, said[i]));
     }
 }

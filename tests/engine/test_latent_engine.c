@@ -28,6 +28,7 @@ static cpa_engine_options latent_options(void) {
     options.model.prefill_form = PREFILL;
     options.model.decode_form = DECODE;
     options.verify = 1;
+    options.short_prompts = CPA_SHORT_PROMPTS_EXPAND; /* as all are short that tests can afford */
     return options;
 }
 
@@ -155,6 +156,51 @@ static void drafts_attend_latents_as_they_lie(void) {
     }
 }
 
+/* 900 tokens at once expand, a hundred at a time absorb: with latents of 128 for heads of 24 and 8 as many do either from
+ * some 255 rows on (src/context/latent_work.h). */
+static void short_chunks_of_prompts_absorb(void) {
+    cpa_engine_options options = latent_options();
+    const cpa_request request = {.size = sizeof request, .id = 1, .prompt_tokens = 900, .output_tokens = 2};
+    uint64_t digests[2][2];
+    options.algorithm = CPA_PASS_Q; /* by which the rows of all ranks meet the keys of each */
+    options.num_blocks = 80;
+    options.model.attention.q_heads = 2;
+    options.model.attention.k_dim = 144, options.model.attention.v_dim = 128;
+    forms[PREFILL].widths.k_dim = 24, forms[PREFILL].widths.v_dim = 8;
+    options.verify = 0.2;
+    for (int is_short = 0; is_short < 2; is_short++) {
+        options.max_num_batched_tokens = is_short ? 100 : 900;
+        for (int absorbs = 0; absorbs < 2; absorbs++) {
+            cpa_engine_stats stats;
+            options.short_prompts = absorbs ? CPA_SHORT_PROMPTS_ABSORB : CPA_SHORT_PROMPTS_EXPAND;
+            CU_ASSERT_TRUE(cpa_test_engine_run(&options, &request, 1, NULL, NULL, &stats));
+            CPA_ASSERT_ORDER(stats.verify_rows, >, 500);
+            digests[is_short][absorbs] = stats.output_digest;
+        }
+    }
+    forms[PREFILL].widths.k_dim = 40, forms[PREFILL].widths.v_dim = 40;
+    CU_ASSERT_NOT_EQUAL(digests[1][0], digests[1][1]);
+    if (!cpa_test_promises_bits()) return;
+    CU_ASSERT_EQUAL(digests[0][0], digests[0][1]);
+    CU_ASSERT_EQUAL(digests[0][0], digests[1][0]);
+}
+
+/* What attends is named: of prompts, which expand latents, and of single rows, which attend them as they lie. */
+static void kernels_are_named(void) {
+    const cpa_engine_options options = latent_options();
+    cpa_request request = {.size = sizeof request, .id = 1, .prompt_tokens = 150, .output_tokens = 1};
+    cpa_engine_stats stats;
+    CU_ASSERT_TRUE(cpa_test_engine_run(&options, &request, 1, NULL, NULL, &stats));
+    CU_ASSERT_STRING_EQUAL(stats.decode_kernels, "");
+    CU_ASSERT_STRING_NOT_EQUAL(stats.prefill_kernels, "");
+    CU_ASSERT_PTR_NULL(strchr(stats.prefill_kernels, ','));
+    request.output_tokens = 3;
+    CU_ASSERT_TRUE(cpa_test_engine_run(&options, &request, 1, NULL, NULL, &stats));
+    CU_ASSERT_STRING_NOT_EQUAL(stats.decode_kernels, "");
+    CU_ASSERT_PTR_NULL(strchr(stats.decode_kernels, ','));
+    if (cpa_test_promises_bits()) CU_ASSERT_STRING_EQUAL(stats.decode_kernels, stats.prefill_kernels);
+}
+
 /* A network of the caller's with matrices of its own, whose rows are on all ranks. */
 static void replicated_rows_attend_latents(void) {
     for (int slices = CPA_SLICES_DECODE; slices <= CPA_SLICES_ALL; slices++) {
@@ -206,6 +252,8 @@ static const cpa_test tests[] = {
     {"preempted requests are computed again or swapped", preempted_requests_are_computed_again_or_swapped},
     {"prompts find what others computed", prompts_find_what_others_computed},
     {"drafts attend latents as they lie", drafts_attend_latents_as_they_lie},
+    {"short chunks of prompts absorb", short_chunks_of_prompts_absorb},
+    {"kernels are named", kernels_are_named},
     {"replicated rows attend latents", replicated_rows_attend_latents},
     {"what latents may not be is told", what_latents_may_not_be_is_told},
 };

@@ -164,6 +164,44 @@ static void little_staging_takes_long_prompts(void) {
     }
 }
 
+/* By pass-Q a row sends a query of 4 * 32 elements and gets a state back: O of 4 * 16 elements and 4 LSEs. */
+static void states_travel_in_the_dtype_of_the_model(void) {
+    enum { QUERY = 4 * 32 * 2, WIDE = 4 * 16 * 4 + 16, NARROW = 4 * 16 * 2 + 16 };
+    for (int dtype = CPA_BF16; dtype <= CPA_F16; dtype++) {
+        cpa_engine_options options = default_options();
+        cpa_request requests[REQUESTS];
+        cpa_engine_stats wide, narrow;
+        options.algorithm = CPA_PASS_Q;
+        options.local_context = CPA_LOCAL_CONTEXT_NONE;
+        options.model.attention.dtype = options.model.attention.kv_dtype = (cpa_dtype)dtype;
+        cpa_test_mixed_requests(requests, REQUESTS);
+        CU_ASSERT_TRUE(cpa_test_engine_run(&options, requests, REQUESTS, NULL, NULL, &wide));
+        options.state_dtype = (cpa_dtype)dtype;
+        CU_ASSERT_TRUE(cpa_test_engine_run(&options, requests, REQUESTS, NULL, NULL, &narrow));
+        CPA_ASSERT_ORDER(narrow.verify_rows, >, 500);
+        CU_ASSERT_EQUAL(narrow.bytes_sent * (QUERY + WIDE), wide.bytes_sent * (QUERY + NARROW));
+        CU_ASSERT_EQUAL(narrow.output_digest == wide.output_digest, wide.bytes_sent == 0);
+    }
+}
+
+static void states_of_another_dtype_are_refused(void) {
+    static const struct {
+        int dtype;
+        const char *message;
+    } bad[] = {{CPA_BF16, "state_dtype is bf16, expected fp32, or fp16 as the model"},
+               {CPA_INT8, "state_dtype is int8, expected fp32, or fp16 as the model"},
+               {77, "state_dtype is "}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        cpa_engine_options options = default_options();
+        cpa_engine *engine = NULL;
+        cpa_error err = {CPA_OK, ""};
+        options.model.attention.dtype = options.model.attention.kv_dtype = CPA_F16;
+        options.state_dtype = (cpa_dtype)bad[i].dtype;
+        CU_ASSERT_EQUAL(cpa_engine_create(cpa_test_comm(), &options, &engine, &err), CPA_INVALID);
+        CU_ASSERT_PTR_NOT_NULL(strstr(err.message, bad[i].message));
+    }
+}
+
 static void scales_that_make_no_sense_are_named(void) {
     cpa_engine_options options = default_options();
     cpa_engine *engine = NULL;
@@ -184,6 +222,8 @@ static const cpa_test tests[] = {
     {"16-bit queries over quantised caches", sixteen_bit_queries_over_quantised_caches},
     {"layers with windows of their own are checked", layers_with_windows_of_their_own_are_checked},
     {"little staging takes long prompts", little_staging_takes_long_prompts},
+    {"states travel in the dtype of the model", states_travel_in_the_dtype_of_the_model},
+    {"states of another dtype are refused", states_of_another_dtype_are_refused},
     {"scales that make no sense are named", scales_that_make_no_sense_are_named},
 };
 CPA_MPI_DEVICE_TEST_MAIN("quant engine", tests)

@@ -172,6 +172,8 @@ static cpa_outcome make_outcome(cpa_settings *settings, cpa_model_file *model, c
                   .exposed_comm_s = 0.0125,
                   .imbalance = 1.25,
                   .plain_rows = 77,
+                  .decode_kernels = "latent",
+                  .prefill_kernels = "hopper, portable",
                   .staging_bytes = 2048,
                   .staging_bound = 64 << 20,
                   .kv_blocks = 100,
@@ -187,6 +189,8 @@ static cpa_outcome make_outcome(cpa_settings *settings, cpa_model_file *model, c
                   .verify_max_error = 0.5,
                   .verify_s = 0.75,
                   .output_digest = 0xabcdef},
+        .checked_logits = 1,
+        .logits = {.tokens = 64, .violations = 2, .turned = 3, .max_error = 0.25},
     };
 }
 
@@ -202,11 +206,14 @@ static void the_report_names_every_figure(void) {
                                           "staging 2.0 KiB of 64.0 MiB",
                                           "12.5 ms",
                                           "1.25",
+                                          "decode by latent; prefill by hopper, portable",
                                           "77 rows attended without tensor cores",
                                           "peak 42 of 100 blocks",
                                           "5 preemptions",
                                           "40 tokens, 15 accepted (37.5 %), 2.50 tokens a request",
                                           "1234 rows in 0.75 s, 1 violations, largest error 0.5",
+                                          "64 tokens compared with a plain forward, 2 violations, 3 right by another "
+                                          "choice of experts, largest error 0.25",
                                           "0000000000abcdef",
                                           "four requests",
                                           "a device"};
@@ -260,6 +267,10 @@ static void the_result_file_has_the_keys_of_vllm_and_ours(void) {
         {"verify", "violations", 1},
         {"verify", "max_error", 0.5},
         {"verify", "seconds", 0.75},
+        {"logits", "tokens", 64},
+        {"logits", "violations", 2},
+        {"logits", "other_experts", 3},
+        {"logits", "max_error", 0.25},
         {"cp", "size", 2},
         {"cp", "pass_kv", 11},
         {"cp", "pass_q", 13},
@@ -290,6 +301,9 @@ static void the_result_file_has_the_keys_of_vllm_and_ours(void) {
     for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
         CU_ASSERT_DOUBLE_EQUAL(number_at(root, expected[i].object, expected[i].key), expected[i].value, 1e-6);
     }
+    const json_t *cp = json_object_get(root, "cp");
+    CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(cp, "decode_kernels")), "latent");
+    CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(cp, "prefill_kernels")), "hopper, portable");
     CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(root, "output_digest")), "0000000000abcdef");
     json_decref(root);
     unlink("report-test.json");

@@ -147,7 +147,8 @@ static void a_bad_command_line_is_refused_in_one_line(void) {
         {"--length-scale 0.5", "--length-scale: found without --trace"},
         {"--time-scale 1", "--time-scale: found without --trace"},
         {"--speculative ngram",
-         "--speculative: found 'ngram', expected off, ngram:K, ngram:KxB or these with :MIN..MAX, K of 1 to 1024"},
+         "--speculative: found 'ngram', expected off, mtp:1, ngram:K, ngram:KxB or these with :MIN..MAX, K of 1 to "
+         "1024"},
         {"--speculative ngram:0", "found 'ngram:0'"},
         {"--speculative ngram:4x", "found 'ngram:4x'"},
         {"--speculative ngram:4x1", "found 'ngram:4x1'"},
@@ -156,6 +157,10 @@ static void a_bad_command_line_is_refused_in_one_line(void) {
         {"--speculative ngram:4:3..2", "found 'ngram:4:3..2'"},
         {"--speculative ngram:4:2..17", "found 'ngram:4:2..17'"},
         {"--speculative eagle:4", "found 'eagle:4'"},
+        {"--model-dir m --speculative mtp:0", "found 'mtp:0', expected off, mtp:1"},
+        {"--model-dir m --speculative mtp:2", "found 'mtp:2', expected off, mtp:1"},
+        {"--speculative mtp:1", "--speculative: found mtp:1 without --model-dir"},
+        {"--model-dir m --layers 1 --speculative mtp:1", "--speculative: found mtp:1 with --layers"},
         {"--speculative ngram:4 --dry-run",
          "--speculative: found with --dry-run, expected without it: no token is drawn"},
         {"generate --model-dir m --prompt-ids 3 --given-ids 4 --speculative ngram:4",
@@ -235,6 +240,7 @@ static void who_drafts_is_read_in_one_setting(void) {
                  {"--speculative ngram:4", {CPA_DRAFT_NGRAM, 4, 0, 0, 0}},
                  {"--speculative ngram:4x2", {CPA_DRAFT_NGRAM, 8, 2, 0, 0}},
                  {"--speculative ngram:16x64:1..2", {CPA_DRAFT_NGRAM, 1024, 64, 1, 2}},
+                 {"--model-dir m --speculative mtp:1", {CPA_DRAFT_MODEL, 1, 0, 0, 0}},
                  {"serve --speculative ngram:1024:3..16", {CPA_DRAFT_NGRAM, 1024, 0, 3, 16}}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         cpa_settings settings;

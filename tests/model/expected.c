@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <jansson.h>
 
@@ -41,6 +42,9 @@ void cpa_test_expected_read(const char *name, cpa_test_expected *out) {
         const json_t *output = json_array_get(json_object_get(json, "output_ids"), p);
         out->prompt_tokens[p] = read_ids(prompt, out->prompts[p], CPA_TEST_MAX_PROMPT, path);
         need(read_ids(output, out->outputs[p], CPA_TEST_OUTPUTS, path) == CPA_TEST_OUTPUTS, path);
+        const json_t *drafts = json_object_get(json, "draft_ids");
+        memset(out->drafts[p], 0, sizeof out->drafts[p]);
+        if (drafts) read_ids(json_array_get(drafts, p), out->drafts[p], CPA_TEST_OUTPUTS, path);
     }
     json_decref(json);
     snprintf(path, sizeof path, "%s/expected_logits.f32", cpa_test_model_folder(name));

@@ -11,6 +11,7 @@ typedef struct cpa_test_expected {
     uint32_t prompts[CPA_TEST_PROMPTS][CPA_TEST_MAX_PROMPT];
     uint32_t outputs[CPA_TEST_PROMPTS][CPA_TEST_OUTPUTS];
     int vocabulary;
+    uint32_t drafts[CPA_TEST_PROMPTS][CPA_TEST_OUTPUTS]; /* behind each output; zeros without a module that drafts */
     float logits[CPA_TEST_PROMPTS][CPA_TEST_OUTPUTS][CPA_TEST_MAX_VOCABULARY];
 } cpa_test_expected;
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/min_max.h"
+#include "comm/limits.h"
 #include "kernels/kv_view.h"
 #include "src/context/context.h"
 #include "src/context/row_exchange.h"
@@ -69,7 +70,8 @@ static void open_context(cpa_test_model *m) {
     need(cpa_context_create(cpa_test_comm(), m->device, &options, &m->context, &err), err.message);
 }
 
-static void open_model(cpa_test_model *m, const char *folder, cpa_dtype dtype, int sliced, int spread) {
+static void open_model(cpa_test_model *m, const char *folder, cpa_dtype dtype, int sliced,
+                       cpa_experts_over_ranks experts) {
     cpa_error err;
     cpa_safetensors *files = NULL;
     memset(m, 0, sizeof *m);
@@ -85,8 +87,8 @@ static void open_model(cpa_test_model *m, const char *folder, cpa_dtype dtype, i
                                              .slices = sliced ? CPA_SLICES_DECODE : CPA_SLICES_NONE,
                                              .rank = m->rank,
                                              .ranks = m->map.cp_size,
-                                             .spread_experts = spread,
-                                             .expert_rows = spread ? 48 : 100};
+                                             .experts = experts,
+                                             .expert_rows = experts == CPA_EXPERTS_REPLICATED ? 100 : 48};
     need(cpa_transformer_create(m->device, &m->config, files, &options, &m->transformer, &err), err.message);
     cpa_safetensors_close(files);
     m->seen = calloc(CPA_TEST_SEQUENCES * CPA_TEST_MAX_VOCABULARY, sizeof *m->seen);
@@ -103,19 +105,19 @@ static void open_model(cpa_test_model *m, const char *folder, cpa_dtype dtype, i
 }
 
 void cpa_test_model_open(cpa_test_model *m, const char *name, cpa_dtype dtype) {
-    open_model(m, cpa_test_model_folder(name), dtype, 0, 0);
+    open_model(m, cpa_test_model_folder(name), dtype, 0, CPA_EXPERTS_REPLICATED);
 }
 
 void cpa_test_model_open_folder(cpa_test_model *m, const char *folder, cpa_dtype dtype) {
-    open_model(m, folder, dtype, 0, 0);
+    open_model(m, folder, dtype, 0, CPA_EXPERTS_REPLICATED);
 }
 
 void cpa_test_model_open_sliced(cpa_test_model *m, const char *name, cpa_dtype dtype) {
-    open_model(m, cpa_test_model_folder(name), dtype, 1, 0);
+    open_model(m, cpa_test_model_folder(name), dtype, 1, CPA_EXPERTS_REPLICATED);
 }
 
-void cpa_test_model_open_spread(cpa_test_model *m, const char *name, cpa_dtype dtype) {
-    open_model(m, cpa_test_model_folder(name), dtype, 0, 1);
+void cpa_test_model_open_spread(cpa_test_model *m, const char *name, cpa_dtype dtype, cpa_experts_over_ranks experts) {
+    open_model(m, cpa_test_model_folder(name), dtype, 0, experts);
 }
 
 void cpa_test_model_close(cpa_test_model *m) {
@@ -150,6 +152,7 @@ void cpa_test_model_clear(cpa_test_model *m) {
 typedef struct step_rows {
     int64_t count, emissions;
     int sliced;                           /* they are those of all ranks */
+    int64_t of_ranks[CPA_COMM_MAX_RANKS]; /* rows of each rank */
     int64_t of_forms[CPA_MOST_ROW_FORMS]; /* rows of each form, which follow each other */
     uint64_t requests[MAX_ROWS];
     uint32_t tokens[MAX_ROWS];
@@ -181,6 +184,10 @@ static void add_part(const cpa_test_model *m, const cpa_test_part *part, step_ro
     const cpa_token_set own = cpa_tokens_on(m->map, answer->placement, m->rank);
     const int64_t start = answer->computed, end = start + part->count;
     const cpa_token_set listed = rows->sliced ? (cpa_token_set){CPA_TOKENS_ALL, 0} : own;
+    for (int32_t r = 0; r < m->map.cp_size; r++) {
+        const cpa_token_set of_rank = cpa_tokens_on(m->map, answer->placement, r);
+        rows->of_ranks[r] += cpa_tokens_before(m->map, of_rank, end) - cpa_tokens_before(m->map, of_rank, start);
+    }
     for (int64_t i = cpa_tokens_before(m->map, listed, start); i < cpa_tokens_before(m->map, listed, end); i++) {
         rows->of_forms[form_of(m, part)]++;
         const int64_t row = rows->count++, position = cpa_token_position(m->map, listed, i);
@@ -290,6 +297,7 @@ static void run(cpa_test_model *m, const step_rows *rows, cpa_drawn *drawn) {
                       .wants = CPA_WANTS_LOGITS | CPA_WANTS_TEMPERATURE | CPA_WANTS_LOGPROBS},
         .slices = rows->sliced ? &m->slices : NULL,
         .row_exchange = &m->row_exchange,
+        .rank_rows = rows->of_ranks,
     };
     run_layers(m, &step);
     need(m->model.end_step(m->model.ctx, &step, on[9], m->stream), cpa_stream_error(m->stream));

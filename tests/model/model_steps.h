@@ -62,8 +62,9 @@ void cpa_test_model_open(cpa_test_model *model, const char *name, cpa_dtype dtyp
 void cpa_test_model_open_folder(cpa_test_model *model, const char *folder, cpa_dtype dtype);
 /* The same for steps with slices, where all parts are of one token and there are several ranks. */
 void cpa_test_model_open_sliced(cpa_test_model *model, const char *name, cpa_dtype dtype);
-/* The same with experts spread over the ranks. */
-void cpa_test_model_open_spread(cpa_test_model *model, const char *name, cpa_dtype dtype);
+/* The same with experts over the ranks. */
+void cpa_test_model_open_spread(cpa_test_model *model, const char *name, cpa_dtype dtype,
+                                cpa_experts_over_ranks experts);
 void cpa_test_model_close(cpa_test_model *model);
 
 /* A sequence of the prompt; its index. */

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/min_max.h"
 #include "tests/fixtures/device_fixture.h"
 #include "tests/fixtures/mpi_unit.h"
 #include "tests/model/model_steps.h"
@@ -109,6 +110,131 @@ static void wrong_logits_are_found(void) {
     free(expected);
 }
 
+/* ---- choices of experts ---- */
+
+/* The last prompt of a model with experts, and how its tokens choose these. */
+enum { CHOOSING = CPA_TEST_PROMPTS - 1 };
+typedef struct choosing {
+    cpa_model_config config;
+    cpa_safetensors *files;
+    cpa_test_expected expected;
+    int64_t positions[CPA_TEST_MAX_TOKENS], count;
+    double *biased, *rounded; /* [layers, count, experts], of the reference, and of one that rounds to bf16 */
+} choosing;
+
+static void forward(const choosing *c, cpa_dtype dtype, const int64_t *position, int64_t n, cpa_plain_choices choices,
+                    float *logits) {
+    const cpa_plain_question question = {.config = &c->config,
+                                         .files = c->files,
+                                         .dtype = dtype,
+                                         .tokens = c->expected.prompts[CHOOSING],
+                                         .count = c->count,
+                                         .positions = position,
+                                         .n_positions = n,
+                                         .choices = choices};
+    CU_ASSERT_EQUAL(cpa_plain_forward(&question, logits, NULL), CPA_OK);
+}
+
+static choosing *open_choosing(const char *name) {
+    choosing *c = calloc(1, sizeof *c);
+    if (!c) abort();
+    cpa_test_expected_read(name, &c->expected);
+    CU_ASSERT_EQUAL(cpa_model_config_load(cpa_test_model_folder(name), &c->config, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_safetensors_open(cpa_test_model_folder(name), &c->files, NULL), CPA_OK);
+    c->count = c->expected.prompt_tokens[CHOOSING];
+    for (int64_t i = 0; i < c->count; i++) c->positions[i] = i;
+    const size_t scores = (size_t)(c->config.layers * c->count * c->config.moe.experts);
+    float *logits = calloc((size_t)(c->count * c->config.vocabulary), sizeof *logits);
+    c->biased = calloc(scores, sizeof *c->biased);
+    c->rounded = calloc(scores, sizeof *c->rounded);
+    forward(c, CPA_F32, c->positions, c->count, (cpa_plain_choices){.biased = c->biased}, logits);
+    forward(c, CPA_BF16, c->positions, c->count, (cpa_plain_choices){.biased = c->rounded}, logits);
+    free(logits);
+    return c;
+}
+
+static void close_choosing(choosing *c) {
+    cpa_safetensors_close(c->files);
+    free(c->biased);
+    free(c->rounded);
+    free(c);
+}
+
+/* By how much the scores of a token in a layer would have to move for a turn, in multiples of what rounding moves them
+ * by. */
+static double times_of(const choosing *c, cpa_turned_choice turned) {
+    const int32_t experts = c->config.moe.experts;
+    const int64_t at = (turned.layer * c->count + turned.position) * experts;
+    double moved = 0;
+    for (int32_t e = 0; e < experts; e++) moved = fmax(moved, fabs(c->biased[at + e] - c->rounded[at + e]));
+    return cpa_plain_turn_distance(&c->config.moe, c->biased + at, turned.turn) / moved;
+}
+
+/* The verdict on logits in bf16 of a token, and so many behind it, that are those of the reference, but that the token
+ * has taken another choice. */
+static cpa_logits_verdict verdict_on_turned(choosing *c, cpa_turned_choice turned, int64_t behind, float spoiled) {
+    const int64_t n = cpa_min64(1 + behind, c->count - turned.position), vocabulary = c->config.vocabulary;
+    float *logits = calloc((size_t)(n * vocabulary), sizeof *logits);
+    cpa_logits_record records[CPA_TEST_MAX_TOKENS];
+    cpa_logits_verdict verdict = {.tokens = -1};
+    const cpa_logits_tokens tokens = {&c->expected, token_at, count};
+    const cpa_logits_sample sample = {
+        .vocabulary = vocabulary, .most = n, .count = n, .records = records, .logits = logits};
+    for (int64_t i = 0; i < n; i++)
+        records[i] = (cpa_logits_record){.request = CHOOSING, .position = turned.position + i};
+    forward(c, CPA_F32, &c->positions[turned.position], n, (cpa_plain_choices){.turned = &turned, .n_turned = 1},
+            logits);
+    for (int64_t i = 0; i < vocabulary; i++) logits[i] += i % 2 ? spoiled : -spoiled;
+    CU_ASSERT_EQUAL(cpa_logits_check(&c->config, c->files, CPA_BF16, &sample, &tokens, &verdict, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(verdict.tokens, n);
+    free(logits);
+    return verdict;
+}
+
+/* Choices that rounding allows are right, if the logits are those that they give, also of the tokens behind. */
+static void near_choices_of_experts_are_right(void) {
+    static const char *const names[] = {"tiny-deepseek-v3", "tiny-qwen3-moe"};
+    int64_t behind = 0;
+    if (cpa_comm_size(cpa_test_comm()) > 1) return; /* the same on any number of ranks */
+    for (int i = 0; i < 2; i++) {
+        choosing *c = open_choosing(names[i]);
+        int right = 0;
+        for (int64_t at = 0; at < c->count * c->config.layers && right < 6; at++) {
+            const cpa_turned_choice turned = {CPA_TURN_EXPERT, (int32_t)(at % c->config.layers), at / c->config.layers};
+            if (!c->config.moe.sparse[turned.layer] || !(times_of(c, turned) < 2.9)) continue;
+            const cpa_logits_verdict verdict = verdict_on_turned(c, turned, 0, 0);
+            CU_ASSERT_EQUAL(verdict.violations, 0);
+            if (verdict.turned == 0) continue; /* it counts too little */
+            CU_ASSERT_EQUAL(verdict_on_turned(c, turned, 0, 1).violations, 1);
+            const cpa_logits_verdict more = verdict_on_turned(c, turned, 8, 0);
+            CU_ASSERT_EQUAL(more.violations, 0);
+            behind += more.turned - 1;
+            right++;
+        }
+        CU_ASSERT(right > 0);
+        close_choosing(c);
+    }
+    CU_ASSERT(behind > 0);
+}
+
+/* Where rounding does not come near them, they are wrong. */
+static void far_choices_of_experts_are_wrong(void) {
+    if (cpa_comm_size(cpa_test_comm()) > 1) return; /* the same on any number of ranks */
+    choosing *c = open_choosing("tiny-deepseek-v3");
+    int wrong = 0;
+    for (int64_t at = 0; at < c->count * c->config.layers && wrong < 3; at++) {
+        const cpa_turned_choice turned = {CPA_TURN_EXPERT, (int32_t)(at % c->config.layers), at / c->config.layers};
+        if (!c->config.moe.sparse[turned.layer]) continue;
+        const double times = times_of(c, turned);
+        if (!(times > 30) || isinf(times)) continue;
+        const cpa_logits_verdict verdict = verdict_on_turned(c, turned, 0, 0);
+        CU_ASSERT_EQUAL(verdict.turned, 0);
+        wrong += verdict.violations == 1;
+    }
+    CU_ASSERT_EQUAL(wrong, 3);
+    close_choosing(c);
+}
+
 /* The sample follows from the hashes alone, and what lies behind the end of a request is no part of it. */
 static void samples_do_not_depend_on_ranks(void) {
     cpa_logits_sample sample;
@@ -136,6 +262,8 @@ static void samples_do_not_depend_on_ranks(void) {
 static const cpa_test TESTS[] = {
     {"right logits pass in every dtype", right_logits_pass},
     {"wrong logits are found", wrong_logits_are_found},
+    {"near choices of experts are right", near_choices_of_experts_are_right},
+    {"far choices of experts are wrong", far_choices_of_experts_are_wrong},
     {"samples do not depend on ranks", samples_do_not_depend_on_ranks},
 };
 

@@ -198,8 +198,25 @@ static void test_latents(void) {
     set(&c, "rope_interleave", "false");
     set(&c, "rope_scaling", "null");
     CU_ASSERT_EQUAL(load_changed(&c, &v3, NULL), CPA_OK);
-    CU_ASSERT(!v3.latent.interleaved && v3.moe.has_bias);
+    CU_ASSERT(!v3.latent.interleaved && v3.moe.has_bias && v3.next_modules == 0);
     CU_ASSERT_DOUBLE_EQUAL(v3.latent.scale, 1 / sqrt(40), 1e-7);
+    end_change(&c);
+}
+
+/* A layer that drafts is one more, with the feed-forward of the last ones. */
+static void test_next_modules(void) {
+    cpa_mask masks[CPA_CONFIG_MAX_LAYERS];
+    cpa_model_config config = load("tiny-deepseek-mtp");
+    CU_ASSERT(config.layers == 2 && config.next_modules == 1 && config.draft_layers == 0 && config.moe.sparse[2]);
+    CU_ASSERT_EQUAL(cpa_model_config_shape(&config, CPA_F32, masks).layers, 2);
+    config.draft_layers = 1;
+    const cpa_model_shape shape = cpa_model_config_shape(&config, CPA_F32, masks);
+    CU_ASSERT(shape.layers == 3 && shape.draft_layers == 1);
+    changed c = change("tiny-deepseek-mtp");
+    cpa_error err;
+    set(&c, "num_nextn_predict_layers", "-1");
+    CU_ASSERT_EQUAL(load_changed(&c, &config, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "num_nextn_predict_layers"));
     end_change(&c);
 }
 
@@ -347,6 +364,7 @@ static const cpa_test tests[] = {
     {"windows are those of the layers that have them", test_windows},
     {"layers with experts, and how these are chosen", test_experts},
     {"latent attention and experts in groups are read", test_latents},
+    {"a module for the token after next is one more layer", test_next_modules},
     {"the shape has a mask for each layer where they differ", test_shape},
     {"what is missing, out of range or unsupported is named", test_refusals},
     {"a pipe is refused, and not waited for", test_pipe},

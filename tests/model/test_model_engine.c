@@ -22,7 +22,7 @@ typedef struct way {
     cpa_model_slices slices; /* of the weights, on several ranks */
     int32_t drafts;          /* of a sequence in a step; they come from the run before, */
     int32_t branches;        /* above 1: in trees whose nodes have so many below each */
-    int spread;              /* experts are, over the ranks */
+    cpa_experts_over_ranks experts;
 } way;
 static const way plain = {.budget = 512, .max_num_seqs = REQUESTS};
 
@@ -121,7 +121,7 @@ static void run_model(const char *name, const way *ways, int n, cpa_test_expecte
                                                  .slices = ways[i].slices,
                                                  .rank = cpa_test_rank(),
                                                  .ranks = cpa_comm_size(cpa_test_comm()),
-                                                 .spread_experts = ways[i].spread};
+                                                 .experts = ways[i].experts};
         cpa_transformer *transformer = NULL;
         CU_ASSERT_EQUAL(cpa_transformer_create(device, &config, files, &options, &transformer, NULL), CPA_OK);
         memset(&r[i], 0, sizeof r[i]);
@@ -193,23 +193,25 @@ static void latent_attention_gives_the_tokens_of_transformers(void) {
     free(expected);
 }
 
-/* Replicated and, on the host, spread: in chunks with shared prefixes, with preemption, and with drafts. */
+/* Replicated and spread: in chunks with shared prefixes, with preemption, and with drafts. On devices steps that decode
+ * are captured. */
 static void experts_may_lie_anywhere(void) {
     const int32_t ranks = cpa_comm_size(cpa_test_comm());
-    const int spread = cpa_test_promises_bits();
+    const cpa_experts_over_ranks spread = cpa_test_promises_bits() ? CPA_EXPERTS_SENT : CPA_EXPERTS_GATHERED;
     const way chunks = {.budget = 24, .max_num_seqs = 3};
     const way preempted = {.budget = 512, .max_num_seqs = REQUESTS, .no_prefix_caching = 1, .num_blocks = 14 / ranks};
-    way ways[] = {chunks, chunks, preempted, preempted};
-    ways[1].spread = ways[2].spread = ways[3].spread = spread;
+    way ways[] = {chunks, chunks, preempted, preempted, chunks};
+    ways[1].experts = ways[2].experts = ways[3].experts = spread;
     ways[3].drafts = 6;
+    ways[4].experts = CPA_EXPERTS_GATHERED;
     cpa_test_expected *expected = malloc(sizeof *expected);
-    run r[4];
-    run_model("tiny-qwen3-moe", ways, 4, expected, r);
-    for (int i = 0; i < 4; i++) {
-        const int travels = ways[i].spread && ranks > 1;
+    run r[5];
+    run_model("tiny-qwen3-moe", ways, 5, expected, r);
+    for (int i = 0; i < 5; i++) {
+        const int travels = ways[i].experts != CPA_EXPERTS_REPLICATED && ranks > 1;
         check_greedy(&r[i]);
         CU_ASSERT(travels ? r[i].stats.row_bytes_sent > 0 : r[i].stats.row_bytes_sent == 0);
-        if (spread) CU_ASSERT_EQUAL(r[i].stats.output_digest, r[0].stats.output_digest);
+        if (spread == CPA_EXPERTS_SENT && i < 4) CU_ASSERT_EQUAL(r[i].stats.output_digest, r[0].stats.output_digest);
     }
     CU_ASSERT(r[0].stats.prefix_hits > 0 && r[2].stats.preemptions > 0);
     CPA_ASSERT_ORDER(r[3].stats.accepted_tokens, >, 0);

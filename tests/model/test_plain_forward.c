@@ -22,8 +22,8 @@ static float error_of(const char *name, cpa_dtype dtype, const cpa_test_expected
         memcpy(tokens, expected->prompts[p], (size_t)prompt * sizeof *tokens);
         memcpy(tokens + prompt, expected->outputs[p], sizeof expected->outputs[p]);
         for (int i = 0; i < CPA_TEST_OUTPUTS; i++) positions[i] = prompt - 1 + i;
-        const cpa_plain_question question = {&config,   files,           dtype, tokens, prompt + CPA_TEST_OUTPUTS - 1,
-                                             positions, CPA_TEST_OUTPUTS};
+        const cpa_plain_question question = {
+            &config, files, dtype, tokens, prompt + CPA_TEST_OUTPUTS - 1, positions, CPA_TEST_OUTPUTS, {NULL, NULL, 0}};
         if (cpa_plain_forward(&question, logits, NULL) != CPA_OK) worst = -1;
         for (int i = 0; i < CPA_TEST_OUTPUTS && worst >= 0; i++) {
             const float error = cpa_test_logits_error(expected, p, i, logits + i * expected->vocabulary);
@@ -67,7 +67,7 @@ static void test_refusals(void) {
     const int64_t positions[] = {0, 1};
     CU_ASSERT_EQUAL(cpa_model_config_load(cpa_test_model_folder("tiny-mistral"), &config, NULL), CPA_OK);
     CU_ASSERT_EQUAL_FATAL(cpa_safetensors_open(cpa_test_model_folder("tiny-qwen2"), &files, NULL), CPA_OK);
-    cpa_plain_question question = {&config, files, CPA_F32, tokens, 2, positions, 1};
+    cpa_plain_question question = {&config, files, CPA_F32, tokens, 2, positions, 1, {NULL, NULL, 0}};
     CU_ASSERT_EQUAL(cpa_plain_forward(&question, logits, &err), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "token 1: found 128"));
     question.count = 1;

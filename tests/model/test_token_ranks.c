@@ -173,7 +173,7 @@ static void check(const cpa_model_config *config, const cpa_safetensors *files, 
         memcpy(tokens, r->expected->prompts[i % CPA_TEST_PROMPTS], (size_t)n * sizeof *tokens);
         memcpy(tokens + n, r->tokens[i], (OUTPUTS - 1) * sizeof *tokens);
         for (int64_t p = 0; p < count; p++) positions[p] = p;
-        const cpa_plain_question question = {config, files, CPA_F32, tokens, count, positions, count};
+        const cpa_plain_question question = {config, files, CPA_F32, tokens, count, positions, count, {NULL, NULL, 0}};
         CU_ASSERT_EQUAL(cpa_plain_forward(&question, logits, NULL), CPA_OK);
         for (int64_t o = 0; o < OUTPUTS; o++) {
             const float *row = logits + (n - 1 + o) * config->vocabulary;

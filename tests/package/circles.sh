@@ -10,7 +10,7 @@ cd "$1"
 # Lines "includes MODULE MODULE", "defines MODULE FUNCTION", "declares MODULE FUNCTION" and "names MODULE FUNCTION".
 # What begins in the first column is a definition in a source and a declaration in a header.
 facts() {
-    find base kernels comm src server program launcher bench main \( -name '*.[ch]' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' \) -print0 | xargs -0 awk '
+    find base kernels comm src server program launcher bench plot main \( -name '*.[ch]' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' \) -print0 | xargs -0 awk '
         FNR == 1 {
             module = FILENAME
             sub(/\.[a-z]+$/, "", module)

@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # Tests of what is installed and of how the folders depend on each other; CMakeLists.txt beside it calls it.
 #     package.sh install   BUILD PREFIX             installs the build into an empty prefix
+#     package.sh uninstall BUILD PREFIX             what was installed there is gone after the target uninstall
+#     package.sh debian    SOURCE VERSION           debian/ has the version of the project, and needs what quickstart installs
+#     package.sh dpkg      SOURCE WORK              Debian's packages build from the tree, and the program of theirs answers
 #     package.sh built     SOURCE BUILD             what ./quickstart builds is all that is installed
 #     package.sh headers   PREFIX                   every installed header compiles alone, as C11, C++11 and C++17
 #     package.sh symbols   PREFIX LIBRARY SONAME    the library exports what the headers declare, and is called SONAME
@@ -22,6 +25,47 @@ install_package() { # BUILD PREFIX
     "$CMAKE" --install "$1" --prefix "$2"
 }
 
+uninstall_package() { # BUILD PREFIX
+    local left
+    [ -x "$2/bin/cp_attn" ] || fail "nothing is installed in $2"
+    touch "$2/share/kept"
+    "$CMAKE" --build "$1" --target uninstall
+    left=$(find "$2" ! -type d)
+    [ "$left" = "$2/share/kept" ] || fail "besides $2/share/kept this is left:"$'\n'"$left"
+    [ ! -d "$2/include/cpattn" ] || fail "$2/include/cpattn is left"
+    [ -d "$2/bin" ] || fail "$2/bin is gone, which others may use"
+}
+
+debian_agrees_with_the_project() { # SOURCE VERSION
+    local version package needed
+    version=$(sed -n '1s/^cpattn (\(.*\)) .*/\1/p' "$1/debian/changelog")
+    [ "$version" = "$2" ] || fail "debian/changelog is of version $version, the project of $2"
+    needed=$(awk '/^Build-Depends:/ { sub(/^[^:]*:/, ""); on = 1; print; next } on && /^ / { print; next } { on = 0 }' \
+        "$1/debian/control" | tr ',' '\n' | sed 's/(.*//; s/ //g' | grep .)
+    for package in $needed; do
+        grep -qE "(^|[ (])$package($|[ )])" <(sed -n '/^packag/,/)$/p' "$1/quickstart") ||
+            [ "$package" = debhelper-compat ] || fail "Build-Depends: quickstart does not install $package"
+    done
+    echo "$(wc -w <<<"$needed") packages to build with, all installed by quickstart"
+}
+
+debian_packages_build() { # SOURCE WORK
+    local name
+    (cd "$1" && dpkg-checkbuilddeps) || { echo "skipped: what dpkg-buildpackage needs is not installed" && exit 77; }
+    rm -rf "$2" && mkdir -p "$2/tree"
+    tar -C "$1" --exclude=./build --exclude=./.git --exclude=./cp_attn -c . | tar -C "$2/tree" -x
+    (cd "$2/tree" && CPATTN_CUDA=OFF dpkg-buildpackage -b -us -uc)
+    for name in cp-attn libcpattn0 libcpattn-mpi0 libcpattn-dev; do
+        dpkg -x "$2/${name}"_*.deb "$2/root" || fail "no package $name"
+    done
+    "$2/root/usr/bin/cp_attn" --version
+    ! readelf -d "$2"/root/usr/lib/*/libcpattn.so.0 | grep libmpi || fail "libcpattn0 loads MPI"
+    for name in man/man1/cp_attn-serve.1.gz cpattn/configs/small.yaml bash-completion/completions/cp_attn; do
+        [ -e "$2/root/usr/share/$name" ] || fail "/usr/share/$name is not packaged"
+    done
+    rm -rf "$2/tree"
+}
+
 quickstart_builds_what_is_installed() { # SOURCE BUILD
     local target commands file n=0
     target=$(sed -n 's/^ *"") .* build release --target \([a-z_]*\);.*/\1/p' "$1/quickstart")
@@ -30,7 +74,7 @@ quickstart_builds_what_is_installed() { # SOURCE BUILD
     while read -r file; do
         grep -q -- " -o ${file#"$2"/}" <<<"$commands" || fail "quickstart does not build $file"
         n=$((n + 1))
-    done < <(find "$2" -name cmake_install.cmake -exec cat {} + |
+    done < <(find "$2" -path "$2/tests" -prune -o -name cmake_install.cmake -exec cat {} + |
         sed -n 's/.*TYPE \(SHARED_LIBRARY\|EXECUTABLE\) .*FILES.* "\([^"]*\)".*/\2/p')
     [ "$n" -ge 2 ] || fail "only $n built files are installed"
     echo "quickstart builds the $n files that are installed"
@@ -148,16 +192,17 @@ may_not_include() {
 
 folders_include_what_they_may() { # SOURCE
     cd "$1"
-    local rest='main/|launcher/|bench/|program/|tests/|server/'
+    local rest='main/|launcher/|bench/|plot/|program/|tests/|server/'
     may_not_include include "base/|kernels/|comm/|src/|$rest"
     may_not_include base "kernels/|comm/|src/|$rest"
     may_not_include kernels "comm/|src/|mpi\.h|$rest"
     may_not_include comm "kernels/|src/|$rest"
     may_not_include src "kernels/(host|cuda)/|$rest"
     # main knows launcher and bench; these share what is in program, and do not know each other.
-    may_not_include program 'main/|launcher/|bench/|tests/|server/|kernels/|src/[^m]|mpi\.h|cpattn/mpi\.h'
-    may_not_include launcher 'main/|bench/|tests/'
-    may_not_include bench 'main/|launcher/|tests/|server/'
+    may_not_include program 'main/|launcher/|bench/|plot/|tests/|server/|kernels/|src/[^m]|mpi\.h|cpattn/mpi\.h'
+    may_not_include launcher 'main/|bench/|plot/|tests/'
+    may_not_include bench 'main/|launcher/|plot/|tests/|server/'
+    may_not_include plot 'main/|launcher/|bench/|tests/|server/|kernels/|comm/|src/|mpi\.h|cpattn/mpi\.h' # files alone
     may_not_include bench/serve 'bench/[a-z_]*\.h|comm/|kernels/|src/|server/' # a client of any server
     may_not_include docs/examples "base/|kernels/|comm/|src/|$rest"
     may_not_include kernels/host 'kernels/cuda/'
@@ -192,7 +237,7 @@ folders_include_what_they_may() { # SOURCE
         [ "$room" = src/grammar/ ] || may_not_include "$room" 'src/grammar/'
     done
     # The server knows the engine by its public header, and text, grammars and replies.
-    may_not_include server 'kernels/|comm/|src/[^tgr]|src/t[^e]|src/g[^r]|src/r[^e]|mpi\.h|cpattn/mpi\.h|main/|launcher/|bench/|program/|tests/'
+    may_not_include server 'kernels/|comm/|src/[^tgr]|src/t[^e]|src/g[^r]|src/r[^e]|mpi\.h|cpattn/mpi\.h|main/|launcher/|bench/|plot/|program/|tests/'
     # A header that is installed includes only headers that are.
     local header
     for header in $(grep -rhoE '<cpattn/[^>]*>' include | tr -d '<>' | sort -u); do
@@ -205,6 +250,9 @@ command=${1:-}
 shift || true
 case $command in
     install) install_package "$@" ;;
+    uninstall) uninstall_package "$@" ;;
+    debian) debian_agrees_with_the_project "$@" ;;
+    dpkg) debian_packages_build "$@" ;;
     built) quickstart_builds_what_is_installed "$@" ;;
     headers) headers_compile_alone "$@" ;;
     symbols) exports_what_headers_declare "$@" ;;

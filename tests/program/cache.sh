@@ -17,7 +17,35 @@ quant() {
         expect_digest_of pass-kv.json pass-q.json
     done
     expect_bad 'expected both or none' --kv-cache-dtype fp8_e4m3 --k-scale 1
+    expect_bad '--v-scale: found without --k-scale' --kv-cache-dtype fp8_e4m3 --v-scale 1
     expect_bad 'expected fp8_e4m3' --kv-cache-dtype int8 --k-scale 1 --v-scale 1
+}
+
+# Latents have one scale, that of keys, for both.
+latent_scales() {
+    latent_model
+    local options=(--model model.yaml --kv-cache-dtype fp8_e4m3 --k-scale 0.05 --requests 2 --input-len 40 --output-len 3)
+    run 2 "${options[@]}" --verify 0.5 --result-json k.json
+    expect_code 0 "latents of one scale"
+    expect_value violations 0 k.json
+    expect_value token_layer_bytes 576 k.json
+    run 2 "${options[@]}" --v-scale 0.05 --result-json both.json
+    expect_digest_of k.json both.json
+    expect_bad '--v-scale: found 0.06 over latents, expected none, or 0.05 as --k-scale' "${options[@]}" --v-scale 0.06
+}
+
+# Partial states in 16 bits: half the bytes of states, and results within what the check allows.
+narrow_states() {
+    small_model
+    local dtype options=(--model model.yaml --dtype bf16 --algorithm pass-q --requests 3 --input-len 90 --output-len 4)
+    for dtype in fp32 bf16; do
+        run 2 "${options[@]}" --verify 0.5 --state-dtype $dtype --result-json $dtype.json
+        expect_code 0 "states in $dtype"
+        expect_value violations 0 $dtype.json
+        expect_value state-dtype $dtype $dtype.json
+    done
+    [ "$(value bytes_sent bf16.json)" -lt "$(value bytes_sent fp32.json)" ] || fail "as many bytes are sent"
+    expect_bad 'state_dtype is fp16, expected fp32, or bf16 as the model' "${options[@]}" --state-dtype fp16
 }
 
 # Blocks of a token, under both algorithms, where a prefix is found to the token.
@@ -255,4 +283,48 @@ local_context() {
     run 3 --model model.yaml --requests 5 --input-len 90 --output-len 6 --local-context 94 --result-json sharded.json
     expect_value rank_local 0 sharded.json
     expect_bad 'local-context' --local-context -1
+}
+
+# --block-store: what one job has computed of prompts another goes on with, whatever its ranks and the form of its cache,
+# and computes what was changed on the way; with a model and its weights it gives the same answer.
+block_store() {
+    small_model
+    mkdir store
+    local requests="--model model.yaml --requests 3 --input-len 90" prompt
+    # shellcheck disable=SC2086
+    run 3 $requests --output-len 1 --interleave 1 --block-store store --block-transfer export --result-json out.json
+    expect_code 0 "a job that exports"
+    expect_value exported_tokens 270 out.json
+    # shellcheck disable=SC2086
+    run 2 $requests --output-len 5 --kv-layout vllm-x --result-json alone.json
+    # shellcheck disable=SC2086
+    run 2 $requests --output-len 5 --kv-layout vllm-x --verify 0.5 --block-store store --block-transfer import \
+        --result-json in.json
+    expect_code 0 "a job that imports"
+    expect_value violations 0 in.json
+    expect_value imported_tokens 267 in.json
+    expect_value import_failures 0 in.json
+    expect_digest_of in.json alone.json
+    for file in store/*; do printf x | dd of="$file" bs=1 seek=300 conv=notrunc status=none; done
+    # shellcheck disable=SC2086
+    run 2 $requests --output-len 5 --kv-layout vllm-x --block-store store --block-transfer import --log-level warn \
+        --result-json changed.json
+    expect_code 0 "blocks that were changed"
+    expect_value imported_tokens 0 changed.json
+    expect_digest_of changed.json alone.json
+    said 'is refused, and they are computed: its SHA-256 begins with' || fail "damage is not said"
+    rm -r store
+    mkdir store
+    prompt=$(seq -s, 3 70)
+    run 2 generate --model-dir "$MODELS/tiny-llama" --prompt-ids "$prompt" --max-tokens 12 --json
+    mv out alone
+    run 3 generate --model-dir "$MODELS/tiny-llama" --prompt-ids "$prompt" --max-tokens 1 --block-store store \
+        --block-transfer export
+    run 2 generate --model-dir "$MODELS/tiny-llama" --prompt-ids "$prompt" --max-tokens 12 --json --block-store store \
+        --block-transfer import --result-json in.json
+    expect_value imported_tokens 67 in.json
+    ids() { grep -o '"ids": \[[0-9, ]*\]' "$1" || fail "no answer: $(cat "$1")"; }
+    [ "$(ids alone)" = "$(ids out)" ] || fail "the answer is another one"
+    expect_bad 'expected with it' --block-transfer import
+    expect_bad 'expected a folder' --block-store nowhere
 }

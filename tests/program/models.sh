@@ -145,12 +145,13 @@ generate() {
 # Latent attention: decode absorbs its queries, prompts expand keys; on any number of ranks, in chunks, with drafts, from
 # caches in FP8 too, whose rows the sampled check recomputes; and the network's logits are those of a plain forward.
 generate_latent() {
-    local model n
+    local model n way
     for model in tiny-deepseek-v2 tiny-deepseek-v3 tiny-deepseek-fp8; do
         n=$([ "$model" = tiny-deepseek-v3 ] && few 3 || echo 1)
+        way=$([ "$model" = tiny-deepseek-v2 ] && echo absorb || echo expand)
         prompt_ids "$model" 2 >prompt
         run "$n" generate --model-dir "$MODELS/$model" --prompt-ids @prompt --dtype fp32 --verify 0.2 \
-            --max-num-batched-tokens 48 --speculative ngram:4:1..3 --check-logits 6 --result-json result.json
+            --max-num-batched-tokens 48 --speculative ngram:4:1..3 --check-logits 6 --short-prompts "$way" --result-json result.json
         expect_code 0 "$model on $n ranks"
         [ "$(head -1 out)" = "$(expected_ids "$model" 2)" ] || fail "other tokens of $model: $(head -1 out)"
         [ "$(value violations result.json | sort -u)" = 0 ] || fail "rows or logits of $model are wrong"
@@ -167,6 +168,35 @@ generate_latent() {
 renamed() {
     rm -rf changed && cp -r "$MODELS/$1" changed && chmod -R u+w changed
     LC_ALL=C sed -i "$2" changed/model.safetensors
+}
+
+# The model's own module for the token after next drafts: the digest is that of a run without, on any number of ranks and
+# in chunks; where requests give way, a token may be computed in the other form of latents. The rows of its layer are
+# checked like others.
+mtp() {
+    local options=(--model-dir "$MODELS/tiny-deepseek-mtp" --trace trace.jsonl --dtype fp32) way
+    for n in 60 70 64; do trace_line 0 "$n" 24 1; done >trace.jsonl
+    run 2 "${options[@]}" --max-num-batched-tokens 48 --result-json plain.json
+    expect_code 0 "without a module that drafts"
+    for way in "2 --max-num-batched-tokens 48" "3 --num-blocks 4 --no-enable-prefix-caching"; do
+        # shellcheck disable=SC2086
+        run $way "${options[@]}" --speculative mtp:1 --verify 0.3 --check-logits 16 --result-json drafts.json
+        expect_code 0 "with a module that drafts, ranks and options $way"
+        [ "$(value violations drafts.json | sort -u)" = 0 ] || fail "rows or logits are wrong with drafts"
+        case $way in 2*) expect_digest_of plain.json drafts.json ;; esac
+        # A fifth of the drafts of this model is right.
+        [ "$((10 * $(value accepted_tokens drafts.json)))" -gt "$(value draft_tokens drafts.json)" ] || fail "too few are right"
+        [ "$(value draft_tokens drafts.json)" -ge 40 ] || fail "too few drafts"
+    done
+    expect_bad 'expected another way to draft, as '"$MODELS"'/tiny-deepseek-v3/config.json has no num_nextn_predict_layers' \
+        generate --model-dir "$MODELS/tiny-deepseek-v3" --prompt-ids 1 --speculative mtp:1
+    renamed tiny-deepseek-mtp 's/model.layers.2.enorm/model.layers.2.xnorm/'
+    expect_bad 'changed: the weights have no tensor model.layers.2.enorm.weight' \
+        generate --model-dir changed --prompt-ids 1 --speculative mtp:1
+    renamed tiny-deepseek-mtp 's/model.layers.2.embed_tokens/model.layers.2.embed_tokenz/'
+    run 1 generate --model-dir changed --prompt-ids 1,5,9 --max-tokens 16 --speculative mtp:1 --dtype fp32
+    expect_code 0 "a module without an embedding of its own"
+    [ "$(head -1 out)" = "$(expected_ids tiny-deepseek-mtp 0)" ] || fail "other tokens: $(head -1 out)"
 }
 
 # A checkpoint of latents that lacks something is refused with a line that names it.
@@ -202,8 +232,11 @@ experts() {
         [ "$(head -1 out)" = "$(expected_ids "$model" 2)" ] || fail "other tokens of $model on $n ranks: $(head -1 out)"
     done
     if [ "$device" != host ]; then
-        run "$(few 2)" generate --model-dir "$MODELS/tiny-mixtral" --prompt-ids 1 --experts spread
-        [ "$(few 2)" = 1 ] || expect_line 'supported is the host'
+        prompt_ids tiny-mixtral 2 >prompt
+        run "$(few 2)" generate --model-dir "$MODELS/tiny-mixtral" --prompt-ids @prompt --max-num-batched-tokens 48 \
+            --dtype fp32 --experts spread --slice-weights off
+        expect_code 0 "experts on one rank each"
+        [ "$(head -1 out)" = "$(expected_ids tiny-mixtral 2)" ] || fail "other tokens: $(head -1 out)"
         return
     fi
     for n in 60 70 50 64; do trace_line 0 "$n" 20 1; done >trace.jsonl

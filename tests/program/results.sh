@@ -86,6 +86,9 @@ latents() {
         --kv-cache-dtype fp8_t128 --result-json r.json
     expect_code 0 "a cache of latents"
     expect_value violations 0 r.json
+    expect_value token_layer_bytes 656 r.json
+    [ -n "$(value decode_kernels r.json)" ] && [ -n "$(value prefill_kernels r.json)" ] || fail "no kernel is named"
+    grep -q '^kernels  *decode by .*; prefill by ' out || fail "the report names no kernel"
     grep -q '1 layers, 4 query and 1 KV heads of 576 (latents of 512; prompts 96)' out || fail "it does not say the shape"
     expect_bad '--layers: found 3, expected at most the 2 of' --model model.yaml --layers 3
     expect_bad 'expected 1: it is one of latents' --kv-cache-dtype fp8_t128
@@ -109,7 +112,7 @@ timeline() {
     small_model
     mixed_trace >trace.jsonl
     run 3 --model model.yaml --trace trace.jsonl --local-context 0 --verify 0.01 --timeline timeline.json \
-        --metrics-file m.prom
+        --metrics-file m.prom --result-json r.json
     expect_code 0 "a run with a timeline and metrics"
     expect_metric 'request_success_total{model_name="model.yaml",finished_reason="length"}' 6
     expect_metric 'prompt_tokens_total{model_name="model.yaml"}' 1909
@@ -134,7 +137,20 @@ for of in requests.values():
     assert [e["name"] for e in of] == ["waiting", "prefill", "decode"], of
     for e, after in zip(of, of[1:]):
         assert abs(e["ts"] + e["dur"] - after["ts"]) < 0.1, of
-counts = [e["args"] for e in events if e["ph"] == "C"]
+counters = collections.defaultdict(list)
+for e in events:
+    if e["ph"] == "C":
+        counters[e["name"]].append(e["args"])
+assert set(counters) == {"requests", "cache"}, counters.keys()
+blocks = [c["blocks"] for c in counters["cache"]]
+kv = json.load(open("r.json"))["kv"]
+assert 0 < max(blocks) <= kv["peak"] <= kv["blocks"] and blocks[-1] == 0, (blocks, kv)
+# What each rank has sent each other comes to what the run has sent.
+sent = {e["pid"]: e["args"]["bytes"] for e in events if e["name"] == "bytes_to"}
+assert set(sent) == set(range(ranks)) if ranks > 1 else not sent, sent
+assert all(len(row) == ranks and row[rank] == 0 and sum(row) > 0 for rank, row in sent.items()), sent
+assert sum(map(sum, sent.values())) == json.load(open("r.json"))["cp"]["bytes_sent"], sent
+counts = counters["requests"]
 assert counts[0]["waiting"] > 0 and counts[-1] == {"running": 0, "waiting": 0}, counts
 assert all(c["running"] >= 0 and c["waiting"] >= 0 and sum(c.values()) <= 6 for c in counts), counts
 assert max(c["running"] for c in counts) > 1, counts
@@ -163,6 +179,8 @@ for row in row_spans.values():
         assert not open_ends or begin - minus <= open_ends[-1] + 1e-3, (begin, minus, name)
         open_ends.append(begin - minus)
 END
+    "$CP_ATTN" plot r.json timeline.json >out 2>err || fail "it cannot be drawn: $(cat err)"
+    [ "$(cat out)" = "plot.html: $((5 + ($(few 3) > 1))) pictures" ] || fail "not all is drawn: $(cat out)"
     run 1 --model model.yaml --requests 1 --input-len 8 --output-len 1 --timeline none/timeline.json
     expect_code 2 "a timeline in no folder"
     expect_line "--timeline: found 'none/timeline.json'"

@@ -58,6 +58,8 @@ answers() {
     [ -z "$(awk 'length > 100' out)" ] || fail "--help is wider than 100 columns"
     run 1 bench --help
     [ -z "$(awk 'length > 100' out)" ] || fail "bench --help is wider than 100 columns"
+    run 1 plot --help
+    [ -z "$(awk 'length > 100' out)" ] || fail "plot --help is wider than 100 columns"
     run 2 --version
     expect_code 0 --version
     grep -qE '^cp_attn [0-9]+\.[0-9]+\.[0-9]+$' out || fail "--version prints '$(cat out)'"

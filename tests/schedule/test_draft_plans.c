@@ -240,6 +240,46 @@ static void a_tree_is_cut_to_what_is_left(void) {
     teardown(&f);
 }
 
+/* Drafts that are told with tokens: of a chunk within a prompt the token behind it is told, too. */
+static void a_draft_may_come_with_the_token_before(void) {
+    fixture f;
+    const cpa_scheduler_options options = {.map = {1, BLOCK},
+                                           .block_size = BLOCK,
+                                           .groups = {1, {{.num_blocks = 16}}},
+                                           .max_num_batched_tokens = 4,
+                                           .max_num_seqs = 4,
+                                           .planner = cpa_test_planner(1),
+                                           .drafting = {.most = 1, .is_told = 1}};
+    prepare(&f, &options);
+    begin(&f);
+    add_drawing(&f, 0, 6, 20);
+    step(&f, 0);
+    CU_ASSERT_EQUAL(f.plan.chunks[0].count, 4);
+    CU_ASSERT_EQUAL(f.plan.chunks[0].given, token_at(&f, 0, 4)); /* the next of the prompt */
+    step(&f, 0);
+    CU_ASSERT_EQUAL(f.plan.chunks[0].given, -1); /* it draws */
+    report(&f, 0, 70);
+    cpa_scheduler_guess(f.scheduler, 0, 71);
+    cpa_scheduler_guess(f.scheduler, 9, 72); /* nobody's */
+    step(&f, 0);
+    check_chunk(&f, 0, 6, 1);
+    static const uint32_t tokens[] = {70, 71};
+    CU_ASSERT_EQUAL(memcmp(f.plan.token_ids, tokens, sizeof tokens), 0);
+    report(&f, 0, 71); /* the draft is right, and what is told with the last token is the next one */
+    cpa_scheduler_guess(f.scheduler, 0, 80);
+    report(&f, 0, 73);
+    cpa_scheduler_guess(f.scheduler, 0, 74);
+    step(&f, 0);
+    CU_ASSERT_EQUAL(f.plan.n_cuts, 0);
+    check_chunk(&f, 0, 8, 1);
+    CU_ASSERT_EQUAL(f.plan.token_ids[1], 74);
+    report(&f, 0, 75); /* the draft is wrong, and nothing is told with this token */
+    step(&f, 0);
+    CU_ASSERT_EQUAL(f.plan.n_cuts, 1);
+    check_chunk(&f, 0, 9, 0);
+    teardown(&f);
+}
+
 static const cpa_test tests[] = {
     {"a length follows from what was accepted alone", a_length_follows_from_what_was_accepted_alone},
     {"blocks behind the length are given back", blocks_behind_the_length_are_given_back},
@@ -249,6 +289,7 @@ static const cpa_test tests[] = {
     {"a request may end with drafts under way", a_request_may_end_with_drafts_under_way},
     {"what a tree misplaces is computed again", what_a_tree_misplaces_is_computed_again},
     {"a tree is cut to what is left", a_tree_is_cut_to_what_is_left},
+    {"a draft may come with the token before", a_draft_may_come_with_the_token_before},
 };
 
 CPA_TEST_MAIN("draft plans", tests)

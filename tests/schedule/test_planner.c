@@ -192,6 +192,9 @@ static void latents_travel_as_they_are_kept(void) {
     planner.shape.kv_dtype = CPA_FP8_T128;
     CU_ASSERT_DOUBLE_EQUAL(cpa_planner_predict(&planner, CPA_PASS_KV, 400, 600), 0.75 * 1000 * 656 / 4e11, 1e-15);
     CU_ASSERT_DOUBLE_EQUAL(cpa_planner_predict(&planner, CPA_PASS_Q, 400, 600), 0.75 * 400 * row / 4e11, 1e-12);
+    planner.state_dtype = CPA_BF16;
+    CU_ASSERT_DOUBLE_EQUAL(cpa_planner_predict(&planner, CPA_PASS_Q, 400, 600),
+                           0.75 * 400 * (row - 128 * 512 * 2) / 4e11, 1e-12);
 }
 
 static const cpa_test tests[] = {

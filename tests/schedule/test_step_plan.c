@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "src/cache/parcel.h"
 #include "src/schedule/step_plan_wire.h"
 #include "tests/fixtures/unit.h"
 
@@ -16,7 +17,7 @@ enum {
     VERSION_AT = 4,
     FLAGS_AT = 16,
     COUNTS_AT = 20,
-    HEADER = 132,
+    HEADER = 148,
     CHUNK = 92,
     MOVE = 24,
     DISCARD = 16,
@@ -124,6 +125,26 @@ static void add_random_drawing(cpa_step_plan *plan, int64_t entries) {
                                                                 .n_ends = below(biases / 2 + 1)};
 }
 
+static void add_random_transfer(cpa_step_plan *plan) {
+    cpa_plan_transfer *transfer = cpa_step_plan_add_transfer(plan);
+    *transfer = (cpa_plan_transfer){
+        .request = (uint64_t)rand() << 40 | (uint64_t)rand(),
+        .placement = {below(2) ? CPA_SHARDED : CPA_ON_RANK, (int32_t)below(limits.cp_size)},
+        .tokens = 1 + below(100),
+        .digests = plan->n_token_ids,
+        .blocks = plan->n_transfer_blocks,
+        .n_blocks = 1 + below(5),
+        .imports = (uint32_t)below(2),
+    };
+    cpa_step_plan_add_tokens(plan, cpa_parcels(transfer->tokens) * CPA_PLAN_DIGEST_WORDS);
+    for (int64_t i = 0; i < transfer->n_blocks; i++) {
+        const int32_t group = (int32_t)below(limits.groups.count);
+        *cpa_step_plan_add_transfer_block(plan) =
+            (cpa_plan_transfer_block){group, (int32_t)below(limits.cp_size), (int32_t)below(1000),
+                                      (int32_t)below(limits.groups.list[group].num_blocks)};
+    }
+}
+
 /* A plan within the limits; `entries` bounds the length of each list. */
 static void fill_random(cpa_step_plan *plan, int64_t entries) {
     cpa_step_plan_clear(plan);
@@ -134,6 +155,7 @@ static void fill_random(cpa_step_plan *plan, int64_t entries) {
     for (int64_t i = below(entries + 1); i > 0; i--) *cpa_step_plan_add_release(plan) = (int32_t)below(limits.max_seqs);
     for (int64_t i = below(2 * entries + 1); i > 0; i--) add_random_append(plan);
     add_random_moves(plan, entries);
+    for (int64_t i = below(entries / 2 + 1); i > 0; i--) add_random_transfer(plan);
 }
 
 static int chunks_equal(const cpa_plan_chunk *a, const cpa_plan_chunk *b) {
@@ -179,13 +201,27 @@ static int voids_equal(const cpa_step_plan *a, const cpa_step_plan *b) {
     return equal;
 }
 
+static int transfers_equal(const cpa_step_plan *a, const cpa_step_plan *b) {
+    int equal = a->n_transfers == b->n_transfers && a->n_transfer_blocks == b->n_transfer_blocks;
+    for (int64_t i = 0; equal && i < a->n_transfers; i++) {
+        const cpa_plan_transfer *x = &a->transfers[i], *y = &b->transfers[i];
+        equal = x->request == y->request && x->placement.kind == y->placement.kind &&
+                x->placement.rank == y->placement.rank && x->tokens == y->tokens && x->digests == y->digests &&
+                x->blocks == y->blocks && x->n_blocks == y->n_blocks && x->imports == y->imports;
+    }
+    for (int64_t i = 0; equal && i < a->n_transfer_blocks; i++)
+        equal = memcmp(&a->transfer_blocks[i], &b->transfer_blocks[i], sizeof a->transfer_blocks[i]) == 0;
+    return equal;
+}
+
 static int plans_equal(const cpa_step_plan *a, const cpa_step_plan *b) {
     if (a->step != b->step || a->flags != b->flags || a->n_chunks != b->n_chunks || a->n_releases != b->n_releases ||
         a->n_appends != b->n_appends || a->n_block_ids != b->n_block_ids || a->n_token_ids != b->n_token_ids)
         return 0;
     if (!moves_equal(a->swap_outs, a->n_swap_outs, b->swap_outs, b->n_swap_outs) ||
         !moves_equal(a->swap_ins, a->n_swap_ins, b->swap_ins, b->n_swap_ins) ||
-        !moves_equal(a->copies, a->n_copies, b->copies, b->n_copies) || !voids_equal(a, b) || !drawing_equal(a, b))
+        !moves_equal(a->copies, a->n_copies, b->copies, b->n_copies) || !voids_equal(a, b) || !drawing_equal(a, b) ||
+        !transfers_equal(a, b))
         return 0;
     for (int64_t i = 0; i < a->n_chunks; i++)
         if (!chunks_equal(&a->chunks[i], &b->chunks[i])) return 0;
@@ -211,6 +247,23 @@ static int moves_within(const cpa_block_move *moves, int64_t n, tier from, tier 
                moves[i].rank < limits.cp_size && moves[i].from >= 0 &&
                moves[i].from < blocks_in(from, moves[i].group) && moves[i].to >= 0 &&
                moves[i].to < blocks_in(to, moves[i].group);
+    return good;
+}
+
+static int transfers_within(const cpa_step_plan *plan) {
+    int good = plan->n_transfers <= limits.max_seqs;
+    for (int64_t i = 0; good && i < plan->n_transfers; i++) {
+        const cpa_plan_transfer *t = &plan->transfers[i];
+        const int64_t words = cpa_parcels(t->tokens) * CPA_PLAN_DIGEST_WORDS;
+        good &= cpa_placement_is_valid((cpa_owner_map){limits.cp_size, 1}, t->placement);
+        good &= t->tokens > 0 && t->digests >= 0 && words <= plan->n_token_ids - t->digests;
+        good &= t->n_blocks > 0 && t->blocks >= 0 && t->n_blocks <= plan->n_transfer_blocks - t->blocks;
+    }
+    for (int64_t i = 0; good && i < plan->n_transfer_blocks; i++) {
+        const cpa_plan_transfer_block *b = &plan->transfer_blocks[i];
+        good = b->group >= 0 && b->group < limits.groups.count && b->rank >= 0 && b->rank < limits.cp_size &&
+               b->entry >= 0 && b->block >= 0 && b->block < limits.groups.list[b->group].num_blocks;
+    }
     return good;
 }
 
@@ -262,7 +315,7 @@ static int within_limits(const cpa_step_plan *plan) {
     }
     for (int64_t i = 0; i < plan->n_block_ids; i++)
         good &= plan->block_ids[i] >= -1 && plan->block_ids[i] < limits.groups.list[0].num_blocks;
-    return good && rows <= limits.max_tokens;
+    return good && rows <= limits.max_tokens && transfers_within(plan);
 }
 
 /* Decodes a copy that ends where the allocation ends, so that a sanitizer sees one byte too many. */
@@ -343,7 +396,7 @@ static void random_plans_survive_the_round_trip(void) {
 }
 
 static void the_bytes_are_little_endian_and_start_with_magic_and_version(void) {
-    static const uint8_t head[] = {'C', 'P', 'A', 'P', 10, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0};
+    static const uint8_t head[] = {'C', 'P', 'A', 'P', 11, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0};
     fixture f;
     setup(&f);
     CU_ASSERT_EQUAL(memcmp(f.message, head, sizeof head), 0);
@@ -419,7 +472,7 @@ enum {
 
 static const bad_field bad_fields[] = {
     {0, 1, 'X', "begins with"},
-    {VERSION_AT, 4, 1, "version 1; expected 10"},
+    {VERSION_AT, 4, 1, "version 1; expected 11"},
     {FLAGS_AT, 4, 2, "unknown flags 0x2"},
     {COUNTS_AT, 8, -1, "-1 chunks"},
     {COUNTS_AT, 8, INT64_MAX, "chunks do not fit"},
@@ -437,7 +490,9 @@ static const bad_field bad_fields[] = {
     {COUNTS_AT + 88, 8, 1000, "blocks do not fit"},
     {COUNTS_AT + 96, 8, 5, "tokens do not fit"},
     {COUNTS_AT + 96, 8, 3, "bytes too many"},
-    {COUNTS_AT + 104, 8, 1, "parents do not fit"},
+    {COUNTS_AT + 104, 8, 1, "transfer blocks do not fit"},
+    {COUNTS_AT + 112, 8, 1, "transfers do not fit"},
+    {COUNTS_AT + 120, 8, 1, "parents do not fit"},
     {CHUNK_AT + 8, 4, 8, "chunk 0 has sequence 8; expected 0 to 7"},
     {CHUNK_AT + 8, 4, -1, "chunk 0 has sequence -1"},
     {CHUNK_AT + 12, 4, 2, "chunk 0 has unknown placement 2"},

@@ -88,6 +88,32 @@ static void sampling_goes_to_the_engine(void) {
     cpa_fake_engine_stop(engine);
 }
 
+/* As vLLM's clients ask for it, or as the server does by default. */
+static void transfers_go_to_the_engine(void) {
+    static const struct {
+        const char *fields;
+        uint32_t transfer;
+    } asked[] = {
+        {"", 0},
+        {", \"kv_transfer_params\": null", 0},
+        {", \"kv_transfer_params\": {\"do_remote_decode\": true, \"remote_host\": null}", CPA_TRANSFER_EXPORT},
+        {", \"kv_transfer_params\": {\"do_remote_prefill\": true, \"do_remote_decode\": false}", CPA_TRANSFER_IMPORT},
+    };
+    for (int by_default = 0; by_default < 2; by_default++) {
+        const cpa_server_options options = {
+            .model_name = "tiny", .has_block_store = 1, .transfer = by_default ? CPA_TRANSFER_EXPORT : 0};
+        cpa_fake_engine *engine = cpa_fake_engine_start(options, 1);
+        for (int i = 0; i < 4; i++) {
+            char body[300];
+            snprintf(body, sizeof body, "{\"prompt\": [7]%s}", asked[i].fields);
+            json_decref(cpa_fake_engine_answer(engine, "/v1/completions", body, 200));
+            CU_ASSERT_EQUAL(engine->requests[i].request.transfer,
+                            asked[i].transfer | (by_default ? CPA_TRANSFER_EXPORT : 0U));
+        }
+        cpa_fake_engine_stop(engine);
+    }
+}
+
 static void a_stop_token_is_part_of_the_text_if_asked_for(void) {
     cpa_fake_engine *engine = cpa_fake_engine_start(plain, 1);
     json_t *answer = cpa_fake_engine_answer(engine, "/v1/completions",
@@ -369,6 +395,7 @@ static void a_chat_is_written_out_and_answered(void) {
 static const cpa_test tests[] = {
     {"a completion has text and usage", a_completion_has_text_and_usage},
     {"sampling goes to the engine", sampling_goes_to_the_engine},
+    {"transfers go to the engine", transfers_go_to_the_engine},
     {"a stop token is part of the text if asked for", a_stop_token_is_part_of_the_text_if_asked_for},
     {"prompts and samples are choices", prompts_and_samples_are_choices},
     {"log-probabilities name their tokens", log_probabilities_name_their_tokens},

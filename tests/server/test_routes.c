@@ -53,6 +53,10 @@ static void status_routes_tell_of_the_server(void) {
     CU_ASSERT_STRING_EQUAL(reply.body, "cpattn_num_requests_running 2\n");
     CU_ASSERT_PTR_NOT_NULL(strstr(reply.head, "Content-Type: text/plain; version=0.0.4"));
     cpa_http_reply_free(&reply);
+    cpa_http_request(port, "GET", "/status", "", NULL, &reply);
+    CU_ASSERT_PTR_NOT_NULL(strstr(reply.head, "Content-Type: text/html; charset=utf-8"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(reply.body, "</html>"));
+    cpa_http_reply_free(&reply);
     cpa_http_request(port, "GET", "/v1/models", "", NULL, &reply);
     json_t *models = cpa_http_json(&reply);
     CU_ASSERT_STRING_EQUAL(cpa_json_text_at(models, "data.0.id"), "tiny");
@@ -351,6 +355,10 @@ static const wrong_body wrong_bodies[] = {
     {"{\"prompt\": [1], \"logprobs\": true}", "logprobs", 400},
     {"{\"prompt\": [1], \"cache_salt\": \"\"}", "cache_salt", 400},
     {"{\"prompt\": [1], \"cache_salt\": \"a\\u0000b\"}", "cache_salt", 400},
+    {"{\"prompt\": [1], \"kv_transfer_params\": 1}", "kv_transfer_params", 400},
+    {"{\"prompt\": [1], \"kv_transfer_params\": {\"do_remote_prefill\": 2}}", "kv_transfer_params.do_remote_prefill",
+     400},
+    {"{\"prompt\": [1], \"kv_transfer_params\": {\"do_remote_decode\": true}}", "kv_transfer_params", 400},
     {"{\"prompt\": [1], \"priority\": 1e10}", "priority", 400},
     {"{\"prompt\": [1], \"echo\": \"yes\"}", "echo", 400},
     {"{\"prompt\": [1], \"echo\": false, \"max_tokens\": 0}", "max_tokens", 400},

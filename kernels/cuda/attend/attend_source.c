@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/hash.h"
 #include "base/min_max.h"
+#include "kernels/key_workspace.h"
 
 enum {
     STEADY_PLACES = 256, /* places of shared keys of a padded plan come in multiples of so many */
@@ -35,28 +36,19 @@ int cpa_cuda_source_prepares(const cpa_device *device, const cpa_attention_shape
     return cpa_cuda_prepared_token_bytes(shape) > 0 && (hopper || !cpa_dtype_is_quantised(shape->kv_dtype));
 }
 
-/* A plan's own workspace grows up to the bound. Where memory is short it becomes half of that, and so on. What it had
- * before is let go at the end alone: shared keys may have been cut for it. */
+/* A plan's own workspace grows up to the bound, as far as there is memory. What it had before is let go at the end alone:
+ * shared keys may have been cut for it. */
 static void grow_own(cpa_device *device, struct cpa_cuda_source *source, int64_t wanted, int64_t least) {
     const int64_t bound = cpa_max64(((cpa_cuda_device *)device)->workspace_bytes, least);
     const int64_t needed = cpa_min64(cpa_max64(wanted, least), bound);
     cpa_key_workspace *own = &source->own;
-    int64_t bytes = cpa_min64(cpa_max64(needed, 2 * own->bytes), bound);
-    void *memory = NULL;
+    const int64_t bytes = cpa_min64(cpa_max64(needed, 2 * own->bytes), bound);
     if (source->is_short || needed <= own->bytes) return;
-    while (cpa_cuda_malloc(device, bytes, &memory) != cudaSuccess) {
-        (void)cudaGetLastError();
-        memory = NULL;
-        source->is_short = 1;
-        if (bytes == least || bytes <= own->bytes) break;
-        bytes = cpa_max64(bytes / 2, least);
-    }
-    if (memory && bytes > own->bytes) {
-        cpa_cuda_retire(device, own->memory);
-        *own = (cpa_key_workspace){memory, bytes};
-    } else {
-        cpa_cuda_retire(device, memory);
-    }
+    const cpa_key_workspace more = cpa_key_workspace_open(device, bytes, cpa_max64(least, own->bytes));
+    const int is_more = more.bytes > own->bytes;
+    source->is_short = more.bytes < bytes;
+    cpa_cuda_retire(device, is_more ? own->memory : more.memory);
+    if (is_more) *own = more;
     if (own->bytes < needed)
         cpa_log(CPA_LOG_WARN, "attend plan: no memory for %lld bytes to prepare keys in, there are %lld",
                 (long long)needed, (long long)own->bytes);

@@ -1,4 +1,4 @@
-#include "src/model/mixture_spread.h"
+#include "src/model/mixture_sent.h"
 
 #include <cpattn/experts.h>
 #include <cpattn/nn.h>
@@ -15,9 +15,9 @@ typedef struct traffic {
     int rows_left;                                            /* on some rank, for the next piece */
 } traffic;
 
-cpa_status cpa_mixture_check_spread(const cpa_device *device, cpa_error *err) {
+cpa_status cpa_mixture_check_sent(const cpa_device *device, cpa_error *err) {
     if (!device->caps.own_memory && !device->caps.asynchronous) return CPA_OK;
-    return cpa_fail(err, CPA_UNSUPPORTED, "experts that are spread over ranks: found %s, supported is the host",
+    return cpa_fail(err, CPA_UNSUPPORTED, "rows that are sent to their experts: found %s, supported is the host",
                     device->description);
 }
 
@@ -91,6 +91,14 @@ static cpa_status agree(const cpa_mixture *m, const cpa_row_exchange *with, int 
     return CPA_OK;
 }
 
+/* What this rank's experts give for the rows that have arrived, in their places. */
+static cpa_status run_arrivals(const cpa_mixture *m, const cpa_feed_forward_weights *w, int64_t rows,
+                               cpa_stream *stream) {
+    CPA_TRY(permute(rows, 1, m->arrived_ids, m->held, &m->arrivals, stream));
+    CPA_TRY(cpa_mixture_multiply(m, w, m->held, &m->arrivals, rows, m->arrived, rows, stream));
+    return gather(m, m->wide, rows, m->arrivals.places, rows, m->arrived, stream);
+}
+
 /* The rows of this piece, from `first` on, of this rank, and what its experts give for those of others. */
 static cpa_status run_piece(const cpa_mixture *m, const cpa_feed_forward_weights *w, const cpa_mixture_rows *at,
                             int64_t first, int64_t rows, traffic *goes, cpa_stream *stream) {
@@ -117,15 +125,13 @@ static cpa_status run_piece(const cpa_mixture *m, const cpa_feed_forward_weights
     CPA_TRY(gather(m, x, rows, m->choices.tokens, places, m->sorted, stream));
     CPA_TRY(agree(m, with, at->step->rows.count > first + rows, goes, stream));
     CPA_TRY(exchange(with, row, goes->to, goes->from, m->sorted, m->arrived, stream));
-    CPA_TRY(permute(goes->arrivals, 1, m->arrived_ids, m->held, &m->arrivals, stream));
-    CPA_TRY(cpa_mixture_multiply(m, w, m->held, &m->arrivals, goes->arrivals, m->arrived, goes->arrivals, stream));
-    CPA_TRY(gather(m, m->wide, goes->arrivals, m->arrivals.places, goes->arrivals, m->arrived, stream));
+    if (goes->arrivals > 0) CPA_TRY(run_arrivals(m, w, goes->arrivals, stream));
     CPA_TRY(exchange(with, row, goes->from, goes->to, m->arrived, m->sorted, stream));
     return cpa_expert_combine(&combine, stream);
 }
 
-cpa_status cpa_mixture_run_spread(const cpa_mixture *m, const cpa_feed_forward_weights *w, const cpa_mixture_rows *at,
-                                  cpa_stream *stream) {
+cpa_status cpa_mixture_run_sent(const cpa_mixture *m, const cpa_feed_forward_weights *w, const cpa_mixture_rows *at,
+                                cpa_stream *stream) {
     const int64_t rows = at->step->rows.count;
     traffic goes = {.rows_left = 1};
     for (int64_t first = 0; goes.rows_left; first = cpa_min64(first + m->piece, rows))

@@ -1,0 +1,20 @@
+"""Context-parallel attention over paged caches: the library libcpattn from Python.
+
+``cpattn.ops`` has the operators, ``cpattn.Communicator`` and ``cpattn.Context`` attention of several ranks,
+``cpattn.torch`` operators that torch.compile takes and ``context_parallel``, ``cpattn.transformers`` the attention
+``"cpattn"`` of transformers with its cache. Only the last two import PyTorch.
+"""
+
+from . import ops
+from ._device import Device, device, set_host_threads, synchronise
+from ._library import (CommunicationError, Error, InvalidError, OutOfMemoryError, UnsupportedError, version)
+from .cache import PagedCache, block_bytes
+from .communicator import Communicator
+from .context import Chunk, Context
+from .plan import AttendPlan
+from .rope import rope_table
+
+__version__ = version()
+__all__ = ["AttendPlan", "Chunk", "CommunicationError", "Communicator", "Context", "Device", "Error", "InvalidError",
+           "OutOfMemoryError", "PagedCache", "UnsupportedError", "block_bytes", "device", "ops", "rope_table",
+           "set_host_threads", "synchronise", "version"]

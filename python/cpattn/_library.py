@@ -1,0 +1,103 @@
+"""The shared library: how it is loaded and called, and its errors as exceptions."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+from . import _declarations as c
+
+
+class Error(RuntimeError):
+    """A call of the library failed; the text is its line: what, where, what was found and what is expected.
+
+    ``status`` is the library's name of what kind of failure it is, such as ``"invalid"``.
+    """
+
+    status = "internal"
+
+    def __init__(self, message: str, status: str | None = None):
+        super().__init__(message)
+        if status is not None:
+            self.status = status
+
+
+class InvalidError(Error, ValueError):
+    """An argument is wrong; nothing was changed."""
+
+    status = "invalid"
+
+
+class UnsupportedError(Error, NotImplementedError):
+    """The arguments are valid, but this back end cannot do it."""
+
+    status = "unsupported"
+
+
+class OutOfMemoryError(Error, MemoryError):
+    """Host or device memory ran out."""
+
+    status = "no memory"
+
+
+class CommunicationError(Error, ConnectionError):
+    """A transport or another rank failed."""
+
+    status = "comm"
+
+
+_ERRORS: dict[int, type[Error]] = {
+    c.CPA_INVALID: InvalidError,
+    c.CPA_UNSUPPORTED: UnsupportedError,
+    c.CPA_NO_MEMORY: OutOfMemoryError,
+    c.CPA_COMM: CommunicationError,
+}
+
+
+def _load() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(Path(__file__).with_name("libcpattn.so")))
+    for name, result, arguments in c.FUNCTIONS:
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library
+
+
+lib = _load()
+
+
+def raise_status(status: int, message: bytes | None) -> None:
+    """Raises the exception of a status that is not CPA_OK."""
+    name = lib.cpa_status_name(status).decode()
+    text = (message or b"").decode(errors="replace") or name
+    kind = _ERRORS.get(status, Error)
+    raise kind(text, name)
+
+
+def create(function: Any, *arguments: Any) -> ctypes.c_void_p:
+    """Calls a function whose last arguments are ``T **out, cpa_error *err``; what it made."""
+    out = ctypes.c_void_p()
+    err = c.cpa_error()
+    status = function(*arguments, ctypes.byref(out), ctypes.byref(err))
+    if status:
+        raise_status(status, err.message)
+    return out
+
+
+def call(function: Any, *arguments: Any) -> None:
+    """Calls a function whose last argument is ``cpa_error *err``."""
+    err = c.cpa_error()
+    status = function(*arguments, ctypes.byref(err))
+    if status:
+        raise_status(status, err.message)
+
+
+def sized(struct: Any, **fields: Any) -> Any:
+    """A struct that begins with its size."""
+    return struct(ctypes.sizeof(struct), **fields)
+
+
+def version() -> str:
+    """The version of the library, ``"major.minor.patch"``."""
+    return lib.cpa_version().decode()

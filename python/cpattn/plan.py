@@ -1,0 +1,171 @@
+"""Plans of attention: the work of a step, split once and used for every layer."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from . import _declarations as c
+from ._device import Device, device, enqueue
+from ._library import call, create, lib, sized
+from ._tensors import DTYPES, read, vector
+
+ONE_RANK = c.cpa_owner_map(1, 1)
+
+
+def _ints(values: Any, kind: Any) -> Any:
+    """A host array of integers from a sequence or a host tensor."""
+    values = values.tolist() if hasattr(values, "tolist") else values
+    return (kind * len(values))(*values)
+
+
+def shape_of(q_heads: int, kv_heads: int, k_dim: int, v_dim: int | None, dtype: str, kv_dtype: str | None,
+             v_in_k: bool) -> Any:
+    """The shape of an attention; ``kv_dtype`` None: that of ``dtype``."""
+    for name in (dtype, kv_dtype or dtype):
+        if name not in DTYPES:
+            raise ValueError(f"cpattn: dtype {name!r}; expected one of {', '.join(DTYPES)}")
+    return c.cpa_attention_shape(q_heads=q_heads, kv_heads=kv_heads, k_dim=k_dim,
+                                 v_dim=k_dim if v_dim is None else v_dim, v_in_k=int(v_in_k), dtype=DTYPES[dtype],
+                                 kv_dtype=DTYPES[kv_dtype or dtype])
+
+
+_plans: dict[int, weakref.ref[AttendPlan]] = {}
+_numbers = itertools.count()
+
+
+def plan_numbered(number: int) -> AttendPlan:
+    """The plan whose ``number`` this is. ValueError where it is gone."""
+    found = _plans.get(number)
+    plan = found() if found is not None else None
+    if plan is None:
+        raise ValueError(f"cpattn: there is no plan of number {number}, or not any more")
+    return plan
+
+
+class AttendPlan:
+    """The plan of a step on one device. Used by one thread at a time, and not set while an attend of it is in flight.
+
+    ``q_heads``, ``kv_heads``, ``k_dim`` and ``v_dim`` (by default ``k_dim``) are those of what it attends; ``dtype`` of
+    queries and ``kv_dtype`` of the cache are names such as ``"bf16"`` and ``"fp8_e4m3"``.
+
+    Either ``set`` (or ``set_indices``) once a step, or ``reserve`` once and ``update`` for every step, which CUDA
+    graphs capture; see cpattn/ops.h.
+    """
+
+    def __init__(self, q_heads: int, kv_heads: int, k_dim: int, v_dim: int | None = None, *, block_size: int,
+                 dtype: str = "fp32", kv_dtype: str | None = None, v_in_k: bool = False, backend: str = "host",
+                 ordinal: int = 0):
+        self.device: Device = device(backend, ordinal)
+        self.shape = shape_of(q_heads, kv_heads, k_dim, v_dim, dtype, kv_dtype, v_in_k)
+        self.block_size = block_size
+        self.widths = (q_heads, k_dim, self.shape.v_dim)
+        self.rows = 0
+        self.handle = create(lib.cpa_attend_plan_create, self.device.handle)
+        self.number = next(_numbers)  # names the plan where only numbers go, as in operators of PyTorch
+        _plans[self.number] = weakref.ref(self)
+        # What ops.attend passes, kept from call to call; `setting` is what of it was set last beside tensors.
+        self.args = sized(c.cpa_attend_args)
+        self.args_ref = ctypes.byref(self.args)
+        self.partial = self.args.state
+        self.has_partial = False
+        self.setting: Any = None
+
+    def __del__(self) -> None:
+        if hasattr(self, "handle") and not sys.is_finalizing():
+            del _plans[self.number]
+            lib.cpa_attend_plan_destroy(self.handle)
+
+    def set(self, query_lens: Sequence[int], seq_lens: Sequence[int], block_tables: Any, *,
+            cascade: bool = True) -> None:
+        """Plans the last ``query_lens[s]`` of the ``seq_lens[s]`` tokens of every sequence.
+
+        ``block_tables``: int32 ``[sequences, blocks]``, on the host (a tensor or lists) or on the device of the plan,
+        where it must hold until the attends are done. Entry j of a row is the block of the tokens from
+        ``j * block_size`` on. Rows of q are those of the sequences one behind the other.
+        """
+        n = len(seq_lens)
+        tables = block_tables
+        if not hasattr(tables, "shape"):
+            width = max((len(row) for row in tables), default=0)
+            tables = (c.c_int32 * (n * width))(*(b for row in tables for b in [*row, *[-1] * (width - len(row))]))
+            address, entries, on_device = ctypes.addressof(tables), n * width, False
+        else:
+            t = read(tables)
+            width = t.shape[1]
+            address, entries = vector(tables, "block_tables", "i32"), t.shape[0] * t.shape[1]
+            on_device = t.backend != "host" and self.device.backend != "host"
+            if t.shape[0] < n or (t.backend != "host") != on_device:
+                raise ValueError(f"cpattn: block_tables is {list(t.shape)} on {t.backend} for {n} sequences on "
+                                 f"{self.device.backend}; expected [sequences, blocks] there or on the host")
+        if len(query_lens) != n:
+            raise ValueError(f"cpattn: {len(query_lens)} query lengths for {n} sequences")
+        items = (c.cpa_attend_item * n)()
+        whole = c.cpa_token_set(c.CPA_TOKENS_ALL, 0)
+        row = 0
+        for s, (queries, tokens) in enumerate(zip(query_lens, seq_lens)):
+            if not 0 <= queries <= tokens or tokens > width * self.block_size:
+                raise ValueError(f"cpattn: {queries} queries of sequence {s} of {tokens} tokens with {width} blocks of "
+                                 f"{self.block_size}; expected 0 <= queries <= tokens <= those of the blocks")
+            items[s] = c.cpa_attend_item(q_row=row, q_count=queries, q_first=tokens - queries, k_count=tokens,
+                                         table=s * width, q_set=whole, k_set=whole)
+            row += queries
+        batch = sized(c.cpa_attend_batch, map=ONE_RANK, shape=self.shape, block_size=self.block_size,
+                      items=ctypes.addressof(items), n_items=n, block_tables=address, n_table_entries=entries,
+                      cascade_attention=c.CPA_CASCADE_AUTO if cascade else c.CPA_CASCADE_OFF,
+                      block_tables_on_device=int(on_device))
+        call(lib.cpa_attend_plan_set, self.handle, ctypes.byref(batch))
+        self.rows = row
+        self._held = tables if on_device else None
+
+    def set_indices(self, qo_indptr: Any, kv_indptr: Any, kv_indices: Any, last_page_len: Any = None) -> None:
+        """The same from FlashInfer's arrays, all on the host: sequence s has the rows ``qo_indptr[s]`` to
+        ``qo_indptr[s + 1]``, its last tokens, and the pages ``kv_indices[kv_indptr[s]:kv_indptr[s + 1]]``, of which
+        the last holds ``last_page_len[s]`` tokens (None: all pages are full)."""
+        q, kv, pages = _ints(qo_indptr, c.c_int32), _ints(kv_indptr, c.c_int32), _ints(kv_indices, c.c_int32)
+        last = None if last_page_len is None else _ints(last_page_len, c.c_int32)
+        n = len(q) - 1
+        if n < 0 or len(kv) != n + 1 or len(pages) < kv[n] or (last is not None and len(last) != n):
+            raise ValueError(f"cpattn: {len(q)} qo_indptr, {len(kv)} kv_indptr and {len(pages)} kv_indices; expected "
+                             "n + 1, n + 1 and kv_indptr[n]")
+        indices = sized(c.cpa_attend_indices, shape=self.shape, block_size=self.block_size, sequences=n,
+                        qo_indptr=ctypes.addressof(q), kv_indptr=ctypes.addressof(kv),
+                        last_page_len=ctypes.addressof(last) if last is not None else None,
+                        kv_indices=ctypes.addressof(pages))
+        call(lib.cpa_attend_plan_set_indices, self.handle, ctypes.byref(indices))
+        self.rows = q[n]
+        self._held = None
+
+    def reserve(self, sequences: int, tokens: int, num_blocks: int, rows: int = 1) -> None:
+        """Allocates once for at most ``sequences`` sequences of ``tokens`` tokens with ``rows`` rows each, over caches
+        of at least ``num_blocks`` blocks. From then on the plan is updated, never set."""
+        limits = sized(c.cpa_attend_limits, shape=self.shape, block_size=self.block_size, rows=rows,
+                       sequences=sequences, tokens=tokens, num_blocks=num_blocks)
+        call(lib.cpa_attend_plan_reserve, self.handle, ctypes.byref(limits))
+        self._limit_rows = rows
+
+    def update(self, lengths: Any, block_tables: Any, *, stream: int | None = None) -> None:
+        """Enqueues what makes a reserved plan that of ``lengths``, int32 or int64 ``[sequences]``, and of
+        ``block_tables``, int32 ``[sequences, entries]``, both on the device of the plan: also in a capture."""
+        t, tables = read(lengths), read(block_tables)
+        if tables.shape[0] != t.shape[0] or t.dtype not in ("i32", "i64"):
+            raise ValueError(f"cpattn: lengths are {t.dtype} {list(t.shape)}, tables {list(tables.shape)}; expected "
+                             "i32 or i64 [sequences] and [sequences, entries]")
+        args = sized(c.cpa_attend_update_args, sequences=t.shape[0],
+                     lengths=vector(lengths, "lengths", t.dtype), length_bytes=4 if t.dtype == "i32" else 8,
+                     block_tables=vector(block_tables, "block_tables", "i32"), table_stride=tables.shape[1])
+        self._held = (lengths, block_tables)
+        self.rows = t.shape[0] * self._limit_rows
+        enqueue(functools.partial(lib.cpa_attend_plan_update, self.handle), args, self.device, stream)
+
+    def kernels(self) -> dict[str, str]:
+        """Which kernels an attend runs, by the kind of work: ``decode``, ``prefill``, ``shared``."""
+        out = c.cpa_attend_kernels()
+        call(lib.cpa_attend_plan_kernel, self.handle, None, ctypes.byref(out), ctypes.sizeof(out))
+        found = {kind: getattr(out, kind).name for kind in ("decode", "prefill", "shared")}
+        return {kind: name.decode() for kind, name in found.items() if name}

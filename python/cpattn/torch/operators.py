@@ -1,0 +1,173 @@
+"""The operators of ``torch.ops.cpattn``."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import ops
+from ..cache import PagedCache
+from ..plan import AttendPlan, plan_numbered
+
+_library = torch.library.Library("cpattn", "DEF")
+
+
+def _operator(schema: str, fake: Any) -> Any:
+    """Registers a function as the operator of the schema, on the host and on CUDA."""
+    name = schema.partition("(")[0]
+
+    def register(function: Any) -> Any:
+        _library.define(schema, tags=(torch.Tag.needs_exact_strides,))
+        for key in ("CPU", "CUDA"):
+            _library.impl(name, function, key)
+        torch.library.register_fake(f"cpattn::{name}", fake, lib=_library)
+        return function
+
+    return register
+
+
+class _View(NamedTuple):
+    """The view of two pools, and by what it is known again: the tensors themselves, which it does not keep alive, their
+    memory, and the rest that was said of them."""
+
+    k: Any
+    v: Any
+    places: tuple[Any, ...]
+    form: tuple[str, float, float]
+    cache: PagedCache
+
+
+_views: dict[int, _View] = {}  # by the id of k
+_MOST_VIEWS = 4096  # layers of the caches of a process, far more than there are
+
+
+def _cache(k: torch.Tensor, v: torch.Tensor, *form: Any) -> PagedCache:
+    """The view of pools in a form (layout, k_scale, v_scale), which is made once for the same tensors."""
+    found = _views.get(id(k))
+    places = (k.data_ptr(), v.data_ptr(), k.shape, v.shape)
+    if found is None or found[0]() is not k or found[1]() is not v or found[2] != places or found[3] != form:
+        if len(_views) >= _MOST_VIEWS:
+            _views.clear()
+        layout, k_scale, v_scale = form
+        cache = PagedCache(k, v, layout=layout, k_scale=k_scale, v_scale=v_scale)
+        cache.k = cache.v = None
+        found = _views[id(k)] = _View(weakref.ref(k), weakref.ref(v), places, form, cache)
+    return found[4]
+
+
+def _rules(softcap: float, alibi_slopes: Any, sink_logits: Any) -> ops.ScoreRules | None:
+    if not softcap and alibi_slopes is None and sink_logits is None:
+        return None
+    return ops.ScoreRules(softcap=softcap, alibi_slopes=alibi_slopes, sink_logits=sink_logits)
+
+
+@_operator("kv_write(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping, *, "
+           "str layout='token-major', float k_scale=0.0, float v_scale=0.0) -> ()", lambda *_, **__: None)
+def _kv_write(k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, *, layout: str = "token-major",
+              k_scale: float = 0.0, v_scale: float = 0.0) -> None:
+    ops.kv_write(_cache(k_cache, v_cache, layout, k_scale, v_scale), k, v, slot_mapping)
+
+
+_ATTEND = ("(Tensor q, Tensor k_cache, Tensor v_cache, int plan, *, str layout='token-major', bool causal=True, "
+           "int window=0, int sinks=0, float scale=0.0, float softcap=0.0, Tensor? alibi_slopes=None, "
+           "Tensor? sink_logits=None, float k_scale=0.0, float v_scale=0.0) -> ")
+
+
+def _fake_attend(q: Any, k_cache: Any, v_cache: Any, plan: int, **_: Any) -> Any:
+    return q.new_empty((*q.shape[:2], v_cache.shape[3]))
+
+
+def _fake_attend_with_lse(q: Any, k_cache: Any, v_cache: Any, plan: int, **_: Any) -> Any:
+    return _fake_attend(q, k_cache, v_cache, plan), q.new_empty(q.shape[:2], dtype=torch.float32)
+
+
+def _run_attend(lse: Any, q: Any, k_cache: Any, v_cache: Any, plan: int, *, layout: str = "token-major",
+                causal: bool = True, window: int = 0, sinks: int = 0, scale: float = 0.0, softcap: float = 0.0,
+                alibi_slopes: Any = None, sink_logits: Any = None, k_scale: float = 0.0, v_scale: float = 0.0) -> Any:
+    cache = _cache(k_cache, v_cache, layout, k_scale, v_scale)
+    return ops.attend(plan_numbered(plan), q, cache, lse=lse, causal=causal, window=window, sinks=sinks, scale=scale,
+                      rules=_rules(softcap, alibi_slopes, sink_logits))
+
+
+_operator("attend" + _ATTEND + "Tensor", _fake_attend)(functools.partial(_run_attend, None))
+_operator("attend_with_lse" + _ATTEND + "(Tensor, Tensor)", _fake_attend_with_lse)(functools.partial(_run_attend, True))
+
+
+def _fake_merge(o: Any, lse: Any) -> Any:
+    return torch.empty_like(o[0]), torch.empty_like(lse[0])
+
+
+@_operator("merge(Tensor[] o, Tensor[] lse) -> (Tensor, Tensor)", _fake_merge)
+def _merge(o: Any, lse: Any) -> Any:
+    return ops.merge(list(zip(o, lse)))
+
+
+@_operator("rmsnorm(Tensor x, Tensor weight, *, float eps=1e-06, float weight_offset=0.0) -> Tensor",
+           lambda x, weight, **_: x.new_empty(x.shape))
+def _rmsnorm(x: Any, weight: Any, *, eps: float = 1e-6, weight_offset: float = 0.0) -> Any:
+    return ops.rmsnorm(x, weight, eps=eps, weight_offset=weight_offset)
+
+
+@_operator("rotate(Tensor x, Tensor positions, Tensor table, *, bool interleaved=False, int first=0) -> Tensor",
+           lambda x, *_, **__: x.new_empty(x.shape))
+def _rotate(x: Any, positions: Any, table: Any, *, interleaved: bool = False, first: int = 0) -> Any:
+    return ops.rotate(x, positions, table, interleaved=interleaved, first=first)
+
+
+@_operator("swiglu(Tensor gate_up) -> Tensor", lambda x: x.new_empty((x.shape[0], x.shape[1] // 2)))
+def _swiglu(gate_up: Any) -> Any:
+    return ops.swiglu(gate_up)
+
+
+@_operator("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
+           lambda x, weight, bias=None: x.new_empty((x.shape[0], weight.shape[0])))
+def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    return ops.linear(x, weight, bias)
+
+
+def kv_write(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
+             slot_mapping: torch.Tensor, **options: Any) -> None:
+    """``cpattn.ops.kv_write`` into pools. ``options``: layout, k_scale, v_scale of ``cpattn.PagedCache``."""
+    torch.ops.cpattn.kv_write.default(k, v, k_cache, v_cache, slot_mapping, **options)
+
+
+def attend(plan: AttendPlan, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
+           **options: Any) -> torch.Tensor:
+    """``cpattn.ops.attend`` over pools; ``[rows, q_heads, v_dim]``. ``options``: causal, window, sinks, scale, softcap,
+    alibi_slopes, sink_logits, and layout, k_scale, v_scale of ``cpattn.PagedCache``."""
+    return torch.ops.cpattn.attend.default(q, k_cache, v_cache, plan.number, **options)
+
+
+def attend_with_lse(plan: AttendPlan, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
+                    **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """``attend`` with its LSE, fp32 ``[rows, q_heads]``."""
+    return torch.ops.cpattn.attend_with_lse.default(q, k_cache, v_cache, plan.number, **options)
+
+
+def merge(o: list[torch.Tensor], lse: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """``cpattn.ops.merge`` of states O ``[rows, heads, v_dim]`` and LSE ``[rows, heads]``."""
+    return torch.ops.cpattn.merge.default(o, lse)
+
+
+def rmsnorm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-6, weight_offset: float = 0.0) -> torch.Tensor:
+    """``cpattn.ops.rmsnorm`` of ``[rows, width]``."""
+    return torch.ops.cpattn.rmsnorm.default(x, weight, eps=eps, weight_offset=weight_offset)
+
+
+def rotate(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, *, interleaved: bool = False,
+           first: int = 0) -> torch.Tensor:
+    """``cpattn.ops.rotate`` of ``[rows, heads, dim]``."""
+    return torch.ops.cpattn.rotate.default(x, positions, table, interleaved=interleaved, first=first)
+
+
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """``cpattn.ops.swiglu`` of ``[rows, 2 * width]``."""
+    return torch.ops.cpattn.swiglu.default(gate_up)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """``cpattn.ops.linear`` of ``[rows, inputs]`` and ``[outputs, inputs]``."""
+    return torch.ops.cpattn.linear.default(x, weight, bias)

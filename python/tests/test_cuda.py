@@ -1,0 +1,116 @@
+"""On a GPU: PyTorch's current stream, CUDA graphs over a reserved plan, contexts."""
+
+import os
+
+import numpy as np
+import pytest
+import ranks
+from reference import Paged, attend, peaky
+
+torch = pytest.importorskip("torch")
+
+import cpattn  # noqa: E402
+import cpattn.torch as ct  # noqa: E402
+from cpattn import Chunk, ops  # noqa: E402
+from cpattn._library import lib  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available() or lib.cpa_device_count(1) == 0,
+                                reason="no GPU, or a library without CUDA")
+HEADS, KV_HEADS, DIM = 8, 2, 128
+CUDA = {"dtype": "bf16", "backend": "cuda"}
+
+
+def on_device(x):
+    return torch.from_numpy(x).cuda().bfloat16() if x.dtype == np.float32 else torch.from_numpy(x).cuda()
+
+
+def written(pages):
+    pools = [on_device(np.nan_to_num(p)) for p in pages.pools]  # tensor cores multiply what they do not see by 0
+    for k, v, slots in zip(pages.k, pages.v, pages.slots):
+        ct.kv_write(on_device(k), on_device(v), *pools, on_device(slots))
+    return pools
+
+
+def rounded(x):
+    return torch.from_numpy(x).bfloat16().float().numpy()
+
+
+@pytest.mark.parametrize("queries", [[40, 1], [1, 1]])
+def test_attend_on_the_current_stream(rng, queries):
+    pages = Paged(rng, [100, 33], KV_HEADS, DIM)
+    plan = cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16, **CUDA)
+    plan.set(queries, [100, 33], pages.tables)
+    q = peaky(rng, sum(queries), HEADS, DIM)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        pools = written(pages)
+        out, lse = ct.attend_with_lse(plan, on_device(q), *pools, window=50)
+        out, lse = out.float().cpu().numpy(), lse.cpu().numpy()
+    row = 0
+    for k, v, n in zip(pages.k, pages.v, queries):
+        want, want_lse = attend(rounded(q[row:row + n]), rounded(k), rounded(v), len(k) - n, window=50)
+        np.testing.assert_allclose(out[row:row + n], want, atol=0.06, rtol=0.02)
+        np.testing.assert_allclose(lse[row:row + n], want_lse, atol=0.02, rtol=0.01)
+        row += n
+
+
+def test_graph_of_a_reserved_plan_follows_its_arrays(rng):
+    pages = Paged(rng, [100, 33], KV_HEADS, DIM)
+    pools, q = written(pages), on_device(peaky(rng, 2, HEADS, DIM))
+    plan = cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16, **CUDA)
+    plan.reserve(2, 112, pages.num_blocks)
+    tables = torch.zeros((2, 7), dtype=torch.int32)
+    for s, table in enumerate(pages.tables):
+        tables[s, :len(table)] = torch.tensor(table)
+    lengths, tables = torch.tensor([50, 20], dtype=torch.int32).cuda(), tables.cuda()
+    plan.update(lengths, tables)
+    ct.attend(plan, q, *pools)  # loads the kernels
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        plan.update(lengths, tables)
+        out = ct.attend(plan, q, *pools)
+    for tokens in ([100, 33], [64, 1]):
+        lengths.copy_(torch.tensor(tokens, dtype=torch.int32))
+        graph.replay()
+        for s, n in enumerate(tokens):
+            want = attend(q[s:s + 1].float().cpu(), rounded(pages.k[s][:n]), rounded(pages.v[s][:n]), n - 1)[0]
+            np.testing.assert_allclose(out[s:s + 1].float().cpu(), want, atol=0.06, rtol=0.02)
+
+
+def context_on_devices(rank, size):
+    torch.cuda.set_device(rank)
+    pages = Paged(np.random.default_rng(3), [200], KV_HEADS, DIM)
+    communicator = cpattn.Communicator.from_env(os.environ, secret="x" * 16)
+    with cpattn.Context(communicator, q_heads=HEADS, kv_heads=KV_HEADS, k_dim=DIM, ordinal=rank, **CUDA) as context:
+        own = context.positions(0, 200)
+        pools = [torch.zeros((13, 16, KV_HEADS, DIM), dtype=torch.bfloat16, device="cuda") for _ in range(2)]
+        k, v = (on_device(x[0][own]) for x in (pages.k, pages.v))
+        ct.kv_write(k, v, *pools, torch.arange(len(own), device="cuda"))
+        q = peaky(np.random.default_rng(4), 200, HEADS, DIM)
+        for algorithm in ("pass-kv", "pass-q"):
+            context.plan([Chunk(0, 200, range(-(-len(own) // 16)), algorithm)])
+            out = context.attend(on_device(q[own]), cpattn.PagedCache(*pools))
+            cpattn.synchronise(context.device)
+            want = attend(rounded(q), rounded(pages.k[0]), rounded(pages.v[0]), 0)[0][own]
+            np.testing.assert_allclose(out.float().cpu(), want, atol=0.06, rtol=0.02)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_context(size):
+    if torch.cuda.device_count() < size:
+        pytest.skip(f"{torch.cuda.device_count()} GPUs for {size} ranks")
+    ranks.run(context_on_devices, size)
+
+
+def test_quantised_cache(rng):
+    pages = Paged(rng, [100], KV_HEADS, DIM)
+    scale = float(np.abs(pages.k[0]).max() / 448)
+    pools = [torch.zeros(p.shape, dtype=torch.float8_e4m3fn, device="cuda") for p in pages.pools]
+    cache = cpattn.PagedCache(*pools, k_scale=scale, v_scale=scale)
+    ops.kv_write(cache, *(on_device(x[0]) for x in (pages.k, pages.v, pages.slots)))
+    plan = cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16, kv_dtype="fp8_e4m3", **CUDA)
+    plan.set([1], [100], pages.tables)
+    q = on_device(rng.standard_normal((1, HEADS, DIM)).astype(np.float32))
+    out = ops.attend(plan, q, cache).float().cpu()
+    want = attend(q.float().cpu(), rounded(pages.k[0]), rounded(pages.v[0]), 99)[0]
+    np.testing.assert_allclose(out, want, atol=0.3)

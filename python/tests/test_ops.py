@@ -1,0 +1,191 @@
+"""Operators on NumPy's arrays, against float64."""
+
+import numpy as np
+import pytest
+from reference import Paged, attend, peaky
+
+import cpattn
+from cpattn import ops
+
+HEADS, KV_HEADS, DIM = 4, 2, 32
+
+
+def step(rng, lengths, queries, **shape):
+    """Pages that are written, queries, and the plan of a step."""
+    pages = Paged(rng, lengths, KV_HEADS, DIM, **shape)
+    cache = cpattn.PagedCache(*pages.pools)
+    for k, v, slots in zip(pages.k, pages.v, pages.slots):
+        ops.kv_write(cache, k, v, slots)
+    plan = cpattn.AttendPlan(HEADS, KV_HEADS, DIM, cache.v_dim, block_size=cache.block_size)
+    plan.set(queries, lengths, pages.tables)
+    return pages, cache, plan, peaky(rng, sum(queries), HEADS, DIM)
+
+
+def expected(pages, q, queries, **rules):
+    out, lse, row = [], [], 0
+    for k, v, n in zip(pages.k, pages.v, queries):
+        o, s = attend(q[row:row + n], k, v, k.shape[0] - n, **rules)
+        out.append(o), lse.append(s)
+        row += n
+    return np.concatenate(out), np.concatenate(lse)
+
+
+@pytest.mark.parametrize("mask", [{}, {"causal": False}, {"window": 20, "sinks": 3}])
+def test_attend_of_prefill_and_decode(rng, mask):
+    queries = [7, 1, 40]
+    pages, cache, plan, q = step(rng, [100, 33, 40], queries, v_dim=16)
+    out, lse = ops.attend(plan, q, cache, lse=True, **mask)
+    want, want_lse = expected(pages, q, queries, **mask)
+    np.testing.assert_allclose(out, want, atol=2e-5)
+    np.testing.assert_allclose(lse, want_lse, atol=2e-5)
+
+
+def test_score_rules_and_scale(rng):
+    pages, cache, plan, q = step(rng, [50], [5])
+    sinks = np.array([0.5, -np.inf, 3, 0], np.float32)
+    rules = ops.ScoreRules(softcap=20.0, sink_logits=sinks)
+    out = ops.attend(plan, q, cache, rules=rules, scale=0.3)
+    np.testing.assert_allclose(out, expected(pages, q, [5], softcap=20.0, sink_logits=sinks, scale=0.3)[0], atol=2e-5)
+    plain = ops.attend(plan, q, cache)  # what one call asks for is not left for the next
+    np.testing.assert_allclose(plain, expected(pages, q, [5])[0], atol=2e-5)
+
+
+def test_plan_of_flashinfers_arrays_gives_the_same_bits(rng):
+    pages, cache, plan, q = step(rng, [100, 33], [7, 1])
+    want = ops.attend(plan, q, cache)
+    plan.set_indices([0, 7, 8], [0, 7, 10], np.array(sum(pages.tables, []), np.int32), [4, 1])
+    np.testing.assert_array_equal(ops.attend(plan, q, cache), want)
+
+
+def test_reserved_plan_follows_its_arrays(rng):
+    pages, cache, plan, q = step(rng, [70, 33], [1, 1])
+    want = ops.attend(plan, q, cache)
+    reserved = cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16)
+    reserved.reserve(2, 80, cache.num_blocks)
+    tables = np.zeros((2, 5), np.int32)
+    for s, table in enumerate(pages.tables):
+        tables[s, :len(table)] = table
+    reserved.update(np.array([70, 33], np.int32), tables)
+    np.testing.assert_array_equal(ops.attend(reserved, q, cache), want)
+
+
+def test_halves_of_the_keys_merge_to_the_whole(rng):
+    pages, cache, plan, q = step(rng, [96], [3])
+    whole = ops.attend(plan, q, cache, lse=True, causal=False)
+    states = []
+    for table in (pages.tables[0][:2], pages.tables[0][2:]):
+        plan.set([3], [len(table) * 16], [table])
+        state = (np.empty((3, HEADS, DIM), np.float32), np.empty((3, HEADS), np.float32))
+        assert ops.attend(plan, q, cache, state=state, causal=False) is state
+        states.append(state)
+    out, lse = ops.merge(states)
+    np.testing.assert_allclose(out, whole[0], atol=1e-5)
+    np.testing.assert_allclose(lse, whole[1], atol=1e-5)
+
+
+def test_rows_may_be_slices_and_pools_head_major(rng):
+    pages = Paged(rng, [40], KV_HEADS, DIM)
+    head_major = [np.full((pages.num_blocks, KV_HEADS, 16, DIM), np.nan, np.float32) for _ in range(2)]
+    cache = cpattn.PagedCache(*head_major, layout="head-major")
+    joined = np.concatenate([pages.k[0], pages.v[0]], axis=1)  # rows of one product
+    ops.kv_write(cache, joined[:, :KV_HEADS], joined[:, KV_HEADS:], pages.slots[0])
+    plan = cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16)
+    plan.set([40], [40], pages.tables)
+    q = np.full((40, HEADS + 2, DIM), np.nan, np.float32)
+    q[:, :HEADS] = peaky(rng, 40, HEADS, DIM)
+    out = ops.attend(plan, q[:, :HEADS], cache)
+    np.testing.assert_allclose(out, expected(pages, q[:, :HEADS], [40])[0], atol=2e-5)
+
+
+def test_quantised_cache_of_bytes(rng):
+    pages = Paged(rng, [40], KV_HEADS, DIM)
+    size = cpattn.block_bytes("int8", 16, KV_HEADS, DIM)
+    assert size == 16 * KV_HEADS * (DIM + 4)
+    cache = cpattn.PagedCache.of_bytes(*(np.full((pages.num_blocks, size + 16), 255, np.uint8) for _ in range(2)),
+                                       dtype="int8", block_size=16, kv_heads=KV_HEADS, k_dim=DIM, v_dim=DIM)
+    ops.kv_write(cache, pages.k[0], pages.v[0], pages.slots[0])
+    plan = cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16, kv_dtype="int8")
+    plan.set([2], [40], pages.tables)
+    q = rng.standard_normal((2, HEADS, DIM)).astype(np.float32)
+    out = ops.attend(plan, q, cache)
+    want = expected(pages, q, [2])[0]
+    assert 1e-5 < np.abs(out - want).max() < 0.1
+
+
+def test_blocks_are_copied_and_gathered(rng):
+    pages, cache, plan, q = step(rng, [40, 20], [1, 1])
+    want = ops.attend(plan, q, cache)
+    gathered = cpattn.PagedCache(*(np.full((8, 16, KV_HEADS, DIM), np.nan, np.float32) for _ in range(2)))
+    firsts = ops.kv_gather(cache, gathered, pages.tables, [40, 20])
+    assert firsts == [0, 3]
+    plan.set([1, 1], [40, 20], [[0, 1, 2], [3, 4]])
+    np.testing.assert_array_equal(ops.attend(plan, q, gathered), want)
+    ops.kv_copy(gathered, gathered, [(0, 7), (3, 6)])
+    plan.set([1, 1], [40, 20], [[7, 1, 2], [6, 4]])
+    np.testing.assert_array_equal(ops.attend(plan, q, gathered), want)
+
+
+def test_writes_tell_what_is_not_finite_and_skip(rng):
+    pages = Paged(rng, [4], KV_HEADS, DIM)
+    cache = cpattn.PagedCache(*pages.pools)
+    pages.v[0][2, 1, 5] = np.inf
+    nonfinite = np.zeros(4, np.uint8)
+    slots = pages.slots[0].copy()
+    slots[3] = -1
+    ops.kv_write(cache, pages.k[0], pages.v[0], slots, nonfinite=nonfinite)
+    assert nonfinite.tolist() == [0, 0, 1, 0]
+    block = pages.tables[0][0]
+    np.testing.assert_array_equal(cache.k[block, :3], pages.k[0][:3])
+    assert np.isnan(cache.k[block, 3]).all()
+
+
+def test_operators_beside_attention(rng):
+    x, w = peaky(rng, 5, 24), rng.standard_normal(24).astype(np.float32)
+    x64 = x.astype(np.float64)
+    norm = x64 / np.sqrt((x64 ** 2).mean(-1, keepdims=True) + 1e-5) * (w + 1)
+    np.testing.assert_allclose(ops.rmsnorm(x, w, eps=1e-5, weight_offset=1), norm, rtol=1e-5, atol=1e-5)
+    gate, up = x64[:, :12], x64[:, 12:]
+    np.testing.assert_allclose(ops.swiglu(x), gate / (1 + np.exp(-gate)) * up, rtol=1e-5, atol=1e-5)
+    m, bias = rng.standard_normal((7, 24)).astype(np.float32), rng.standard_normal(7).astype(np.float32)
+    np.testing.assert_allclose(ops.linear(x, m, bias), x64 @ m.T.astype(np.float64) + bias, rtol=1e-4, atol=1e-4)
+    table = cpattn.rope_table(np.empty((50, 8), np.float32), 10000.0)
+    heads, positions = peaky(rng, 5, 3, 8), np.array([0, 1, 7, 30, 49])
+    angle = positions[:, None, None] * 10000.0 ** (-np.arange(4) / 4)
+    a, b = heads[..., :4].astype(np.float64), heads[..., 4:].astype(np.float64)
+    turned = np.concatenate([a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)], -1)
+    np.testing.assert_allclose(ops.rotate(heads, positions, table), turned, atol=1e-5)
+
+
+def test_errors_are_the_librarys_lines(rng):
+    pages, cache, plan, q = step(rng, [40], [2])
+    with pytest.raises(cpattn.InvalidError, match="attend: scale is nan, expected a finite number") as caught:
+        ops.attend(plan, q, cache, scale=float("nan"))
+    assert caught.value.status == "invalid" and isinstance(caught.value, ValueError)
+    with pytest.raises(ValueError, match=r"q has 1 rows; the plan has 2"):
+        ops.attend(plan, q[:1], cache)
+    with pytest.raises(ValueError, match=r"q is \[2, 3, 32\]; expected \[rows, 4, 32\]"):
+        ops.attend(plan, q[:, :3], cache)
+    with pytest.raises(TypeError, match="an array of float64"):
+        ops.attend(plan, q.astype(np.float64), cache)
+    with pytest.raises(ValueError, match="2 queries of sequence 0 of 49 tokens with 3 blocks of 16"):
+        plan.set([2], [49], pages.tables)
+    with pytest.raises(TypeError, match="a list in place of a tensor"):
+        ops.attend(plan, [1.0], cache)
+    with pytest.raises(ValueError, match="o is fp16 of 2 rows; expected fp32 of 2"):
+        ops.attend(plan, q, cache, state=(q.astype(np.float16), q[..., 0]))
+
+
+def test_tensors_of_other_frameworks_come_by_dlpack(rng):
+    class Foreign:  # speaks DLPack and nothing else
+        def __init__(self, x):
+            self.x = x
+
+        def __dlpack__(self, **_):
+            return self.x.__dlpack__()
+
+    pages, cache, plan, q = step(rng, [40], [2])
+    out = np.empty((2, HEADS, DIM), np.float32)
+    ops.attend(plan, Foreign(q), cache, out=Foreign(out))
+    np.testing.assert_array_equal(out, ops.attend(plan, q, cache))
+    with pytest.raises(TypeError, match="need a tensor that is given, out="):
+        ops.swiglu(Foreign(np.zeros((2, 8), np.float32)))

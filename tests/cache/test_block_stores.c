@@ -1,0 +1,185 @@
+/* Parts of parcels, and the stores that keep them: in memory, through a pipe, in a folder; what was changed on the way
+ * is refused. */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "src/cache/parcel.h"
+#include "tests/fixtures/folder_fixture.h"
+#include "tests/fixtures/unit.h"
+
+enum { ROW_BYTES = 24 };
+
+static cpa_block_key key_of(int number) {
+    cpa_block_key key = {.group = number % 3, .part = number % 5};
+    memset(key.digest, number + 1, sizeof key.digest);
+    return key;
+}
+
+/* A sealed part with five rows; free() it. */
+static uint8_t *make_part(const cpa_block_key *key, cpa_part *part) {
+    *part = (cpa_part){6, 0x8113, ROW_BYTES};
+    uint8_t *bytes = malloc((size_t)cpa_part_bytes(part));
+    for (int i = 0; i < cpa_part_rows(part) * ROW_BYTES; i++) bytes[CPA_PART_HEADER_BYTES + i] = (uint8_t)(7 * i);
+    CU_ASSERT(cpa_part_seal(key, part, bytes));
+    return bytes;
+}
+
+static void a_part_is_refused_with_any_byte_changed(void) {
+    const cpa_block_key key = key_of(4);
+    cpa_part part, found;
+    cpa_error err = {CPA_OK, ""};
+    uint8_t *bytes = make_part(&key, &part);
+    const int64_t n = cpa_part_bytes(&part);
+    CU_ASSERT_EQUAL(cpa_part_rows(&part), 5);
+    CU_ASSERT_EQUAL(cpa_part_open(&key, ROW_BYTES, bytes, n, &found, &err), CPA_OK);
+    CU_ASSERT_EQUAL(found.parts, 6);
+    CU_ASSERT_EQUAL(found.bits, 0x8113);
+    for (int64_t i = 0; i < n; i++) {
+        bytes[i] ^= 0x10;
+        CU_ASSERT_EQUAL(cpa_part_open(&key, ROW_BYTES, bytes, n, &found, &err), CPA_INVALID);
+        bytes[i] ^= 0x10;
+    }
+    for (int64_t less = 1; less <= n; less++)
+        CU_ASSERT_EQUAL(cpa_part_open(&key, ROW_BYTES, bytes, n - less, &found, &err), CPA_INVALID);
+    free(bytes);
+}
+
+static void a_part_is_refused_by_another_key_or_for_other_rows(void) {
+    const cpa_block_key key = key_of(4);
+    cpa_part part, found;
+    uint8_t *bytes = make_part(&key, &part);
+    const int64_t n = cpa_part_bytes(&part);
+    cpa_block_key others[] = {key, key, key};
+    others[0].digest[31] ^= 1;
+    others[1].group++;
+    others[2].part++;
+    for (int i = 0; i < 3; i++)
+        CU_ASSERT_EQUAL(cpa_part_open(&others[i], ROW_BYTES, bytes, n, &found, NULL), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_part_open(&key, ROW_BYTES + 8, bytes, n, &found, NULL), CPA_INVALID);
+    free(bytes);
+}
+
+static void digests_of_parcels_depend_on_all_before(void) {
+    const uint32_t tokens[CPA_PARCEL_TOKENS] = {1, 2, 3};
+    cpa_prefix_digest root, other, a, b;
+    CU_ASSERT(cpa_parcel_root("shape", "model", NULL, &root));
+    CU_ASSERT(cpa_parcel_root("shape", "", "model", &other));
+    CU_ASSERT(memcmp(&root, &other, sizeof root) != 0);
+    CU_ASSERT(cpa_parcel_link(&root, tokens, CPA_PARCEL_TOKENS, &a));
+    CU_ASSERT(cpa_parcel_link(&other, tokens, CPA_PARCEL_TOKENS, &b));
+    CU_ASSERT(memcmp(&a, &b, sizeof a) != 0);
+    CU_ASSERT(cpa_parcel_link(&root, tokens, 3, &b));
+    CU_ASSERT(memcmp(&a, &b, sizeof a) != 0);
+    CU_ASSERT_EQUAL(cpa_parcels(0), 0);
+    CU_ASSERT_EQUAL(cpa_parcels(CPA_PARCEL_TOKENS), 1);
+    CU_ASSERT_EQUAL(cpa_parcels(CPA_PARCEL_TOKENS + 1), 2);
+}
+
+/* What a store has of a key is that text, or nothing for NULL. */
+static void expect(const cpa_block_store *store, const cpa_block_key *key, const char *text) {
+    char found[64] = "";
+    int64_t n = -1;
+    CU_ASSERT_EQUAL(store->get(store->ctx, key, found, sizeof found, &n, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(n, text ? (int64_t)strlen(text) : 0);
+    if (text) CU_ASSERT_NSTRING_EQUAL(found, text, strlen(text));
+}
+
+static void check_store(const cpa_block_store *store) {
+    const cpa_block_key a = key_of(1), b = key_of(2);
+    char little[2] = "";
+    int64_t n;
+    expect(store, &a, NULL);
+    CU_ASSERT_EQUAL(store->put(store->ctx, &a, "first", 5, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(store->put(store->ctx, &b, "second", 6, NULL), CPA_OK);
+    expect(store, &a, "first");
+    CU_ASSERT_EQUAL(store->put(store->ctx, &a, "again", 5, NULL), CPA_OK);
+    expect(store, &a, "again");
+    expect(store, &b, "second");
+    CU_ASSERT_EQUAL(store->get(store->ctx, &b, little, sizeof little, &n, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(n, 6);
+    CU_ASSERT_EQUAL(little[0], 0);
+}
+
+static void stores_give_back_what_was_put_last(void) {
+    cpa_test_folder folder = cpa_test_folder_make();
+    cpa_memory_store *memory;
+    cpa_folder_store *files;
+    cpa_block_store store;
+    cpa_error err = {CPA_OK, ""};
+    CU_ASSERT_EQUAL_FATAL(cpa_memory_store_create(0, &memory, &err), CPA_OK);
+    cpa_memory_store_table(memory, &store);
+    check_store(&store);
+    CU_ASSERT_EQUAL(cpa_memory_store_bytes(memory), 11);
+    cpa_memory_store_destroy(memory);
+    CU_ASSERT_EQUAL_FATAL(cpa_folder_store_create(folder.path, &files, &err), CPA_OK);
+    cpa_folder_store_table(files, &store);
+    check_store(&store);
+    cpa_folder_store_destroy(files);
+    cpa_test_folder_remove(&folder);
+    CU_ASSERT_EQUAL(cpa_folder_store_create(folder.path, &files, &err), CPA_IO);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, folder.path));
+}
+
+static void a_memory_store_forgets_the_oldest(void) {
+    cpa_memory_store *memory;
+    cpa_block_store store;
+    CU_ASSERT_EQUAL_FATAL(cpa_memory_store_create(10, &memory, NULL), CPA_OK);
+    cpa_memory_store_table(memory, &store);
+    for (int i = 0; i < 3; i++) {
+        const cpa_block_key key = key_of(i);
+        CU_ASSERT_EQUAL(store.put(store.ctx, &key, "12345", 5, NULL), CPA_OK);
+    }
+    const cpa_block_key first = key_of(0), last = key_of(2);
+    expect(&store, &first, NULL);
+    expect(&store, &last, "12345");
+    cpa_memory_store_destroy(memory);
+}
+
+static void a_memory_store_goes_through_a_pipe(void) {
+    cpa_memory_store *from, *to;
+    cpa_block_store store;
+    int ends[2];
+    cpa_error err = {CPA_OK, ""};
+    const cpa_block_key a = key_of(1), b = key_of(2);
+    CU_ASSERT_EQUAL_FATAL(cpa_memory_store_create(0, &from, NULL), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(cpa_memory_store_create(0, &to, NULL), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(pipe(ends), 0);
+    cpa_memory_store_table(from, &store);
+    store.put(store.ctx, &a, "first", 5, NULL);
+    store.put(store.ctx, &b, "second", 6, NULL);
+    CU_ASSERT_EQUAL(cpa_memory_store_send(from, ends[1], &err), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_memory_store_receive(to, ends[0], &err), CPA_OK);
+    cpa_memory_store_table(to, &store);
+    expect(&store, &a, "first");
+    expect(&store, &b, "second");
+    /* What is no such stream, and one that is cut in its second part. */
+    CU_ASSERT_EQUAL(write(ends[1], "GET / HTTP/1.1\r\n", 16), 16);
+    CU_ASSERT_EQUAL(cpa_memory_store_receive(to, ends[0], &err), CPA_IO);
+    close(ends[0]);
+    close(ends[1]);
+    CU_ASSERT_EQUAL_FATAL(pipe(ends), 0);
+    CU_ASSERT_EQUAL(cpa_memory_store_send(from, ends[1], &err), CPA_OK);
+    char bytes[4096];
+    const ssize_t n = read(ends[0], bytes, sizeof bytes);
+    CU_ASSERT_EQUAL(write(ends[1], bytes, (size_t)n - 50), n - 50);
+    close(ends[1]);
+    CU_ASSERT_EQUAL(cpa_memory_store_receive(to, ends[0], &err), CPA_IO);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "before the end of a part"));
+    close(ends[0]);
+    cpa_memory_store_destroy(from);
+    cpa_memory_store_destroy(to);
+}
+
+static const cpa_test tests[] = {
+    {"a part is refused with any byte changed", a_part_is_refused_with_any_byte_changed},
+    {"a part is refused by another key or for other rows", a_part_is_refused_by_another_key_or_for_other_rows},
+    {"digests of parcels depend on all before", digests_of_parcels_depend_on_all_before},
+    {"stores give back what was put last", stores_give_back_what_was_put_last},
+    {"a memory store forgets the oldest", a_memory_store_forgets_the_oldest},
+    {"a memory store goes through a pipe", a_memory_store_goes_through_a_pipe},
+};
+
+CPA_TEST_MAIN("block stores", tests)

@@ -1,0 +1,248 @@
+#!/usr/bin/env bash
+# Tests of `cp_attn plot`; CMakeLists.txt beside it calls it.
+#     plot.sh says    PROGRAM    pictures of files made up have the numbers of these
+#     plot.sh refuses PROGRAM    what is none of its files is named in one line, exit 2, and no page is left
+#     plot.sh runs    PROGRAM    every picture is drawn of what a run and a benchmark write, as SVG and PNG
+#     plot.sh status  PROGRAM    Chromium draws what /status of a server asks for; without it the test is skipped
+#     plot.sh themes  PROGRAM    Chromium shows the page light and dark; without it the test is skipped
+# The environment gives MPIRUN (with its options, -np excepted).
+set -euo pipefail
+
+fail() {
+    echo "plot.sh: $*" >&2
+    exit 1
+}
+
+scaling_file() { # FILE RANKS SPEEDUP
+    printf '{"benchmark": "scaling", "rows": [{"work": "prefill", "shape": "1x8x8", "ranks": 1, "speedup": 1},
+        {"work": "prefill", "shape": "1x8x8", "ranks": %d, "speedup": %s}]}' "$2" "$3" >"$1"
+}
+
+# A run of four requests, one of which failed, and its timeline: rank 0 attends half of the time, rank 1 waits.
+make_files() {
+    scaling_file two.json 2 1.5
+    scaling_file four.json 4 3
+    cat >run.json <<'END'
+{"ttfts": [0.1, 0.2, 0.4, 9], "itls": [[0.01, 0.02], [], [0.04], [9]], "errors": ["", "", "", "it & <failed>"]}
+END
+    cat >timeline.json <<'END'
+[
+{"name":"process_name","ph":"M","pid":0,"args":{"name":"rank 0"}},
+{"name":"attend own","cat":"compute","ph":"X","pid":0,"tid":2,"ts":0.0,"dur":500000.0,"args":{"step":0}},
+{"name":"wait 1","cat":"compute","ph":"X","pid":1,"tid":2,"ts":0.0,"dur":1000000.0,"args":{"step":0}},
+{"name":"waiting","cat":"requests","ph":"X","pid":2,"tid":0,"ts":0.0,"dur":1.0,"args":{"step":0,"request":1}},
+{"name":"requests","cat":"requests","ph":"C","pid":2,"ts":0.0,"args":{"running":2,"waiting":1}},
+{"name":"cache","cat":"requests","ph":"C","pid":2,"ts":0.0,"args":{"blocks":7}},
+{"name":"bytes_to","ph":"M","pid":0,"args":{"bytes":[0,3145728]}},
+{"name":"bytes_to","ph":"M","pid":1,"args":{"bytes":[1048576,0]}}
+]
+END
+}
+
+plot() {
+    code=0
+    "$program" plot "$@" >out 2>err || code=$?
+}
+
+pictures_say_what_files_say() {
+    make_files
+    plot four.json two.json run.json timeline.json --title 'A & <B>' --png .
+    [ "$code" = 0 ] || fail "exit $code: $(cat err)"
+    python3 - <<'END' || fail "the page is wrong"
+import re, struct, xml.dom.minidom
+page = open("plot.html", encoding="utf-8").read()
+assert "<h1>A &amp; &lt;B&gt;</h1>" in page and "http://" not in page.replace("http://www.w3.org/2000/svg", ""), "title, or a network"
+pictures = {}
+for title, svg in re.findall(r"<h2>(.*?)</h2>\s*(<svg.*?</svg>)", page, re.S):
+    pictures[title] = xml.dom.minidom.parseString(svg)
+def texts(title):
+    return [t.firstChild.data for t in pictures[title].getElementsByTagName("text")]
+def curve(title, ink):
+    line = [l for l in pictures[title].getElementsByTagName("polyline") if l.getAttribute("class") == f"s{ink}"][0]
+    return [tuple(map(float, p.split(","))) for p in line.getAttribute("points").split()]
+def near(a, b): return abs(a - b) < 0.2
+# Speedup: at 1, 2 and 4 ranks, in order; half the ideal's rise at 2, and two thirds of it at 4.
+(x1, y1), (x2, y2), (x4, y4) = curve("Speedup by ranks", 2)
+(_, low), (end, high) = curve("Speedup by ranks", 0)
+assert x1 < x2 < x4 == end and near((y1 - y2) / (low - high), 0.5 / 3) and near((y1 - y4) / (low - high), 2 / 3), (y1, y2, y4)
+assert "prefill 1x8x8" in texts("Speedup by ranks")
+# Latencies: steps of a third, at the times of the three that did not fail, on a logarithmic axis.
+ttft = curve("Time to the first token (TTFT)", 2)
+assert len(ttft) == 4 and near(ttft[2][0] - ttft[1][0], ttft[3][0] - ttft[2][0]), ttft
+assert near(ttft[1][1] - ttft[2][1], ttft[2][1] - ttft[3][1]), ttft
+assert len(curve("Time between two tokens of a request (ITL)", 2)) == 4
+ranks = texts("Ranks by time: timeline.json")
+assert "50% attention, 0% waiting" in ranks and "0% attention, 100% waiting" in ranks, ranks
+boxes = [b for b in pictures["Ranks by time: timeline.json"].getElementsByTagName("rect") if float(b.getAttribute("height")) == 12]
+widths = {b.getAttribute("class"): float(b.getAttribute("width")) for b in boxes}
+assert near(widths["f2"] * 2, widths["f3"]) and len(boxes) == 2, widths
+assert {"running", "waiting"} <= set(texts("Requests: timeline.json"))
+pairs = [t.firstChild.data for t in pictures["Bytes between ranks: timeline.json"].getElementsByTagName("title")]
+assert "rank 0 to rank 1: 3145728 bytes" in pairs and "rank 1 to rank 0: 1048576 bytes" in pairs and len(pairs) == 4, pairs
+assert len(pictures) == 7, pictures.keys()
+for name in ("scaling", "ttft", "itl", "timeline", "requests", "cache", "pairs"):
+    head = open(f"{name}.png", "rb").read(24)
+    assert head[:8] == b"\x89PNG\r\n\x1a\n" and min(struct.unpack(">II", head[16:24])) > 100, name
+END
+    plot run.json run.json --output two.html
+    [ "$(grep -c '>run.json (2)<' two.html)" = 2 ] || fail "two files of one name are not told apart"
+}
+
+expect_refusal() { # TEXT ARGUMENT...
+    local text=$1
+    shift
+    rm -f plot.html
+    plot "$@"
+    [ "$code" = 2 ] || fail "exit $code, expected 2: $*"
+    { [ "$(wc -l <err)" = 1 ] && grep -qF -- "$text" err; } || fail "expected one line with '$text': $(cat err)"
+    [ ! -e plot.html ] || fail "a page is left: $*"
+}
+
+other_files_are_refused() {
+    make_files
+    expect_refusal 'found no file, expected one at least'
+    expect_refusal 'none.json' none.json
+    expect_refusal '--png: found' run.json --png none
+    expect_refusal '--output: found' run.json --output none/plot.html
+    expect_refusal "found '--pgn', expected an option" run.json --pgn .
+    echo '{"a": 1}' >bad.json
+    expect_refusal 'bad.json: found nothing that is drawn, expected' bad.json
+    echo '{"ttfts": [], "itls": []}' >bad.json
+    expect_refusal 'the files have nothing that is drawn' bad.json
+    echo '{"ttfts": [1], "itls": [2]}' >bad.json
+    expect_refusal 'bad.json: itls: found [2], expected' bad.json
+    echo '{"ttfts": ["1"], "itls": [[]]}' >bad.json
+    expect_refusal 'bad.json: ttfts: found' bad.json
+    echo '{"benchmark": "scaling", "rows": [{"work": "decode", "shape": "x", "ranks": 0, "speedup": 1}]}' >bad.json
+    expect_refusal 'bad.json: rows[0].ranks: found 0, expected an integer from 1' bad.json
+    printf '[\n{"name":"x"}\n]\n' >bad.json
+    expect_refusal 'bad.json:2: found no event' bad.json
+    sed 's/"pid":1/"pid":64/' timeline.json >bad.json
+    expect_refusal 'bad.json:4: pid: found 64, expected an integer from 0 to 63' bad.json
+    sed 's/"dur":1000000.0/"dur":-1/' timeline.json >bad.json
+    expect_refusal 'bad.json:4: dur: found -1' bad.json
+    sed 's/\[0,3145728\]/[0,"x"]/' timeline.json >bad.json
+    expect_refusal 'bad.json:8: args: found' bad.json
+    head -c 600 timeline.json >bad.json
+    expect_refusal 'bad.json:' bad.json
+}
+
+draw_runs() {
+    $MPIRUN -np 2 "$program" --requests 4 --input-len 300 --output-len 6 --local-context 0 --skip-self-test \
+        --timeline timeline.json --result-json run.json >out 2>err || fail "the run: $(cat err)"
+    $MPIRUN -np 2 "$program" bench scaling --device host --threads 1 --shapes 1x60x60,2x1x60 --iters 1 --min-time 0 \
+        --result-json scaling.json >out 2>err || fail "the benchmark: $(cat err)"
+    plot run.json scaling.json timeline.json --png .
+    [ "$code" = 0 ] || fail "exit $code: $(cat err)"
+    [ "$(cat out)" = "plot.html: 7 pictures" ] || fail "$(cat out)"
+    for name in scaling ttft itl timeline requests cache pairs; do
+        [ "$(stat -c %s $name.png)" -gt 5000 ] || fail "$name.png is blank"
+    done
+}
+
+# run_chromium OPTION...: on a new profile, into ./browser.log and ./browser.out.
+run_chromium() {
+    rm -rf profile
+    timeout 120 "$chromium" --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars \
+        --user-data-dir="$PWD/profile" "$@" >browser.out 2>browser.log || fail "Chromium: $(cat browser.log)"
+}
+
+find_chromium() {
+    chromium=$(command -v chromium || command -v chromium-browser) || { echo "skipped: no chromium"; exit 77; }
+}
+
+status_page_is_live() {
+    local url=
+    find_chromium
+    : >out
+    "$program" serve --port 0 --skip-self-test --device host --threads 1 --num-blocks 100 >out 2>err &
+    server=$!
+    trap 'kill $server; wait $server || true; rm -rf "$work"' EXIT
+    for ((i = 0; i < 200; i++)); do
+        url=$(sed -n 's/^serving .* on \(http:.*\)$/\1/p' out)
+        [ -z "$url" ] || break
+        sleep 0.1
+    done
+    [ "$(curl -s -o /dev/null -w '%{http_code}' "$url/v1/completions" -d '{"prompt": [3, 4], "max_tokens": 9}')" = 200 ] ||
+        fail "no answer"
+    run_chromium --virtual-time-budget=9000 --dump-dom "$url/status"
+    grep -q '<p id="state">ready</p>' browser.out || fail "not ready: $(head -c 3000 browser.out)"
+    # Nine seconds are some answers: several points of each gauge.
+    python3 - <<'END' || fail "nothing is drawn"
+import re
+page = open("browser.out").read()
+lines = re.findall(r'<polyline class="line0" points="([^"]*)"', page)
+assert len(lines) == 7 and len(lines[0].split()) >= 3, lines
+assert ">running 0" in page and ">waiting 0" in page and ">taken 0" in page, re.findall(r"<span.*?</span>", page)
+END
+}
+
+# shot NAME OPTION...: what Chromium shows of the page, as NAME.png.
+shot() {
+    local name=$1
+    shift
+    run_chromium --window-size=960,900 --screenshot="$PWD/$name.png" "$@" "file://$PWD/plot.html"
+    [ -s "$name.png" ] || fail "Chromium has drawn nothing: $(cat browser.log)"
+}
+
+page_has_both_themes() {
+    find_chromium
+    make_files
+    plot four.json two.json run.json timeline.json
+    shot light --blink-settings=preferredColorScheme=1
+    shot dark --blink-settings=preferredColorScheme=0
+    python3 - <<'END' || fail "the page does not look as it should"
+import struct, zlib
+def pixels(path):
+    """The colours of a PNG of 8 bits without interlace, and how many pixels have them."""
+    data, at, parts, counts = open(path, "rb").read(), 8, [], {}
+    while at < len(data):
+        length, kind = struct.unpack(">I4s", data[at:at + 8])
+        body = data[at + 8:at + 8 + length]
+        if kind == b"IHDR":
+            width, height, depth, colour = struct.unpack(">IIBB", body[:10])
+            assert depth == 8 and colour in (2, 6), (depth, colour)
+        elif kind == b"IDAT":
+            parts.append(body)
+        at += 12 + length
+    step = 3 if colour == 2 else 4
+    raw, before = zlib.decompress(b"".join(parts)), bytearray(width * step)
+    for y in range(height):
+        line = raw[y * (width * step + 1):(y + 1) * (width * step + 1)]
+        row = bytearray(line[1:])
+        for i in range(len(row)):
+            left, up = row[i - step] if i >= step else 0, before[i]
+            corner = before[i - step] if i >= step else 0
+            if line[0] == 1: row[i] = row[i] + left & 255
+            elif line[0] == 2: row[i] = row[i] + up & 255
+            elif line[0] == 3: row[i] = row[i] + (left + up) // 2 & 255
+            elif line[0] == 4:
+                p = left + up - corner
+                near = min((abs(p - left), 0, left), (abs(p - up), 1, up), (abs(p - corner), 2, corner))
+                row[i] = row[i] + near[2] & 255
+        for i in range(0, len(row), step):
+            counts[bytes(row[i:i + 3])] = counts.get(bytes(row[i:i + 3]), 0) + 1
+        before = row
+    return counts
+grounds = []
+for name, series in (("light", ("0072b2", "d55e00")), ("dark", ("4da3e0", "ff8c42"))):
+    counts = pixels(name + ".png")
+    grounds.append(max(counts, key=counts.get).hex())
+    for colour in series:
+        assert counts.get(bytes.fromhex(colour), 0) > 300, (name, colour)
+assert grounds == ["ffffff", "14171b"], grounds
+END
+}
+
+program=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+case $1 in
+    says) pictures_say_what_files_say ;;
+    refuses) other_files_are_refused ;;
+    runs) draw_runs ;;
+    status) status_page_is_live ;;
+    themes) page_has_both_themes ;;
+    *) fail "unknown command '$1'" ;;
+esac
