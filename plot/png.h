@@ -6,7 +6,7 @@
 
 #include "plot/picture.h"
 
-/* Writes a whole file (program/output_file.h). CPA_IO, naming it, if that fails; CPA_NO_MEMORY. */
+/* Writes a whole file (program/output_file.h). CPA_IO, naming it, if that fails; CPA_NO_MEMORY; CPA_UNSUPPORTED without cairo. */
 cpa_status cpa_png_write(const cpa_picture *picture, const char *path, cpa_error *err);
 
 #endif

@@ -333,6 +333,7 @@ template <typename C>
 __device__ void attend_rows(const hopper_args &args) {
     extern __shared__ char memory[];
     __shared__ latent_shared<C> shared;
+    static_assert(sizeof shared + C::SHARED_BYTES <= 227 << 10, "of a CTA");
     const uint32_t tiles = (shared_address(memory) + TILE_ALIGNMENT - 1) / TILE_ALIGNMENT * TILE_ALIGNMENT;
     /* Shuffled, so that the compiler knows that a warp has one: descriptors then stay in uniform registers. */
     const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0), thread = threadIdx.x % WARPGROUP;

@@ -176,7 +176,8 @@ inline bool is_latent_of_warp(const latent_args &a, cpa_dtype dtype) {
     const int32_t unit = 16 / (int32_t)cpa_dtype_bytes(dtype);
     const cpa_rope &rope = a.key.rope;
     const latent_pool &pool = a.pool;
-    const int64_t cache = (int64_t)(uintptr_t)pool.memory | pool.block_stride | pool.token_stride | pool.tail_at;
+    const int64_t cache =
+        (int64_t)(uintptr_t)pool.memory | pool.block_stride | pool.token_stride | (pool.tail ? pool.tail_at : 0);
     if (!is_warp_row(a.norm, dtype, 1) || cpa_rope_streams(&rope) > 1) return false;
     if (rope.dim != a.key.dim || rope.dim / 2 > WARP_LANES * unit) return false;
     if (a.out && !in_vectors(dtype, a.out_stride, (uintptr_t)a.out)) return false;
