@@ -178,7 +178,7 @@ mtp() {
     for n in 60 70 64; do trace_line 0 "$n" 24 1; done >trace.jsonl
     run 2 "${options[@]}" --max-num-batched-tokens 48 --result-json plain.json
     expect_code 0 "without a module that drafts"
-    for way in "2 --max-num-batched-tokens 48" "3 --num-blocks 4 --no-enable-prefix-caching"; do
+    for way in "2 --max-num-batched-tokens 48" "3 --num-blocks $((12 / $(few 3))) --no-enable-prefix-caching"; do
         # shellcheck disable=SC2086
         run $way "${options[@]}" --speculative mtp:1 --verify 0.3 --check-logits 16 --result-json drafts.json
         expect_code 0 "with a module that drafts, ranks and options $way"
