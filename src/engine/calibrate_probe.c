@@ -1,5 +1,6 @@
 #include "src/engine/calibrate_probe.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "base/check.h"
@@ -59,7 +60,12 @@ void cpa_calibrate_probe_close(cpa_calibrate_probe *p) {
 }
 
 cpa_status cpa_calibrate_probe_attend(cpa_calibrate_probe *p, int layers, cpa_error *err) {
-    cpa_context_args args = {.size = sizeof args, .q = p->q, .kv = p->kv, .mask = {.causal = 1}, .out = p->out};
+    cpa_context_args args = {.size = sizeof args,
+                             .q = p->q,
+                             .kv = p->kv,
+                             .mask = {.causal = 1},
+                             .scale = 1 / sqrtf((float)p->kv.k_dim), /* which has to be told over latents */
+                             .out = p->out};
     for (int layer = 0; layer < layers; layer++)
         CPA_TRY(cpa_calibrate_context_failed(p, cpa_context_attend(p->context, &args, p->stream), err));
     return CPA_OK;
