@@ -19,8 +19,8 @@ __device__ inline void barrier_expect(uint32_t barrier, uint32_t bytes) {
 __device__ inline void barrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-/* At the barrier of that address in a CTA of the cluster, by who has only read: .release.cluster would be a fence of the
- * whole device. */
+/* At the barrier of that address in a CTA of the cluster. Not .release.cluster, which is a fence of the whole device: who
+ * arrives has read, and what it wrote itself was read by products that it has waited for. */
 __device__ inline void barrier_arrive_in(uint32_t barrier, uint32_t cta) {
     asm volatile(
         "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
