@@ -1,5 +1,8 @@
 # Man pages from what --help of the commands says, where help2man is there to make them.
 find_program(CPATTN_HELP2MAN help2man)
+if(NOT CPATTN_HELP2MAN)
+  message(STATUS "help2man was not found: no man pages")
+endif()
 if(NOT CPATTN_HELP2MAN OR CMAKE_CROSSCOMPILING OR CPATTN_SANITIZE OR CPATTN_COVERAGE)
   return()
 endif()

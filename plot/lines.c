@@ -8,9 +8,22 @@
 #include "base/array.h"
 #include "plot/frame.h"
 
+/* Takes a last letter away of which bytes are missing: one of UTF-8 begins with as many bits of 1 as it has bytes. */
+static void drop_half_letter(char *text) {
+    const size_t length = strlen(text);
+    for (size_t back = 1; back <= 3 && back <= length; back++) {
+        const unsigned char byte = (unsigned char)text[length - back];
+        if ((byte & 0xC0) == 0x80) continue;
+        const size_t bytes = byte >= 0xF0 ? 4 : byte >= 0xE0 ? 3 : byte >= 0xC0 ? 2 : 1;
+        if (bytes > back) text[length - back] = '\0';
+        return;
+    }
+}
+
 cpa_series *cpa_series_of(cpa_series_set *set, const char *label) {
     char cut[sizeof set->series->label];
     snprintf(cut, sizeof cut, "%s", label);
+    drop_half_letter(cut);
     for (int64_t i = 0; i < set->n; i++)
         if (strcmp(set->series[i].label, cut) == 0) return &set->series[i];
     if (!cpa_array_reserve(&set->series, &set->capacity, set->n + 1, sizeof *set->series)) {

@@ -5,7 +5,7 @@
 #include "plot/picture.h"
 
 typedef struct cpa_series {
-    char label[64];
+    char label[128];   /* UTF-8; a longer one is cut behind a letter */
     cpa_point *points; /* in the order in which they are joined */
     int64_t n_points, capacity;
     int is_guide; /* what data are compared with, as an ideal */

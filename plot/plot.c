@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/array.h"
 #include "base/check.h"
@@ -179,6 +180,16 @@ static cpa_status write_all(const gallery *g, const plot_options *options, cpa_e
     return cpa_output_flush(err);
 }
 
+/* The page takes the place of what is there: no file that it is drawn of. */
+static cpa_status check_inputs(const char *output, char **paths, int n, cpa_error *err) {
+    struct stat page, input;
+    if (stat(output, &page) != 0) return CPA_OK;
+    for (int i = 0; i < n; i++)
+        if (stat(paths[i], &input) == 0 && input.st_dev == page.st_dev && input.st_ino == page.st_ino)
+            return cpa_fail(err, CPA_INVALID, "--output: found '%s', which is drawn, expected another file", paths[i]);
+    return CPA_OK;
+}
+
 /* Options go to *options, the files, in their order, to the front of argv; *n_files is their number. */
 static cpa_status parse(int argc, char **argv, plot_options *options, int *n_files, cpa_error *err) {
     *n_files = 0;
@@ -193,6 +204,7 @@ static cpa_status parse(int argc, char **argv, plot_options *options, int *n_fil
     if (options->help) return CPA_OK;
     if (*n_files == 0) return cpa_fail(err, CPA_INVALID, "plot: found no file, expected one at least; see plot --help");
     CPA_TRY(cpa_output_check("--output", options->output, err));
+    CPA_TRY(check_inputs(options->output, argv, *n_files, err));
     return options->png[0] ? cpa_output_check_folder("--png", options->png, err) : CPA_OK;
 }
 

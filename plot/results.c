@@ -7,8 +7,9 @@
 
 #include "base/array.h"
 #include "base/check.h"
+#include "plot/timeline.h"
 
-enum { MOST_POINTS = 500, MOST_RANKS = 64 }; /* that a job has */
+enum { MOST_POINTS = 500 };
 
 /* ---- latencies ---- */
 
@@ -86,7 +87,7 @@ static cpa_status add_scaling(cpa_results *results, const cpa_json *file, cpa_er
         const char *work = NULL, *shape = NULL;
         snprintf(prefix, sizeof prefix, "rows[%zu].", i);
         const cpa_json one = {file->path, prefix, row};
-        CPA_TRY(cpa_json_int(&one, "ranks", CPA_JSON_REQUIRED, 1, MOST_RANKS, &ranks, err));
+        CPA_TRY(cpa_json_int(&one, "ranks", CPA_JSON_REQUIRED, 1, CPA_PLOT_MOST_RANKS, &ranks, err));
         CPA_TRY(cpa_json_number(&one, "speedup", CPA_JSON_REQUIRED, 0, 1e6, &speedup, err));
         CPA_TRY(cpa_json_text(&one, "work", CPA_JSON_REQUIRED, &work, err));
         CPA_TRY(cpa_json_text(&one, "shape", CPA_JSON_REQUIRED, &shape, err));

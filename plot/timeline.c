@@ -11,7 +11,6 @@
 #include "base/json_file.h"
 #include "plot/frame.h"
 
-enum { MOST_RANKS = 64 };         /* that a job has */
 static const double second = 1e6; /* in microseconds, as times are written */
 
 /* ---- reading ---- */

@@ -98,6 +98,15 @@ def sized(struct: Any, **fields: Any) -> Any:
     return struct(ctypes.sizeof(struct), **fields)
 
 
+def integers(kind: Any, values: Any, what: str) -> Any:
+    """An array of C's integers. ValueError for one that does not fit, which ctypes would wrap."""
+    values = values if isinstance(values, (list, range)) else list(values)
+    limit = 1 << 8 * ctypes.sizeof(kind) - 1
+    if values and not (-limit <= min(values) and max(values) < limit):
+        raise ValueError(f"cpattn: {what} are {min(values)} to {max(values)}; expected what {kind.__name__} holds")
+    return (kind * len(values))(*values)
+
+
 def version() -> str:
     """The version of the library, ``"major.minor.patch"``."""
     return lib.cpa_version().decode()

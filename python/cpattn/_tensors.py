@@ -4,6 +4,7 @@ other by DLPack (https://dmlc.github.io/dlpack/latest/c_api.html)."""
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from typing import Any, NamedTuple
 
@@ -23,6 +24,14 @@ class Tensor(NamedTuple):
     ordinal: int
 
 
+class Place(NamedTuple):
+    """A device: its back end and its number."""
+
+    backend: str
+    ordinal: int
+
+
+THE_HOST = Place(HOST, 0)
 DTYPES = {"fp32": c.CPA_F32, "bf16": c.CPA_BF16, "fp16": c.CPA_F16, "fp8_e4m3": c.CPA_FP8_E4M3, "int8": c.CPA_INT8,
           "fp8_t128": c.CPA_FP8_T128}
 _ALIASES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8_e4m3", "int8": "i8",
@@ -70,13 +79,32 @@ def read(x: Any) -> Tensor:
     raise TypeError(f"cpattn: a {type(x).__name__} in place of a tensor")
 
 
+def read_on(place: Any, x: Any, what: str, *, written: bool = False) -> Tensor:
+    """Describes a tensor that is to lie on the device ``place``, or where the tensor ``place`` does, and is ``written``
+    to. ValueError for another."""
+    t = read(x)
+    if (t.backend, t.ordinal) != (place.backend, place.ordinal):
+        raise ValueError(f"cpattn: {what} lies on {t.backend}:{t.ordinal}; expected {place.backend}:{place.ordinal}")
+    if written:
+        check_writable(x, what)
+    return t
+
+
+def check_writable(x: Any, what: str) -> None:
+    """ValueError for an array that NumPy would not write to."""
+    if hasattr(x, "__array_struct__") and not x.flags.writeable:
+        raise ValueError(f"cpattn: {what} is read-only")
+
+
 def signature(x: Any) -> tuple[int, tuple[Any, ...]]:
     """The address of a tensor, and what else there is to know of it: equal to that of another tensor of the same
-    dtype, shape, strides and device. A cheaper ``read`` for calls that find what they have checked before."""
+    dtype, shape, strides and device, as writable. A cheaper ``read`` for calls that find what they have checked
+    before."""
     if type(x) is _plain_tensor:
         return x.data_ptr(), (x.dtype, x.shape, x.stride(), x.get_device())
     if hasattr(x, "__array_struct__"):
-        return _address_of_array(x), (x.dtype, x.shape, x.strides)
+        address, writable = _memory_of(x)
+        return address, (x.dtype, x.shape, x.strides, writable)
     t = read(x)
     return t[0], t[1:]
 
@@ -94,9 +122,14 @@ class _ArrayInterface(ctypes.Structure):
                 ("data", ctypes.c_void_p)]
 
 
-def _address_of_array(x: Any) -> int:
-    capsule = x.__array_struct__
-    return _ArrayInterface.from_address(_pointer(capsule, None)).data or 0
+_WRITEABLE = 0x400  # NPY_ARRAY_WRITEABLE of its flags
+
+
+def _memory_of(x: Any) -> tuple[int, int]:
+    """The address of an array, and whether it may be written to: 0, or not 0."""
+    capsule = x.__array_struct__  # which frees what it points to when it goes
+    array = _ArrayInterface.from_address(_pointer(capsule, None))
+    return array.data or 0, array.flags & _WRITEABLE
 
 
 def _read_array(x: Any) -> Tensor:
@@ -107,7 +140,7 @@ def _read_array(x: Any) -> Tensor:
         if known is None:
             raise TypeError(f"cpattn: an array of {dtype}; expected one of {', '.join(_ALIASES)}")
         _numpy_dtypes[dtype] = known
-    return _new(Tensor, (_address_of_array(x), known, x.shape, tuple([s // size for s in x.strides]), HOST, 0))
+    return _new(Tensor, (_memory_of(x)[0], known, x.shape, tuple([s // size for s in x.strides]), HOST, 0))
 
 
 class _DLTensor(ctypes.Structure):
@@ -130,7 +163,8 @@ def _read_dlpack(x: Any) -> Tensor:
         strides = tuple(tensor.strides[i] for i in range(tensor.ndim))
     else:
         strides = contiguous(shape)
-    return Tensor((tensor.data or 0) + tensor.byte_offset, dtype, shape, strides, backend, tensor.device_id)
+    ordinal = tensor.device_id if backend == CUDA else 0  # of pinned memory it is that of a GPU
+    return Tensor((tensor.data or 0) + tensor.byte_offset, dtype, shape, strides, backend, ordinal)
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -143,7 +177,8 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def rows(t: Tensor, what: str, *inner: int) -> int:
-    """The stride from row to row of a tensor [rows, *inner] whose rows are contiguous. ValueError for another."""
+    """The stride from row to row of a tensor [rows, *inner] whose rows are contiguous, one behind the other.
+    ValueError for another."""
     shape, strides = t[2], t[3]
     if shape[1:] != inner or len(shape) != len(inner) + 1:
         raise ValueError(f"cpattn: {what} is {list(shape)}; expected [rows, {', '.join(map(str, inner))}]")
@@ -152,16 +187,18 @@ def rows(t: Tensor, what: str, *inner: int) -> int:
         if stride != step and length != 1:
             raise ValueError(f"cpattn: a row of {what} is not contiguous, strides {list(strides)} of {list(shape)}")
         step *= length
+    if shape[0] > 1 and strides[0] < step:
+        raise ValueError(f"cpattn: rows of {what} are {strides[0]} elements apart; expected {step} or more")
     return strides[0] if strides[0] > step else step
 
 
-def vector(x: Any, what: str, dtype: str, length: int | None = None) -> int:
-    """The address of a contiguous tensor of one dtype, [length]."""
-    t = read(x)
-    count = 1
-    for n in t.shape:
-        count *= n
-    if t.dtype != dtype or (length is not None and count != length) or (count and t.strides != contiguous(t.shape)):
+def vector(x: Any, what: str, dtype: str, length: int | None = None, *, place: Any = None,
+           written: bool = False) -> int:
+    """The address of a contiguous tensor of one dtype, [length]; ``place`` and ``written`` as ``read_on`` has them."""
+    t = read_on(place, x, what, written=written) if place is not None else read(x)
+    count = math.prod(t.shape)
+    holes = any(n > 1 and s != step for n, s, step in zip(t.shape, t.strides, contiguous(t.shape)))
+    if t.dtype != dtype or (length is not None and count != length) or (count and holes):
         raise ValueError(f"cpattn: {what} is {t.dtype} {list(t.shape)}; expected {dtype}, contiguous"
                          + (f", {length} elements" if length is not None else ""))
     return t.address

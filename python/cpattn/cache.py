@@ -7,7 +7,7 @@ from typing import Any
 from . import _declarations as c
 from ._device import Device, device_of
 from ._library import lib
-from ._tensors import DTYPES, Tensor, read, vector
+from ._tensors import DTYPES, Tensor, read, read_on, vector
 
 LAYOUTS = {"token-major": c.CPA_TOKEN_MAJOR, "head-major": c.CPA_HEAD_MAJOR, "vllm-x": c.CPA_VLLM_X}
 
@@ -87,15 +87,16 @@ class PagedCache:
                                  f"{least} or more]")
             strides.append(t.strides[0] // _element_bytes(dtype))
         keys = read(k)
-        if v is not None and read(v).shape[0] != keys.shape[0]:
+        if v is not None and read_on(keys, v, "v").shape[0] != keys.shape[0]:
             raise ValueError(f"cpattn: {keys.shape[0]} blocks of k and {read(v).shape[0]} of v")
         self = cls.__new__(cls)
         self.view = c.cpa_kv_view(
             k=keys.address, v=read(v).address if v is not None else None, dtype=DTYPES[dtype], block_size=block_size,
             num_blocks=keys.shape[0], kv_heads=kv_heads, k_dim=k_dim, v_dim=v_dim, k_block_stride=strides[0],
             v_block_stride=strides[1], k_scale=k_scale, v_scale=v_scale, layout=LAYOUTS[layout], n_scales=n_scales,
-            k_scales=vector(k_scales, "k_scales", "fp32") if scaled else None,
-            v_scales=vector(v_scales, "v_scales", "fp32", n_scales) if scaled and v_scales is not None else None,
+            k_scales=vector(k_scales, "k_scales", "fp32", place=keys) if scaled else None,
+            v_scales=(vector(v_scales, "v_scales", "fp32", n_scales, place=keys)
+                      if scaled and v_scales is not None else None),
             v_in_k=int(v is None))
         self._keep(k, v, keys, k_scales, v_scales)
         return self

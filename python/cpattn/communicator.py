@@ -24,10 +24,21 @@ class Communicator:
     def __init__(self, handle: ctypes.c_void_p, group: Any = None):
         self.handle = handle
         self.group = group  # of torch.distributed, with the same ranks; or None
+        self.contexts: list[ctypes.c_void_p] = []  # over it that live, in the order in which they were made
 
     def __del__(self) -> None:
-        if hasattr(self, "handle") and not sys.is_finalizing():
-            lib.cpa_comm_destroy(self.handle)
+        if not hasattr(self, "handle") or sys.is_finalizing():
+            return
+        # Of a cycle the collector may end the communicator before its contexts, which have to go first.
+        for context in list(self.contexts):
+            self.destroy_context(context)
+        lib.cpa_comm_destroy(self.handle)
+
+    def destroy_context(self, context: ctypes.c_void_p) -> None:
+        """Destroys a context over this communicator, or does nothing where that is done. Collective."""
+        if any(own is context for own in self.contexts):
+            self.contexts = [own for own in self.contexts if own is not context]
+            lib.cpa_context_destroy(context)
 
     @classmethod
     def alone(cls) -> Communicator:

@@ -10,14 +10,15 @@ from typing import Any
 
 from . import _declarations as c
 from ._device import Device, device
-from ._library import create, lib, raise_status, sized
-from ._tensors import empty_like, plain_dtype, read, rows, vector
+from ._library import create, integers, lib, raise_status, sized
+from ._tensors import empty_like, plain_dtype, read, read_on, rows, vector
 from .cache import PagedCache
 from .communicator import Communicator
 from .ops import ScoreRules, mask_of
 from .plan import shape_of
 
 ALGORITHMS = {"auto": c.CPA_AUTO, "pass-kv": c.CPA_PASS_KV, "pass-q": c.CPA_PASS_Q}
+_MOST_TOKENS = (1 << 63) - 1  # that an int64_t counts
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,13 @@ class Context:
                         rows=c.CPA_ROWS_REPLICATED if self.replicated else c.CPA_ROWS_OWNED)
         self.handle = create(lib.cpa_context_create, self.communicator.handle, self.device.handle,
                              ctypes.byref(options))
+        self.communicator.contexts.append(self.handle)
         self.n_rows = 0
 
     def close(self) -> None:
         """Ends the context. Collective; without it the end of the process does."""
         if hasattr(self, "handle"):
-            lib.cpa_context_destroy(self.handle)
+            self.communicator.destroy_context(self.handle)
             del self.handle
 
     def __enter__(self) -> Context:
@@ -122,18 +124,21 @@ class Context:
         """Plans a step; how many rows this rank has in it: the tokens of the chunks that it owns, or all of them,
         chunk after chunk. Every rank plans the same chunks. The tables are copied."""
         array = (c.cpa_context_chunk * len(chunks))()
-        tables = [(c.c_int32 * len(chunk.block_table))(*chunk.block_table) for chunk in chunks]
+        tables = [integers(c.c_int32, chunk.block_table, "blocks") for chunk in chunks]
         for i, (chunk, table) in enumerate(zip(chunks, tables)):
             if chunk.algorithm not in ALGORITHMS:
                 raise ValueError(f"cpattn: algorithm {chunk.algorithm!r}; expected one of {', '.join(ALGORITHMS)}")
-            kind = c.CPA_ON_RANK if chunk.on_rank else c.CPA_SHARDED
-            placement = c.cpa_placement(kind, chunk.rank)
-            if chunk.start >= 0 and chunk.count >= 0 and 0 <= chunk.rank < self.size:
-                own = lib.cpa_tokens_on(self.map, placement, self.rank)
-                needed = -(-lib.cpa_tokens_before(self.map, own, chunk.start + chunk.count) // self.block_size)
-                if len(table) < needed:
-                    raise ValueError(f"cpattn: {len(table)} blocks of chunk {i}, whose tokens on rank {self.rank} take "
-                                     f"{needed}")
+            most = _MOST_TOKENS - chunk.start
+            if not (chunk.start >= 0 and 0 <= chunk.count <= most and 0 <= chunk.rank < self.size):
+                raise ValueError(f"cpattn: chunk {i} is of {chunk.count} tokens from {chunk.start} on, its first rank "
+                                 f"{chunk.rank}; expected none below 0, a rank below {self.size}, and {_MOST_TOKENS} "
+                                 "tokens at most")
+            placement = c.cpa_placement(c.CPA_ON_RANK if chunk.on_rank else c.CPA_SHARDED, chunk.rank)
+            own = lib.cpa_tokens_on(self.map, placement, self.rank)
+            needed = -(-lib.cpa_tokens_before(self.map, own, chunk.start + chunk.count) // self.block_size)
+            if len(table) < needed:
+                raise ValueError(f"cpattn: {len(table)} blocks of chunk {i}, whose tokens on rank {self.rank} take "
+                                 f"{needed}")
             array[i] = c.cpa_context_chunk(start=chunk.start, count=chunk.count, placement=placement,
                                            algorithm=self._algorithm(chunk), block_table=ctypes.addressof(table))
         self._check(lib.cpa_context_plan(self.handle, array, len(chunks)))
@@ -156,7 +161,7 @@ class Context:
         ``cache`` before (``ops.kv_write``). Returns ``out``, ``[rows, heads of this rank's results, v_dim]``; with
         ``lse``, fp32 ``[rows, heads]`` or True, ``(out, lse)``.
         """
-        queries, shape, n = read(q), self.shape, self.n_rows
+        queries, shape, n = read_on(self.device, q, "q"), self.shape, self.n_rows
         begin, end = self.head_slice
         heads, v_dim = end - begin, shape.v_dim
         if plain_dtype(queries, "q") != shape.dtype or queries.shape[0] < n:
@@ -164,13 +169,18 @@ class Context:
                              f"context and {n} rows")
         if n and rows(queries, "q", shape.q_heads, shape.k_dim) != shape.q_heads * shape.k_dim:
             raise ValueError("cpattn: q is not contiguous")
+        if cache.device is not self.device:
+            raise ValueError(f"cpattn: the cache lies on {cache.device!r}, the context on {self.device!r}")
+        if rules is not None:
+            rules.check(self.device, shape.q_heads)
         if out is None:
             out = empty_like(q, (n, heads, v_dim))
         if lse is True:
             lse = empty_like(q, (n, heads), "fp32")
+        written: dict[str, Any] = {"place": self.device, "written": True}
         args = sized(c.cpa_context_args, q=queries.address, kv=cache.view, mask=mask_of(causal, window, sinks),
-                     scale=scale, out=vector(out, "out", queries.dtype, n * heads * v_dim),
-                     lse=None if lse is None else vector(lse, "lse", "fp32", n * heads),
+                     scale=scale, out=vector(out, "out", queries.dtype, n * heads * v_dim, **written),
+                     lse=None if lse is None else vector(lse, "lse", "fp32", n * heads, **written),
                      rules=None if rules is None else ctypes.addressof(rules.rules))
         self._check(lib.cpa_context_attend(self.handle, ctypes.byref(args), self.device.stream(stream)))
         return out if lse is None else (out, lse)
@@ -187,14 +197,17 @@ class Context:
         ranks; of this rank's ``block_tables``, int32 ``[sequences, entries]``; and of ``first_ranks``, int32
         ``[sequences]`` or None: rank 0. All on the device; also in a capture. Row s of q, out and lse is sequence s on
         every rank, and counts where the last token of the sequence is owned."""
-        t, tables = read(lengths), read(block_tables)
+        t, tables = read(lengths), read_on(self.device, block_tables, "block_tables")
         if t.dtype not in ("i32", "i64") or tables.shape[0] != t.shape[0]:
             raise ValueError(f"cpattn: lengths are {t.dtype} {list(t.shape)}, tables {list(tables.shape)}; expected "
                              "i32 or i64 [sequences] and [sequences, entries]")
-        args = sized(c.cpa_attend_update_args, sequences=t.shape[0], lengths=vector(lengths, "lengths", t.dtype),
-                     length_bytes=4 if t.dtype == "i32" else 8,
+        firsts = None
+        if first_ranks is not None:
+            firsts = vector(first_ranks, "first_ranks", "i32", t.shape[0], place=self.device)
+        args = sized(c.cpa_attend_update_args, sequences=t.shape[0], length_bytes=4 if t.dtype == "i32" else 8,
+                     lengths=vector(lengths, "lengths", t.dtype, place=self.device),
                      block_tables=vector(block_tables, "block_tables", "i32"), table_stride=tables.shape[1],
-                     first_ranks=None if first_ranks is None else vector(first_ranks, "first_ranks", "i32", t.shape[0]))
+                     first_ranks=firsts)
         self._held = (lengths, block_tables, first_ranks)
         handle = self.device.stream(stream)
         self._check(lib.cpa_context_update(self.handle, ctypes.byref(args), handle))

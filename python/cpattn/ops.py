@@ -17,8 +17,9 @@ from typing import Any
 
 from . import _declarations as c
 from ._device import device, device_of, enqueue
-from ._library import lib, raise_status, sized
-from ._tensors import address_of, empty_like, plain_dtype, read, rows, signature, vector
+from ._library import integers, lib, raise_status, sized
+from ._tensors import (Tensor, address_of, check_writable, empty_like, plain_dtype, read, read_on, rows, signature,
+                       vector)
 from .cache import PagedCache
 from .plan import AttendPlan, shape_of
 
@@ -32,11 +33,17 @@ class ScoreRules:
 
     def __init__(self, *, softcap: float = 0.0, temperature_len: float = 0.0, alibi_slopes: Any = None,
                  sink_logits: Any = None):
-        self._held = (alibi_slopes, sink_logits)
+        self._held = {"alibi_slopes": alibi_slopes, "sink_logits": sink_logits}
         self.rules = c.cpa_score_rules(
             softcap=softcap, temperature_len=temperature_len,
             alibi_slopes=None if alibi_slopes is None else vector(alibi_slopes, "alibi_slopes", "fp32"),
             sink_logits=None if sink_logits is None else vector(sink_logits, "sink_logits", "fp32"))
+
+    def check(self, place: Any, q_heads: int) -> None:
+        """ValueError for rules that are not for so many heads on the device ``place``."""
+        for name, x in self._held.items():
+            if x is not None:
+                vector(x, name, "fp32", q_heads, place=place)
 
 
 @functools.lru_cache(maxsize=256)
@@ -54,13 +61,16 @@ def kv_write(cache: PagedCache, k: Any, v: Any, slot_mapping: Any, *, nonfinite:
     slices of a wider tensor. ``v`` is None for a cache of latents. ``nonfinite``: uint8 ``[tokens]``, becomes 1 where a
     written key or value is NaN or infinite.
     """
-    view, keys = cache.view, read(k)
+    view, on = cache.view, cache.device
+    keys = read_on(on, k, "k")
     tokens = keys.shape[0]
+    check_writable(cache.k, "k of the cache")
+    check_writable(cache.v, "v of the cache")
     args = sized(c.cpa_kv_write_args, tokens=tokens, dtype=plain_dtype(keys, "k"), k=keys.address,
                  k_row_stride=rows(keys, "k", view.kv_heads, view.k_dim),
-                 slot_mapping=vector(slot_mapping, "slot_mapping", "i64", tokens), kv=view)
+                 slot_mapping=vector(slot_mapping, "slot_mapping", "i64", tokens, place=on), kv=view)
     if v is not None:
-        values = read(v)
+        values = read_on(on, v, "v")
         args.v, args.v_row_stride = values.address, rows(values, "v", view.kv_heads, view.v_dim)
         if values.dtype != keys.dtype or values.shape[0] != tokens:
             raise ValueError(f"cpattn: k is {keys.dtype} of {tokens} tokens, v {values.dtype} of {values.shape[0]}; "
@@ -68,19 +78,28 @@ def kv_write(cache: PagedCache, k: Any, v: Any, slot_mapping: Any, *, nonfinite:
     elif not view.v_in_k:
         raise ValueError("cpattn: v is None, and the values of this cache do not lie in its keys")
     if nonfinite is not None:
-        args.nonfinite = vector(nonfinite, "nonfinite", "u8", tokens)
-    enqueue(lib.cpa_kv_write, args, cache.device, stream)
+        args.nonfinite = vector(nonfinite, "nonfinite", "u8", tokens, place=on, written=True)
+    enqueue(lib.cpa_kv_write, args, on, stream)
 
 
 def _blocks(pairs: Any) -> Any:
     pairs = pairs.tolist() if hasattr(pairs, "tolist") else pairs
     if any(len(pair) != 2 for pair in pairs):
         raise ValueError("cpattn: expected pairs (source block, destination block)")
-    return (c.c_int64 * (2 * len(pairs)))(*(block for pair in pairs for block in pair))
+    return integers(c.c_int64, [block for pair in pairs for block in pair], "blocks")
+
+
+def _check_copy(src: PagedCache, dst: PagedCache) -> None:
+    """ValueError for caches between which nothing can be copied."""
+    if src.device is not dst.device:
+        raise ValueError(f"cpattn: src lies on {src.device!r}, dst on {dst.device!r}; expected one device")
+    check_writable(dst.k, "k of dst")
+    check_writable(dst.v, "v of dst")
 
 
 def kv_copy(src: PagedCache, dst: PagedCache, pairs: Sequence[tuple[int, int]], *, stream: int | None = None) -> None:
     """Copies whole blocks between two caches of one form: (block of ``src``, block of ``dst``) for each pair."""
+    _check_copy(src, dst)
     flat = _blocks(pairs)
     args = sized(c.cpa_kv_copy_args, src=src.view, dst=dst.view, pairs=ctypes.addressof(flat), n_pairs=len(flat) // 2)
     enqueue(lib.cpa_kv_copy, args, src.device, stream)
@@ -93,9 +112,10 @@ def kv_gather(src: PagedCache, dst: PagedCache, block_tables: Sequence[Sequence[
     ``block_tables[s]`` are the blocks of sequence s, of ``lengths[s]`` tokens. Returns the first block of each in
     ``dst``; sequences lie one behind the other.
     """
+    _check_copy(src, dst)
     size = src.block_size
     tables = [list(table)[:-(-n // size)] for table, n in zip(block_tables, lengths)]
-    flat = (c.c_int32 * sum(map(len, tables)))(*(block for table in tables for block in table))
+    flat = integers(c.c_int32, [block for table in tables for block in table], "blocks")
     ranges = (c.cpa_kv_range * len(tables))()
     firsts, block = [], 0
     for s, (table, n) in enumerate(zip(tables, lengths)):
@@ -138,6 +158,10 @@ def attend(plan: AttendPlan, q: Any, cache: PagedCache, *, out: Any = None, lse:
     if plan.setting != setting:
         plan.setting = None
         _check_rows(plan, q, out if out_layout is not None else None)
+        if cache.device is not plan.device:
+            raise ValueError(f"cpattn: the cache lies on {cache.device!r}, the plan on {plan.device!r}")
+        if rules is not None:
+            rules.check(plan.device, widths[0])
         args.q_dtype, args.q_row_stride = plain_dtype(read(q), "q"), rows(read(q), "q", *widths[:2])
         args.kv, args.mask = cache.view, mask_of(causal, window, sinks, right)
         args.scale, args.resume = scale, resume
@@ -146,8 +170,8 @@ def attend(plan: AttendPlan, q: Any, cache: PagedCache, *, out: Any = None, lse:
     args.q, args.out = address, results
     o, row_lse = (None, lse) if state is None else state
     if o is not None or row_lse is not None or plan.has_partial:
-        _take(plan.partial, "o", o, n, widths[0], widths[2])
-        _take(plan.partial, "lse", row_lse, n, widths[0])
+        _take(plan, "o", o, widths[0], widths[2])
+        _take(plan, "lse", row_lse, widths[0])
         plan.has_partial = o is not None or row_lse is not None
     handle = plan.device.stream(stream)
     status = lib.cpa_attend(plan.handle, plan.args_ref, handle)
@@ -159,25 +183,24 @@ def attend(plan: AttendPlan, q: Any, cache: PagedCache, *, out: Any = None, lse:
 def _check_rows(plan: AttendPlan, q: Any, out: Any) -> None:
     """ValueError for queries and results that do not fit the plan."""
     (heads, k_dim, v_dim), n = plan.widths, plan.rows
-    t = read(q)
+    t = read_on(plan.device, q, "q")
     rows(t, "q", heads, k_dim)
     if t.shape[0] < n:
         raise ValueError(f"cpattn: q has {t.shape[0]} rows; the plan has {n}")
-    if (t.backend, t.ordinal) != (plan.device.backend, plan.device.ordinal):
-        raise ValueError(f"cpattn: q lies on {t.backend}:{t.ordinal}, the plan on {plan.device!r}")
     if out is not None:
-        o = read(out)
-        if rows(o, "out", heads, v_dim) != heads * v_dim or o.shape[0] < n or o[4:] != t[4:] or o.dtype != t.dtype:
-            raise ValueError(f"cpattn: out is {o.dtype} {list(o.shape)} on {o.backend}:{o.ordinal}; expected {t.dtype} "
-                             f"[{n}, {heads}, {v_dim}], contiguous, where q is")
+        o = read_on(plan.device, out, "out", written=True)
+        if rows(o, "out", heads, v_dim) != heads * v_dim or o.shape[0] < n or o.dtype != t.dtype:
+            raise ValueError(f"cpattn: out is {o.dtype} {list(o.shape)}; expected {t.dtype} [{n}, {heads}, {v_dim}], "
+                             "contiguous")
 
 
-def _take(partial: Any, part: str, x: Any, n: int, *inner: int) -> None:
-    """Sets o or lse of a partial state from a tensor [n or more, *inner] of fp32, or None."""
+def _take(plan: AttendPlan, part: str, x: Any, *inner: int) -> None:
+    """Sets o or lse of the plan's partial state from a tensor [rows of the plan or more, *inner] of fp32, or None."""
+    partial, n = plan.partial, plan.rows
     if x is None:
         setattr(partial, part, None)
         return
-    t = read(x)
+    t = read_on(plan.device, x, part, written=True)
     stride = rows(t, part, *inner)
     if t.dtype != "fp32" or t.shape[0] < n:
         raise ValueError(f"cpattn: {part} is {t.dtype} of {t.shape[0]} rows; expected fp32 of {n}")
@@ -198,7 +221,7 @@ def merge(states: Sequence[tuple[Any, Any]], *, out: Any = None, out_lse: Any = 
     n, heads, v_dim = first.shape
     partials = (c.cpa_partial * len(states))()
     for i, (o, lse) in enumerate(states):
-        t, lses = read(o), read(lse)
+        t, lses = read_on(first, o, "o"), read_on(first, lse, "lse")
         if t.shape != first.shape or t.dtype != first.dtype or lses.shape[0] != n or lses.dtype != "fp32":
             raise ValueError(f"cpattn: state {i} is {t.dtype} {list(t.shape)} with an LSE of {lses.dtype} "
                              f"{list(lses.shape)}; expected {first.dtype} {list(first.shape)} and fp32 [{n}, {heads}]")
@@ -208,15 +231,16 @@ def merge(states: Sequence[tuple[Any, Any]], *, out: Any = None, out_lse: Any = 
         out = empty_like(states[0][0], (n, heads, v_dim), dtype)
     if out_lse is None:
         out_lse = empty_like(states[0][0], (n, heads), "fp32")
-    o, result_lse = read(out), read(out_lse)
+    o, result_lse = read_on(first, out, "out", written=True), read_on(first, out_lse, "out_lse", written=True)
     if o.shape != first.shape or result_lse.shape != (n, heads) or result_lse.dtype != "fp32":
         raise ValueError(f"cpattn: out is {list(o.shape)} and out_lse {result_lse.dtype} {list(result_lse.shape)}; "
                          f"expected {list(first.shape)} and fp32 [{n}, {heads}]")
+    sinks = None if sink_logits is None else vector(sink_logits, "sink_logits", "fp32", heads, place=first)
     args = sized(c.cpa_merge_args, rows=n, heads=heads, v_dim=v_dim, states=ctypes.addressof(partials),
                  n_states=len(states), out_dtype=plain_dtype(o, "out"), out=o.address,
                  out_row_stride=rows(o, "out", heads, v_dim), out_lse=result_lse.address,
                  out_lse_row_stride=rows(result_lse, "out_lse", heads), state_dtype=plain_dtype(first, "o"),
-                 sink_logits=None if sink_logits is None else vector(sink_logits, "sink_logits", "fp32", heads))
+                 sink_logits=sinks)
     enqueue(lib.cpa_merge, args, device_of(first), stream)
     return out, out_lse
 
@@ -231,20 +255,29 @@ def rmsnorm(x: Any, weight: Any, *, eps: float = 1e-6, weight_offset: float = 0.
     width = t.shape[-1]
     if out is None:
         out = empty_like(x, t.shape)
-    o = read(out)
-    if o.shape != t.shape or o.dtype != t.dtype or (residual is not None and read(residual)[1:3] != t[1:3]):
+    o = read_on(t, out, "out", written=True)
+    r = None if residual is None else read_on(t, residual, "residual", written=True)
+    if o.shape != t.shape or o.dtype != t.dtype or (r is not None and r[1:3] != t[1:3]):
         raise ValueError(f"cpattn: x is {t.dtype} {list(t.shape)}; expected out and residual like it")
     if w.dtype not in (t.dtype, "fp32"):
         raise ValueError(f"cpattn: weight is {w.dtype}; expected {t.dtype} or fp32")
     args = sized(c.cpa_rmsnorm_args, rows=t.shape[0], width=width, dtype=plain_dtype(t, "x"), x=t.address,
-                 x_stride=rows(t, "x", width), weight=vector(weight, "weight", w.dtype, width),
+                 x_stride=rows(t, "x", width), weight=vector(weight, "weight", w.dtype, width, place=t),
                  weight_is_f32=int(w.dtype == "fp32"), weight_offset=weight_offset, eps=eps, out=o.address,
                  out_stride=rows(o, "out", width))
-    if residual is not None:
-        r = read(residual)
+    if r is not None:
         args.residual, args.residual_stride = r.address, rows(r, "residual", width)
     enqueue(lib.cpa_rmsnorm, args, device_of(t), stream)
     return out
+
+
+def _head_strides(t: Tensor, what: str) -> tuple[int, int]:
+    """The strides of rows and heads of a tensor [rows, heads, dim], either outermost. ValueError for others."""
+    (n, heads, dim), (row, head, element) = t.shape, t.strides
+    if (dim > 1 and element != 1) or (n > 1 and row < dim) or (heads > 1 and head < dim):
+        raise ValueError(f"cpattn: {what} is {list(t.shape)} with strides {list(t.strides)}; expected those of rows "
+                         f"and heads to be {dim} or more, and the last 1")
+    return row if n > 1 else heads * dim, head if heads > 1 else dim
 
 
 def rotate(x: Any, positions: Any, table: Any, *, interleaved: bool = False, inverse: bool = False, first: int = 0,
@@ -255,20 +288,21 @@ def rotate(x: Any, positions: Any, table: Any, *, interleaved: bool = False, inv
     ``first`` on are rotated. ``interleaved``: pairs (2i, 2i + 1) in place of (i, i + dim / 2). ``out`` may be x.
     """
     t, angles = read(x), read(table)
-    if len(t.shape) != 3 or len(angles.shape) != 2 or (t.shape[2] > 1 and t.strides[2] != 1):
-        raise ValueError(f"cpattn: x is {list(t.shape)}, table {list(angles.shape)}; expected [rows, heads, dim], the "
-                         "last contiguous, and [max_position, rotated dim]")
+    if len(t.shape) != 3 or len(angles.shape) != 2:
+        raise ValueError(f"cpattn: x is {list(t.shape)}, table {list(angles.shape)}; expected [rows, heads, dim] and "
+                         "[max_position, rotated dim]")
     if out is None:
         out = empty_like(x, t.shape)
-    o = read(out)
-    if o.shape != t.shape or o.dtype != t.dtype or (o.shape[2] > 1 and o.strides[2] != 1):
+    o = read_on(t, out, "out", written=True)
+    if o.shape != t.shape or o.dtype != t.dtype:
         raise ValueError(f"cpattn: out is {o.dtype} {list(o.shape)}; expected {t.dtype} {list(t.shape)}")
-    rope = c.cpa_rope(table=vector(table, "table", "fp32"), max_position=angles.shape[0], dim=angles.shape[1],
+    (x_stride, x_head_stride), (out_stride, out_head_stride) = _head_strides(t, "x"), _head_strides(o, "out")
+    rope = c.cpa_rope(table=vector(table, "table", "fp32", place=t), max_position=angles.shape[0], dim=angles.shape[1],
                       first=first, interleaved=int(interleaved), inverse=int(inverse))
     args = sized(c.cpa_rotate_args, rows=t.shape[0], heads=t.shape[1], dim=t.shape[2], dtype=plain_dtype(t, "x"),
-                 x=t.address, x_stride=t.strides[0], x_head_stride=t.strides[1], rope=rope,
-                 positions=vector(positions, "positions", "i64", t.shape[0]), out=o.address, out_stride=o.strides[0],
-                 out_head_stride=o.strides[1])
+                 x=t.address, x_stride=x_stride, x_head_stride=x_head_stride, rope=rope, out=o.address,
+                 positions=vector(positions, "positions", "i64", t.shape[0], place=t), out_stride=out_stride,
+                 out_head_stride=out_head_stride)
     enqueue(lib.cpa_rotate, args, device_of(t), stream)
     return out
 
@@ -281,7 +315,7 @@ def swiglu(gate_up: Any, *, out: Any = None, stream: int | None = None) -> Any:
         out = empty_like(gate_up, (n, width))
     args = sized(c.cpa_swiglu_args, rows=n, width=width, dtype=plain_dtype(t, "gate_up"),
                  gate_up=vector(gate_up, "gate_up", t.dtype, n * 2 * width),
-                 out=vector(out, "out", t.dtype, n * width))
+                 out=vector(out, "out", t.dtype, n * width, place=t, written=True))
     enqueue(lib.cpa_swiglu, args, device_of(t), stream)
     return out
 
@@ -290,18 +324,19 @@ def linear(x: Any, weight: Any, bias: Any = None, *, out: Any = None, dtype: str
            stream: int | None = None) -> Any:
     """x weight^T + bias: ``x`` ``[rows, inputs]``, ``weight`` ``[outputs, inputs]``, ``bias`` ``[outputs]``; summed in
     fp32 and rounded once, to ``dtype``, which is that of x or ``"fp32"``."""
-    t, w = read(x), read(weight)
+    t = read(x)
+    w = read_on(t, weight, "weight")
     n, inputs, outputs = t.shape[0], t.shape[-1], w.shape[0]
     if out is None:
         out = empty_like(x, (n, outputs), dtype)
-    o = read(out)
+    o = read_on(t, out, "out", written=True)
     if w.dtype != t.dtype or o.shape != (n, outputs):
         raise ValueError(f"cpattn: x is {t.dtype}, weight {w.dtype}, out {list(o.shape)}; expected one dtype and "
                          f"[{n}, {outputs}]")
     args = sized(c.cpa_linear_args, rows=n, inputs=inputs, outputs=outputs, dtype=plain_dtype(t, "x"),
                  out_dtype=plain_dtype(o, "out"), x=t.address, x_stride=rows(t, "x", inputs), weight=w.address,
                  weight_stride=rows(w, "weight", inputs), out=o.address, out_stride=rows(o, "out", outputs),
-                 bias=None if bias is None else vector(bias, "bias", t.dtype, outputs))
+                 bias=None if bias is None else vector(bias, "bias", t.dtype, outputs, place=t))
     enqueue(lib.cpa_linear, args, device_of(t), stream)
     return out
 

@@ -12,16 +12,15 @@ from typing import Any
 
 from . import _declarations as c
 from ._device import Device, device, enqueue
-from ._library import call, create, lib, sized
-from ._tensors import DTYPES, read, vector
+from ._library import call, create, integers, lib, sized
+from ._tensors import DTYPES, read, read_on, vector
 
 ONE_RANK = c.cpa_owner_map(1, 1)
 
 
-def _ints(values: Any, kind: Any) -> Any:
+def _int32s(values: Any, what: str) -> Any:
     """A host array of integers from a sequence or a host tensor."""
-    values = values.tolist() if hasattr(values, "tolist") else values
-    return (kind * len(values))(*values)
+    return integers(c.c_int32, values.tolist() if hasattr(values, "tolist") else values, what)
 
 
 def shape_of(q_heads: int, kv_heads: int, k_dim: int, v_dim: int | None, dtype: str, kv_dtype: str | None,
@@ -93,16 +92,16 @@ class AttendPlan:
         tables = block_tables
         if not hasattr(tables, "shape"):
             width = max((len(row) for row in tables), default=0)
-            tables = (c.c_int32 * (n * width))(*(b for row in tables for b in [*row, *[-1] * (width - len(row))]))
+            tables = integers(c.c_int32, [b for row in tables for b in [*row, *[-1] * (width - len(row))]], "blocks")
             address, entries, on_device = ctypes.addressof(tables), n * width, False
         else:
             t = read(tables)
             width = t.shape[1]
             address, entries = vector(tables, "block_tables", "i32"), t.shape[0] * t.shape[1]
-            on_device = t.backend != "host" and self.device.backend != "host"
-            if t.shape[0] < n or (t.backend != "host") != on_device:
-                raise ValueError(f"cpattn: block_tables is {list(t.shape)} on {t.backend} for {n} sequences on "
-                                 f"{self.device.backend}; expected [sequences, blocks] there or on the host")
+            on_device = t.backend != "host"
+            if t.shape[0] < n or (on_device and (t.backend, t.ordinal) != (self.device.backend, self.device.ordinal)):
+                raise ValueError(f"cpattn: block_tables is {list(t.shape)} on {t.backend}:{t.ordinal} for {n} "
+                                 f"sequences on {self.device!r}; expected [sequences, blocks] there or on the host")
         if len(query_lens) != n:
             raise ValueError(f"cpattn: {len(query_lens)} query lengths for {n} sequences")
         items = (c.cpa_attend_item * n)()
@@ -127,8 +126,9 @@ class AttendPlan:
         """The same from FlashInfer's arrays, all on the host: sequence s has the rows ``qo_indptr[s]`` to
         ``qo_indptr[s + 1]``, its last tokens, and the pages ``kv_indices[kv_indptr[s]:kv_indptr[s + 1]]``, of which
         the last holds ``last_page_len[s]`` tokens (None: all pages are full)."""
-        q, kv, pages = _ints(qo_indptr, c.c_int32), _ints(kv_indptr, c.c_int32), _ints(kv_indices, c.c_int32)
-        last = None if last_page_len is None else _ints(last_page_len, c.c_int32)
+        q, kv = _int32s(qo_indptr, "qo_indptr"), _int32s(kv_indptr, "kv_indptr")
+        pages = _int32s(kv_indices, "kv_indices")
+        last = None if last_page_len is None else _int32s(last_page_len, "last_page_len")
         n = len(q) - 1
         if n < 0 or len(kv) != n + 1 or len(pages) < kv[n] or (last is not None and len(last) != n):
             raise ValueError(f"cpattn: {len(q)} qo_indptr, {len(kv)} kv_indptr and {len(pages)} kv_indices; expected "
@@ -152,12 +152,12 @@ class AttendPlan:
     def update(self, lengths: Any, block_tables: Any, *, stream: int | None = None) -> None:
         """Enqueues what makes a reserved plan that of ``lengths``, int32 or int64 ``[sequences]``, and of
         ``block_tables``, int32 ``[sequences, entries]``, both on the device of the plan: also in a capture."""
-        t, tables = read(lengths), read(block_tables)
+        t, tables = read(lengths), read_on(self.device, block_tables, "block_tables")
         if tables.shape[0] != t.shape[0] or t.dtype not in ("i32", "i64"):
             raise ValueError(f"cpattn: lengths are {t.dtype} {list(t.shape)}, tables {list(tables.shape)}; expected "
                              "i32 or i64 [sequences] and [sequences, entries]")
-        args = sized(c.cpa_attend_update_args, sequences=t.shape[0],
-                     lengths=vector(lengths, "lengths", t.dtype), length_bytes=4 if t.dtype == "i32" else 8,
+        args = sized(c.cpa_attend_update_args, sequences=t.shape[0], length_bytes=4 if t.dtype == "i32" else 8,
+                     lengths=vector(lengths, "lengths", t.dtype, place=self.device),
                      block_tables=vector(block_tables, "block_tables", "i32"), table_stride=tables.shape[1])
         self._held = (lengths, block_tables)
         self.rows = t.shape[0] * self._limit_rows

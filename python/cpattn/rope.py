@@ -7,7 +7,7 @@ from typing import Any
 
 from . import _declarations as c
 from ._library import call, lib, sized
-from ._tensors import vector
+from ._tensors import THE_HOST, vector
 
 SCALINGS = {"plain": c.CPA_ROPE_PLAIN, "linear": c.CPA_ROPE_LINEAR, "llama3": c.CPA_ROPE_LLAMA3,
             "yarn": c.CPA_ROPE_YARN}
@@ -27,5 +27,6 @@ def rope_table(table: Any, theta: float, *, scaling: str = "plain", factor: floa
     length, dim = table.shape
     config = sized(c.cpa_rope_config, scaling=SCALINGS[scaling], dim=dim, theta=theta, max_position=length,
                    factor=factor, **numbers)
-    call(lib.cpa_rope_table, ctypes.byref(config), vector(table, "table", "fp32", length * dim))
+    address = vector(table, "table", "fp32", length * dim, place=THE_HOST, written=True)
+    call(lib.cpa_rope_table, ctypes.byref(config), address)
     return table

@@ -9,6 +9,7 @@ from reference import attend, peaky
 
 import cpattn
 from cpattn import Chunk, ops
+from cpattn._library import lib
 
 HEADS, KV_HEADS, DIM, BLOCK = 5, 1, 32, 16
 LENGTHS, COUNTS = [150, 83], [60, 1]
@@ -119,3 +120,29 @@ def test_tables_that_are_too_short_are_refused():
     context = cpattn.Context(q_heads=HEADS, kv_heads=KV_HEADS, k_dim=DIM)
     with pytest.raises(ValueError, match="2 blocks of chunk 0, whose tokens on rank 0 take 3"):
         context.plan([Chunk(0, 33, [0, 1])])
+
+
+def test_numbers_that_would_wrap_are_refused():
+    with cpattn.Context(q_heads=HEADS, kv_heads=KV_HEADS, k_dim=DIM) as context:
+        with pytest.raises(ValueError, match="blocks are 0 to 4294967297"):
+            context.plan([Chunk(0, 20, [0, 2**32 + 1])])
+        for chunk in (Chunk(2**64, 1, [0]), Chunk(0, 2**64 + 1, [0]), Chunk(0, 1, [0], rank=2**32)):
+            with pytest.raises(ValueError, match="expected none below 0, a rank below 1"):
+                context.plan([chunk])
+
+
+def test_a_communicator_ends_after_its_contexts(monkeypatch):
+    ended = []
+    for kind in ("comm", "context"):
+        destroy = getattr(lib, f"cpa_{kind}_destroy")
+        monkeypatch.setattr(lib, f"cpa_{kind}_destroy", lambda x, k=kind, d=destroy: (ended.append(k), d(x)))
+    communicator = cpattn.Communicator.alone()
+    closed, left = (cpattn.Context(communicator, q_heads=HEADS, kv_heads=KV_HEADS, k_dim=DIM) for _ in range(2))
+    closed.close()
+    closed.close()
+    assert ended == ["context"]
+    communicator.__del__()  # as the collector may, before the contexts of its cycle
+    assert ended == ["context", "context", "comm"]
+    del communicator.handle
+    left.close()
+    assert ended == ["context", "context", "comm"]

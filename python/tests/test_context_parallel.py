@@ -50,10 +50,14 @@ def recipe(rank, size, length):
         with pytest.raises(NotImplementedError, match="has no gradients"):
             model(x, positions, True)
     assert x.shape[1] < length and positions.shape[1] == length
+    whole, fixed = positions.clone(), torch.zeros(1, length, requires_grad=True)  # which is not cut
+    with pytest.raises(RuntimeError, match="resize"):
+        with context_parallel(mesh, buffers=[positions, fixed], buffer_seq_dims=[1, 1]):
+            pytest.fail("entered")
+    torch.testing.assert_close(positions, whole, rtol=0, atol=0)
     dist.destroy_process_group()
 
 
-def test_recipe():
-    ranks.run(recipe, 3, 150)
-
-
+@pytest.mark.parametrize("length", [150, 20])
+def test_recipe(length):
+    ranks.run(recipe, 3, length)  # of 20 tokens the last rank has none

@@ -1,5 +1,7 @@
 """Operators on NumPy's arrays, against float64."""
 
+import ctypes
+
 import numpy as np
 import pytest
 from reference import Paged, attend, peaky
@@ -173,6 +175,95 @@ def test_errors_are_the_librarys_lines(rng):
         ops.attend(plan, [1.0], cache)
     with pytest.raises(ValueError, match="o is fp16 of 2 rows; expected fp32 of 2"):
         ops.attend(plan, q, cache, state=(q.astype(np.float16), q[..., 0]))
+
+
+def test_rows_that_are_not_one_behind_the_other_are_refused(rng):
+    pages, cache, plan, q = step(rng, [40], [2])
+    k, v, slots = pages.k[0], pages.v[0], pages.slots[0]
+    for rows in (q[::-1], np.broadcast_to(q[:1], q.shape)):
+        with pytest.raises(ValueError, match=r"rows of q are (-128|0) elements apart; expected 128 or more"):
+            ops.attend(plan, rows, cache)
+        with pytest.raises(ValueError, match="x is .* with strides"):
+            ops.rotate(rows, slots[:2], cpattn.rope_table(np.empty((2000, DIM), np.float32), 1e4))
+    with pytest.raises(ValueError, match="rows of v are -64 elements apart"):
+        ops.kv_write(cache, k, v[::-1], slots)
+    last = q[1::-2]  # one row, whatever its stride
+    assert last.strides[0] < 0
+    plan.set([1], [40], pages.tables)
+    np.testing.assert_array_equal(ops.attend(plan, last, cache), ops.attend(plan, q[1:], cache))
+    np.testing.assert_array_equal(ops.swiglu(last.reshape(1, -1)), ops.swiglu(q[1:].reshape(1, -1)))
+
+
+class Elsewhere:
+    """An array that says it lies on a GPU, where nothing may be read."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def __dlpack__(self, **_):
+        capsule = self.x.__dlpack__()
+        ctypes.pythonapi.PyCapsule_GetPointer.restype = ctypes.c_void_p
+        address = ctypes.pythonapi.PyCapsule_GetPointer(ctypes.py_object(capsule), b"dltensor")
+        ctypes.c_int32.from_address(address + 8).value = 2  # device_type, kDLCUDA
+        return capsule
+
+
+def test_tensors_of_another_device_are_refused(rng):
+    pages, cache, plan, q = step(rng, [40], [2])
+    k, v, slots = pages.k[0], pages.v[0], pages.slots[0]
+    far, lse = Elsewhere(q.copy()), np.zeros((2, HEADS), np.float32)
+    there, row = Elsewhere(lse.copy()), np.ones((2, 8), np.float32)
+    table = np.zeros((50, DIM), np.float32)
+    calls = {
+        "q": lambda: ops.attend(plan, far, cache, out=q.copy()), "out": lambda: ops.attend(plan, q, cache, out=far),
+        "lse": lambda: ops.attend(plan, q, cache, lse=there), "o": lambda: ops.merge([(q, lse), (far, lse)]),
+        "sink_logits": lambda: ops.attend(plan, q, cache, rules=ops.ScoreRules(
+            sink_logits=Elsewhere(np.zeros(HEADS, np.float32)))),
+        "v": lambda: ops.kv_write(cache, k, Elsewhere(v.copy()), slots),
+        "slot_mapping": lambda: ops.kv_write(cache, k, v, Elsewhere(slots.copy())),
+        "weight": lambda: ops.rmsnorm(row, Elsewhere(row[0].copy())),
+        "positions": lambda: ops.rotate(q, Elsewhere(slots[:2].copy()), table),
+        "table": lambda: ops.rotate(q, slots[:2], Elsewhere(table.copy())),
+        "bias": lambda: ops.linear(row, row, Elsewhere(row[0, :2].copy())),
+    }
+    for what, call in calls.items():
+        with pytest.raises(ValueError, match=f"^cpattn: {what} lies on cuda:0; expected host:0"):
+            call()
+
+
+def test_arrays_that_are_read_only_are_not_written(rng):
+    pages, cache, plan, q = step(rng, [40], [2])
+    kept = np.zeros_like(q)
+    ops.attend(plan, q, cache, out=kept)  # what is known of an array that is writable
+    before = kept.copy()
+    kept.flags.writeable = False
+    lse, row = kept[..., 0].copy(), kept.reshape(2, -1)
+    lse.flags.writeable = False
+    calls = [lambda: ops.attend(plan, q, cache, out=kept), lambda: ops.attend(plan, q, cache, lse=lse),
+             lambda: ops.rmsnorm(q.reshape(2, -1), np.ones(128, np.float32), out=row),
+             lambda: ops.rmsnorm(q.reshape(2, -1), np.ones(128, np.float32), residual=row),
+             lambda: ops.swiglu(np.ones((2, 256), np.float32), out=row),
+             lambda: cpattn.rope_table(row, 1e4)]
+    for call in calls:
+        with pytest.raises(ValueError, match="is read-only"):
+            call()
+    np.testing.assert_array_equal(kept, before)
+    cache.k.flags.writeable = False
+    with pytest.raises(ValueError, match="k of the cache is read-only"):
+        ops.kv_write(cache, pages.k[0], pages.v[0], pages.slots[0])
+    with pytest.raises(ValueError, match="k of dst is read-only"):
+        ops.kv_copy(cache, cache, [(0, 1)])
+    ops.attend(plan, q, cache)  # which reads it
+
+
+def test_blocks_that_no_int32_holds_are_refused(rng):
+    pages, cache, plan, q = step(rng, [40], [2])
+    table = list(pages.tables[0])
+    wide = [table[0] + 2**32, *table[1:]]
+    for call in (lambda: plan.set([2], [40], [wide]), lambda: plan.set_indices([0, 2], [0, 3], wide, [8]),
+                 lambda: ops.kv_gather(cache, cache, [wide], [40])):
+        with pytest.raises(ValueError, match="expected what c_int holds"):
+            call()
 
 
 def test_tensors_of_other_frameworks_come_by_dlpack(rng):

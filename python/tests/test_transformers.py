@@ -8,8 +8,16 @@ import ranks
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from transformers.masking_utils import (  # noqa: E402
+    chunked_causal_mask_function,
+    sliding_window_causal_mask_function,
+)
+
 import cpattn  # noqa: E402
+from cpattn import ops  # noqa: E402
 from cpattn.transformers import PagedCache, register  # noqa: E402
+from cpattn.transformers.attention import padding  # noqa: E402
+from cpattn.transformers.sequences import Sequences  # noqa: E402
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
 MODELS = ["tiny-llama", "tiny-mistral", "tiny-qwen3-moe"]  # of these Mistral has a window, of 24 tokens
@@ -76,6 +84,69 @@ def test_crop_and_reset():
         assert cache.lengths == [40, 40] and cache.get_seq_length() == 40
         cache.reset()
         torch.testing.assert_close(model(ids, cache=cache, use_cache=True).logits, want, rtol=1e-4, atol=1e-4)
+
+
+def test_a_forward_that_fails_leaves_the_cache_as_it_was(monkeypatch):
+    ids, mask = prompts()
+    model = load("tiny-llama", "cpattn")
+    cache = PagedCache(model.config, num_blocks=6)
+
+    def forward(first, last):
+        return model(ids[:, first:last], attention_mask=mask[:, :last], cache=cache, use_cache=True).logits
+
+    def refused(error, *columns):
+        before = cache.lengths, cache.tables, cache.get_seq_length()
+        with pytest.raises(error):
+            forward(*columns)
+        assert (cache.lengths, cache.tables, cache.get_seq_length()) == before
+
+    with torch.no_grad():
+        want = model(ids, attention_mask=mask, use_cache=False).logits
+    refused(NotImplementedError, 0, 30)  # of which gradients are asked
+    with torch.no_grad():
+        got = [forward(0, 30)]
+    refused(NotImplementedError, 30, 40)
+    for layer in range(2):  # which fails, of all
+        calls, write = [], ops.kv_write
+
+        def fail(*arguments, layer=layer, calls=calls, write=write):
+            calls.append(1)
+            if len(calls) > layer:
+                raise ValueError("of this test")
+            write(*arguments)
+
+        with torch.no_grad(), monkeypatch.context() as patch:
+            patch.setattr(ops, "kv_write", fail)
+            refused(ValueError, 30, 40)
+    with torch.no_grad(), monkeypatch.context() as patch:
+        patch.setattr(cpattn.AttendPlan, "set", fail)
+        refused(ValueError, 30, 40)
+    with torch.no_grad():
+        got.append(forward(30, 40))
+    seen = mask.bool()
+    torch.testing.assert_close(torch.cat(got, dim=1)[seen], want[seen], rtol=1e-4, atol=1e-4)
+
+
+def test_sequences_stay_where_blocks_for_their_copies_lack():
+    sequences = Sequences(5, 16)
+    sequences.append([[1] * 33, [1] * 20])  # three blocks and two
+    tables = [list(table) for table in sequences.tables]
+    with pytest.raises(cpattn.OutOfMemoryError, match="need 3 more blocks; a cache of 5 .* has 2 left"):
+        sequences.select([0, 0])
+    assert sequences.tables == tables and sequences.lengths == [33, 20]
+    assert sequences.select([1, 1]) == list(zip(tables[1], sequences.tables[1]))
+    sequences.append([[1] * 12, [1] * 12])  # to the end of their blocks
+    with pytest.raises(cpattn.OutOfMemoryError, match="need 2 more blocks; a cache of 5 .* has 1 left"):
+        sequences.append([[1], [1]])
+
+
+@pytest.mark.parametrize("columns", [(40, 0), (1, 39)])
+def test_masks_of_chunks_are_refused_in_prefill_and_decode(columns):
+    chunks = chunked_causal_mask_function(16, torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(NotImplementedError, match="packed sequences or chunks"):
+        padding(2, columns[0], 40, q_offset=columns[1], mask_function=chunks)
+    window = sliding_window_causal_mask_function(16)
+    assert padding(2, columns[0], 40, q_offset=columns[1], mask_function=window) is None
 
 
 def test_masks_of_other_kinds_are_refused():

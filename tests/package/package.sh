@@ -21,7 +21,10 @@ fail() {
 }
 
 install_package() { # BUILD PREFIX
+    local manifest=$1/install_manifest.txt
     rm -rf "$2"
+    # That of an installation of the user's, which the test's would replace; uninstall_package puts it back.
+    [ ! -e "$manifest" ] || [ -e "$manifest.kept" ] || cp "$manifest" "$manifest.kept"
     "$CMAKE" --install "$1" --prefix "$2"
 }
 
@@ -30,6 +33,7 @@ uninstall_package() { # BUILD PREFIX
     [ -x "$2/bin/cp_attn" ] || fail "nothing is installed in $2"
     touch "$2/share/kept"
     "$CMAKE" --build "$1" --target uninstall
+    [ ! -e "$1/install_manifest.txt.kept" ] || mv "$1/install_manifest.txt.kept" "$1/install_manifest.txt"
     left=$(find "$2" ! -type d)
     [ "$left" = "$2/share/kept" ] || fail "besides $2/share/kept this is left:"$'\n'"$left"
     [ ! -d "$2/include/cpattn" ] || fail "$2/include/cpattn is left"

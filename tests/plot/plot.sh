@@ -86,6 +86,13 @@ for name in ("scaling", "ttft", "itl", "timeline", "requests", "cache", "pairs")
 END
     plot run.json run.json --output two.html
     [ "$(grep -c '>run.json (2)<' two.html)" = 2 ] || fail "two files of one name are not told apart"
+    local long
+    long=$(printf 'ä%.0s' {1..70}) # of 140 bytes, cut within a letter behind "prefill "
+    sed "s/1x8x8/x$long/g" two.json >long.json
+    plot long.json --output long.html --png .
+    [ "$code" = 0 ] || fail "a long label: exit $code: $(cat err)"
+    iconv -f UTF-8 -t UTF-8 long.html >/dev/null || fail "a label is cut within a letter"
+    grep -q ">prefill x$(printf 'ä%.0s' {1..59})<" long.html || fail "a label is not cut behind its last letter"
 }
 
 expect_refusal() { # TEXT ARGUMENT...
@@ -104,6 +111,9 @@ other_files_are_refused() {
     expect_refusal 'none.json' none.json
     expect_refusal '--png: found' run.json --png none
     expect_refusal '--output: found' run.json --output none/plot.html
+    cp run.json same.json
+    expect_refusal "--output: found 'same.json', which is drawn" run.json same.json --output ./same.json
+    cmp run.json same.json || fail "measurements are replaced"
     expect_refusal "found '--pgn', expected an option" run.json --pgn .
     echo '{"a": 1}' >bad.json
     expect_refusal 'bad.json: found nothing that is drawn, expected' bad.json

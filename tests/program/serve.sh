@@ -190,7 +190,7 @@ serve_synthetic() {
     start_server 2 --skip-self-test --verify 0 --num-blocks 9000
     grep -q 'requests of up to 288000 tokens; token ids alone, of the synthetic model' out || fail "$(cat out)"
     curl -s "$url/metrics" >metrics
-    /usr/bin/python3 "$cases/../deploy/check_deploy.py" metrics "$cases/../../deploy" metrics ||
+    /usr/bin/python3 "$cases/../deploy/check_deploy.py" metrics "$cases/../../deploy" metrics || [ $? = 77 ] ||
         fail "rules or the board of deploy/ ask for what is not there"
     local name names
     names=$(curl -s "$url/status" | grep -oE 'f\.(now|rate|mean)\("[a-z_0-9]+' | sed 's/mean("\(.*\)/mean("\1_sum/; s/.*"//')

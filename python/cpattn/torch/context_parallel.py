@@ -113,16 +113,19 @@ def context_parallel(mesh: Any, *, buffers: Sequence[torch.Tensor] = (), buffer_
     if len(lengths) != 1:
         raise ValueError(f"cpattn: buffers of {sorted(lengths)} tokens; expected one length, that of the sequences")
     shards = _of_mesh(mesh)
-    before, shards.length = shards.length, lengths.pop()
-    own = shards.positions(shards.length, shards.communicator.rank)
-    whole = []
-    for x, d in zip(buffers, buffer_seq_dims):
-        if no_restore_buffers is None or not any(x is y for y in no_restore_buffers):
-            whole.append((x, x.clone()))
-        shard = x.index_select(d, torch.tensor(own, device=x.device))
-        x.resize_(shard.shape)
-        x.copy_(shard)
+    before, length = shards.length, lengths.pop()
+    own = shards.positions(length, shards.communicator.rank)
+    whole: list[tuple[torch.Tensor, torch.Tensor]] = []
     try:
+        shards.length = length
+        for x, d in zip(buffers, buffer_seq_dims):
+            kept = no_restore_buffers is None or not any(x is y for y in no_restore_buffers)
+            content = x.clone() if kept else None
+            shard = x.index_select(d, torch.tensor(own, dtype=torch.int64, device=x.device))
+            x.resize_(shard.shape)
+            if content is not None:
+                whole.append((x, content))
+            x.copy_(shard)
         with _Attention(shards):
             yield
     finally:
@@ -148,6 +151,6 @@ def context_parallel_unshard(mesh: Any, buffers: Sequence[torch.Tensor], seq_dim
         dist.all_gather(parts, padded, group=shards.group)
         out = shard.new_empty((length, *shard.shape[1:]))
         for part, place in zip(parts, places):
-            out[torch.tensor(place, device=x.device)] = part[:len(place)]
+            out[torch.tensor(place, dtype=torch.int64, device=x.device)] = part[:len(place)]
         joined.append(out.movedim(0, d))
     return joined

@@ -45,6 +45,7 @@ class Contexts:
         found = self._made.get(key)
         if found is None or found.max_rows < rows:
             if found is not None:
+                del self._made[key]  # before what may fail
                 found.close()
             found = self._made[key] = Context(self.communicator, q_heads=heads[0], kv_heads=heads[1], k_dim=dims[0],
                                               v_dim=dims[1], dtype=dtype, max_rows=1 << (rows - 1).bit_length(),

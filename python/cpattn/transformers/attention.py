@@ -33,9 +33,9 @@ def padding(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, k
     if use_vmap:
         raise NotImplementedError("cpattn: a mask function of the model's own; expected causal, windowed or full "
                                   "attention")
-    if mask_function is not causal_mask_function and q_length > 1:
+    if mask_function is not causal_mask_function:
         # A row sees the one before it, unless another sequence or a chunk begins there.
-        rows = torch.arange(q_offset + 1, q_offset + q_length)
+        rows = torch.arange(1, q_offset + q_length)
         seen = mask_function(torch.arange(batch_size)[:, None], torch.tensor(0), rows[None], rows[None] - 1)
         if not torch.as_tensor(seen).all():
             raise NotImplementedError("cpattn: a mask that cuts sequences, as of packed sequences or chunks; expected "
@@ -56,28 +56,32 @@ def attention(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.
     over pages that last for the call.
     """
     layer = getattr(key, "cpattn_layer", None)
-    if layer is not None:
-        layer.paging.unattended = False
+    if layer is None:
+        layer = _layer_of_the_call(key, value)
+    paging = layer.paging
+    paging.unattended = False
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    options = {"causal": causal, "window": sliding_window or 0, "scale": scaling or 0.0}
+    try:
+        _refuse_others(query, attention_mask, dropout)
+        if paging.step is None or paging.step.columns != layer.columns:
+            paging.step = Step(layer, query, key, value, attention_mask)
+        if softcap or s_aux is not None:
+            sinks = None if s_aux is None else s_aux.float()
+            options["rules"] = ops.ScoreRules(softcap=softcap or 0.0, sink_logits=sinks)
+        return _attend(layer, paging.step, query, key, value, options), None
+    except Exception:
+        paging.go_back(layer.columns - key.shape[2])  # the cache is as it was before the forward
+        raise
+
+
+def _refuse_others(query: torch.Tensor, attention_mask: torch.Tensor | None, dropout: float) -> None:
+    """NotImplementedError for attention of other kinds."""
     if dropout or (torch.is_grad_enabled() and query.requires_grad):
         raise NotImplementedError("cpattn: attention has neither dropout nor gradients; use model.eval() and "
                                   "torch.no_grad()")
     if attention_mask is not None and attention_mask.dim() != 2:
         raise NotImplementedError(f"cpattn: a mask of {list(attention_mask.shape)}; expected [batch, keys], or none")
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if layer is None:
-        layer = _layer_of_the_call(key, value)
-    paging = layer.paging
-    if paging.step is None or paging.step.columns != layer.columns:
-        try:
-            paging.step = Step(layer, query, key, value, attention_mask)
-        except Exception:
-            layer.columns -= key.shape[2]  # the first layer is as it was, and no other has been told
-            raise
-    rules = None
-    if softcap or s_aux is not None:
-        rules = ops.ScoreRules(softcap=softcap or 0.0, sink_logits=None if s_aux is None else s_aux.float())
-    options = {"causal": causal, "window": sliding_window or 0, "scale": scaling or 0.0, "rules": rules}
-    return _attend(layer, paging.step, query, key, value, options), None
 
 
 def _layer_of_the_call(key: torch.Tensor, value: torch.Tensor) -> PagedLayer:

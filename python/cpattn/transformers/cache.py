@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,17 @@ class Paging:
         self.plans: dict[Any, Any] = {}  # for the heads, widths and dtype of layers
         self.step: Any = None  # what the layers of the forward under way have in common
         self.unattended = False  # keys were given to a model, and no attention has taken them
+        self.layers: weakref.WeakSet[PagedLayer] = weakref.WeakSet()
+
+    def go_back(self, columns: int) -> None:
+        """Makes the layers and the sequences those of so many columns, or of less where they have less."""
+        if columns < self.sequences.columns:
+            self.sequences.crop(self.sequences.columns - columns)
+        if columns == 0:
+            self.sequences.clear()
+        for layer in self.layers:
+            layer.columns = min(layer.columns, columns)
+        self.step = None
 
 
 class PagedLayer(CacheLayerMixin):
@@ -38,6 +50,7 @@ class PagedLayer(CacheLayerMixin):
     def __init__(self, paging: Paging):
         super().__init__()
         self.paging = paging
+        paging.layers.add(self)
         self.columns = 0  # tokens that the model has given, those that fill a batch up included
         self.pages: Pages | None = None
 

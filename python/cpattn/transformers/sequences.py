@@ -34,13 +34,13 @@ class Sequences:
     def append(self, kept: list[list[int]]) -> list[list[int]]:
         """Makes room for new columns, of which ``kept`` has 1 for each token of a sequence. For each of these the slot
         in the pools, or -1 where another rank keeps it. OutOfMemoryError, with nothing changed, where blocks lack."""
+        if self.tables and len(kept) != len(self.tables):
+            raise ValueError(f"cpattn: a batch of {len(kept)} on a cache of {len(self.tables)} sequences")
+        lengths = [before + sum(new) for before, new in zip(self.lengths or [0] * len(kept), kept)]
+        missing = [self._blocks(n) - len(table) for n, table in zip(lengths, self.tables or [[] for _ in kept])]
+        self._need(sum(missing), f"sequences of {max(lengths)} tokens and less")
         if not self.tables:
             self.tables, self._kept, self.lengths = [[] for _ in kept], [[] for _ in kept], [0] * len(kept)
-        if len(kept) != len(self.tables):
-            raise ValueError(f"cpattn: a batch of {len(kept)} on a cache of {len(self.tables)} sequences")
-        lengths = [before + sum(new) for before, new in zip(self.lengths, kept)]
-        missing = [self._blocks(n) - len(table) for n, table in zip(lengths, self.tables)]
-        self._need(sum(missing), f"sequences of {max(lengths)} tokens and less")
         slots, run = [], self.block_size
         for s, table in enumerate(self.tables):
             table.extend(self._free.pop() for _ in range(missing[s]))
@@ -57,10 +57,16 @@ class Sequences:
     def _blocks(self, tokens: int) -> int:
         return -(-self.count(tokens) // self.block_size)
 
-    def _need(self, blocks: int, what: str) -> None:
-        if blocks > len(self._free):
+    def _need(self, blocks: int, what: str, freed: int = 0) -> None:
+        left = len(self._free) + freed
+        if blocks > left:
             raise OutOfMemoryError(f"cpattn: {what} need {blocks} more blocks; a cache of {self.num_blocks} blocks of "
-                                   f"{self.block_size} tokens has {len(self._free)} left")
+                                   f"{self.block_size} tokens has {left} left")
+
+    @property
+    def columns(self) -> int:
+        """How many columns the model has given."""
+        return len(self._kept[0]) if self._kept else 0
 
     def crop(self, columns: int) -> None:
         """Takes away the last columns of all sequences."""
@@ -74,11 +80,11 @@ class Sequences:
 
     def select(self, indices: Sequence[int]) -> list[tuple[int, int]]:
         """Sequence i becomes what sequence ``indices[i]`` was. The pairs of blocks to copy: of a sequence that is named
-        again, all its blocks."""
+        again, all its blocks. OutOfMemoryError, with nothing changed, where blocks lack."""
         again = [s for i, s in enumerate(indices) if s in indices[:i]]
-        for s in set(range(len(self.tables))) - set(indices):
-            self._free.extend(self.tables[s])
-        self._need(sum(len(self.tables[s]) for s in again), "copies of sequences")
+        gone = [block for s in set(range(len(self.tables))) - set(indices) for block in self.tables[s]]
+        self._need(sum(len(self.tables[s]) for s in again), "copies of sequences", len(gone))
+        self._free.extend(gone)
         tables: list[list[int]] = []
         pairs: list[tuple[int, int]] = []
         used: set[int] = set()
