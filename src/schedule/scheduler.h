@@ -91,6 +91,8 @@ typedef struct cpa_scheduler_options {
     /* What keys and values depend on besides tokens, and the name of the model in stores of blocks (NULL: ""); read by
      * cpa_scheduler_create only. */
     const char *identity, *model;
+    /* A hash of all layers whose rows go to stores of blocks: those that draft too, which `identity` leaves out. */
+    uint64_t store_layers;
     cpa_preemption_mode preemption;
     double host_bandwidth; /* for CPA_PREEMPT_AUTO: bytes/s between host and device, of one rank */
     cpa_policy policy;

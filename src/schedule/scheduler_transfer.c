@@ -13,7 +13,8 @@ cpa_status cpa_transfer_begin(const cpa_scheduler *s, const cpa_scheduler_reques
     if (!request->imports && !request->exports) return CPA_OK;
     /* What is imported has no logits: a prompt that is to tell its log-probabilities is computed. */
     if (request->imports && !request->sampling.prompt_logprobs) sequence->importable = request->prompt_tokens;
-    if (cpa_parcel_root(s->identity, s->model, request->salt, &sequence->parcels)) return CPA_OK;
+    if (cpa_parcel_root(s->identity, s->model, request->salt, s->options.store_layers, &sequence->parcels))
+        return CPA_OK;
     return cpa_fail(err, CPA_INTERNAL, "request %" PRIu64 ": SHA-256 of what it is made of failed", request->id);
 }
 

@@ -65,8 +65,10 @@ static void a_part_is_refused_by_another_key_or_for_other_rows(void) {
 static void digests_of_parcels_depend_on_all_before(void) {
     const uint32_t tokens[CPA_PARCEL_TOKENS] = {1, 2, 3};
     cpa_prefix_digest root, other, a, b;
-    CU_ASSERT(cpa_parcel_root("shape", "model", NULL, &root));
-    CU_ASSERT(cpa_parcel_root("shape", "", "model", &other));
+    CU_ASSERT(cpa_parcel_root("shape", "model", NULL, 7, &root));
+    CU_ASSERT(cpa_parcel_root("shape", "", "model", 7, &other));
+    CU_ASSERT(memcmp(&root, &other, sizeof root) != 0);
+    CU_ASSERT(cpa_parcel_root("shape", "model", NULL, 8, &other));
     CU_ASSERT(memcmp(&root, &other, sizeof root) != 0);
     CU_ASSERT(cpa_parcel_link(&root, tokens, CPA_PARCEL_TOKENS, &a));
     CU_ASSERT(cpa_parcel_link(&other, tokens, CPA_PARCEL_TOKENS, &b));

@@ -135,6 +135,27 @@ static void one_job_asks_for_what_another_has_put(void) {
     teardown(&in);
 }
 
+/* Those that draft are no part of the identity. */
+static void what_other_layers_have_put_is_not_asked_for(void) {
+    fixture jobs[2];
+    uint32_t digests[2][CPA_PLAN_DIGEST_WORDS];
+    for (int i = 0; i < 2; i++) {
+        fixture *f = &jobs[i];
+        const cpa_scheduler_options options = options_of((cpa_owner_map){1, 4}, 4, 16, 64, 4);
+        prepare(f, &options);
+        f->options.identity = "a shape";
+        f->options.store_layers = (uint64_t)i;
+        begin(f);
+        add(f, exporting(0, 38, 1), 0);
+        step(f, 0);
+        CU_ASSERT_EQUAL_FATAL(f->plan.n_transfers, 1);
+        memcpy(digests[i], f->plan.token_ids + f->plan.transfers[0].digests, sizeof digests[i]);
+        finish(f);
+        teardown(f);
+    }
+    CU_ASSERT(memcmp(digests[0], digests[1], sizeof digests[0]) != 0);
+}
+
 static void what_is_found_here_does_not_come(void) {
     fixture f;
     setup(&f, 2, 4);
@@ -175,6 +196,7 @@ static const cpa_test tests[] = {
     {"the rest of a prompt is computed behind what came", the_rest_of_a_prompt_is_computed_behind_what_came},
     {"a prompt goes out once, with its first token", a_prompt_goes_out_once_with_its_first_token},
     {"one job asks for what another has put", one_job_asks_for_what_another_has_put},
+    {"what other layers have put is not asked for", what_other_layers_have_put_is_not_asked_for},
     {"what is found here does not come", what_is_found_here_does_not_come},
     {"others find what came, once it counts", others_find_what_came_once_it_counts},
 };
