@@ -165,17 +165,53 @@ static cpa_status send_part(int fd, const entry *e, cpa_error *err) {
     return write_all(fd, e->bytes, (size_t)e->n, err);
 }
 
+/* The keys of all parts, in their order; free() them. NULL without memory. */
+static cpa_block_key *list_keys(cpa_memory_store *store, int64_t *n) {
+    entry *e, *next;
+    pthread_mutex_lock(&store->lock);
+    *n = 0;
+    cpa_block_key *keys = malloc((HASH_COUNT(store->entries) + 1) * sizeof *keys);
+    if (keys) HASH_ITER(hh, store->entries, e, next) keys[(*n)++] = e->key;
+    pthread_mutex_unlock(&store->lock);
+    return keys;
+}
+
+/* A copy of what the store has by that key, *out, to be freed: NULL where it has forgotten that. 0 without memory. */
+static int copy_entry(cpa_memory_store *store, const cpa_block_key *key, entry **out) {
+    pthread_mutex_lock(&store->lock);
+    const entry *e = find(store, key);
+    *out = e ? create_entry(key, e->n) : NULL;
+    if (*out) memcpy((*out)->bytes, e->bytes, (size_t)e->n);
+    const int ok = !e || *out;
+    pthread_mutex_unlock(&store->lock);
+    return ok;
+}
+
+/* Who is written to may wait for the store itself before it reads on: no lock is held meanwhile. */
+static cpa_status send_parts(cpa_memory_store *store, const cpa_block_key *keys, int64_t n, int fd, cpa_error *err) {
+    for (int64_t i = 0; i < n; i++) {
+        entry *e;
+        if (!copy_entry(store, &keys[i], &e)) return cpa_fail(err, CPA_NO_MEMORY, "memory store: no memory for a copy");
+        if (!e) continue;
+        const cpa_status status = send_part(fd, e, err);
+        free(e);
+        if (status != CPA_OK) return status;
+    }
+    return CPA_OK;
+}
+
 cpa_status cpa_memory_store_send(cpa_memory_store *store, int fd, cpa_error *err) {
     const entry end = {.n = 0};
     uint8_t start[8];
-    entry *e, *next;
+    int64_t n;
     if (!store) return cpa_fail(err, CPA_INVALID, "memory store: store is NULL");
     put_number(start, STREAM_MAGIC, 4);
     put_number(start + 4, STREAM_VERSION, 4);
+    cpa_block_key *keys = list_keys(store, &n);
+    if (!keys) return cpa_fail(err, CPA_NO_MEMORY, "memory store: no memory for its keys");
     cpa_status status = write_all(fd, start, sizeof start, err);
-    pthread_mutex_lock(&store->lock);
-    HASH_ITER(hh, store->entries, e, next) if (status == CPA_OK) status = send_part(fd, e, err);
-    pthread_mutex_unlock(&store->lock);
+    if (status == CPA_OK) status = send_parts(store, keys, n, fd, err);
+    free(keys);
     return status == CPA_OK ? send_part(fd, &end, err) : status;
 }
 

@@ -1,6 +1,7 @@
 /* Parts of parcels, and the stores that keep them: in memory, through a pipe, in a folder; what was changed on the way
  * is refused. */
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -175,6 +176,58 @@ static void a_memory_store_goes_through_a_pipe(void) {
     cpa_memory_store_destroy(to);
 }
 
+/* One end of a pipe, and the store that writes to it or takes in what comes. */
+typedef struct stream {
+    cpa_memory_store *store;
+    int fd;
+    cpa_status status;
+} stream;
+
+static void *send_stream(void *arg) {
+    stream *s = arg;
+    s->status = cpa_memory_store_send(s->store, s->fd, NULL);
+    return NULL;
+}
+
+static void *receive_stream(void *arg) {
+    stream *s = arg;
+    s->status = cpa_memory_store_receive(s->store, s->fd, NULL);
+    return NULL;
+}
+
+/* Each has more than a pipe holds, so that neither is done before the other has taken something in. */
+static void stores_send_to_each_other_at_once(void) {
+    enum { PARTS = 40, BYTES = 16384 };
+    static const char part[BYTES] = "a part";
+    cpa_memory_store *stores[2];
+    stream streams[4];
+    pthread_t threads[4];
+    for (int i = 0; i < 2; i++) {
+        cpa_block_store table;
+        int ends[2];
+        CU_ASSERT_EQUAL_FATAL(cpa_memory_store_create(0, &stores[i], NULL), CPA_OK);
+        CU_ASSERT_EQUAL_FATAL(pipe(ends), 0);
+        cpa_memory_store_table(stores[i], &table);
+        for (int j = 0; j < PARTS; j++) {
+            const cpa_block_key key = key_of(i * PARTS + j);
+            CU_ASSERT_EQUAL(table.put(table.ctx, &key, part, BYTES, NULL), CPA_OK);
+        }
+        streams[i] = (stream){.store = stores[i], .fd = ends[1]};
+        streams[3 - i] = (stream){.fd = ends[0]};
+    }
+    for (int i = 0; i < 2; i++) streams[3 - i].store = stores[1 - i];
+    for (int i = 0; i < 4; i++)
+        CU_ASSERT_EQUAL_FATAL(pthread_create(&threads[i], NULL, i < 2 ? send_stream : receive_stream, &streams[i]), 0);
+    for (int i = 0; i < 4; i++) {
+        pthread_join(threads[i], NULL);
+        CU_ASSERT_EQUAL(streams[i].status, CPA_OK);
+        close(streams[i].fd);
+    }
+    CU_ASSERT_EQUAL(cpa_memory_store_bytes(stores[0]), cpa_memory_store_bytes(stores[1]));
+    CPA_ASSERT_ORDER(cpa_memory_store_bytes(stores[0]), >=, 2 * PARTS * BYTES);
+    for (int i = 0; i < 2; i++) cpa_memory_store_destroy(stores[i]);
+}
+
 static const cpa_test tests[] = {
     {"a part is refused with any byte changed", a_part_is_refused_with_any_byte_changed},
     {"a part is refused by another key or for other rows", a_part_is_refused_by_another_key_or_for_other_rows},
@@ -182,6 +235,7 @@ static const cpa_test tests[] = {
     {"stores give back what was put last", stores_give_back_what_was_put_last},
     {"a memory store forgets the oldest", a_memory_store_forgets_the_oldest},
     {"a memory store goes through a pipe", a_memory_store_goes_through_a_pipe},
+    {"stores send to each other at once", stores_send_to_each_other_at_once},
 };
 
 CPA_TEST_MAIN("block stores", tests)
