@@ -228,6 +228,57 @@ static void stores_send_to_each_other_at_once(void) {
     for (int i = 0; i < 2; i++) cpa_memory_store_destroy(stores[i]);
 }
 
+enum { ROUNDS = 200, LONG_PART = 1 << 16 };
+
+typedef struct writer {
+    cpa_block_store table;
+    char letter;
+    int failures;
+} writer;
+
+/* Puts a part that is all one letter, again and again. */
+static void *write_part(void *arg) {
+    writer *w = arg;
+    const cpa_block_key key = key_of(1);
+    char *part = malloc(LONG_PART);
+    memset(part, w->letter, LONG_PART);
+    for (int i = 0; i < ROUNDS; i++) w->failures += w->table.put(w->table.ctx, &key, part, LONG_PART, NULL) != CPA_OK;
+    free(part);
+    return NULL;
+}
+
+/* Whether what there is by the key is a part as one of them has put it. */
+static int reads_whole(const cpa_block_store *table, char *part) {
+    const cpa_block_key key = key_of(1);
+    int64_t n = 0;
+    if (table->get(table->ctx, &key, part, LONG_PART, &n, NULL) != CPA_OK || n != LONG_PART) return 0;
+    for (int i = 1; i < LONG_PART; i++)
+        if (part[i] != part[0]) return 0;
+    return 1;
+}
+
+static void threads_put_one_key_into_a_folder(void) {
+    const cpa_test_folder folder = cpa_test_folder_make();
+    cpa_folder_store *files;
+    cpa_block_store table;
+    writer writers[2];
+    pthread_t threads[2];
+    char *part = malloc(LONG_PART);
+    int torn = 0;
+    CU_ASSERT_EQUAL_FATAL(cpa_folder_store_create(folder.path, &files, NULL), CPA_OK);
+    cpa_folder_store_table(files, &table);
+    for (int i = 0; i < 2; i++) writers[i] = (writer){.table = table, .letter = (char)('a' + i)};
+    write_part(&writers[0]);
+    for (int i = 0; i < 2; i++) CU_ASSERT_EQUAL_FATAL(pthread_create(&threads[i], NULL, write_part, &writers[i]), 0);
+    for (int i = 0; i < ROUNDS; i++) torn += !reads_whole(&table, part);
+    for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+    CU_ASSERT_EQUAL(torn, 0);
+    CU_ASSERT_EQUAL(writers[0].failures + writers[1].failures, 0);
+    cpa_folder_store_destroy(files);
+    cpa_test_folder_remove(&folder);
+    free(part);
+}
+
 static const cpa_test tests[] = {
     {"a part is refused with any byte changed", a_part_is_refused_with_any_byte_changed},
     {"a part is refused by another key or for other rows", a_part_is_refused_by_another_key_or_for_other_rows},
@@ -236,6 +287,7 @@ static const cpa_test tests[] = {
     {"a memory store forgets the oldest", a_memory_store_forgets_the_oldest},
     {"a memory store goes through a pipe", a_memory_store_goes_through_a_pipe},
     {"stores send to each other at once", stores_send_to_each_other_at_once},
+    {"threads put one key into a folder", threads_put_one_key_into_a_folder},
 };
 
 CPA_TEST_MAIN("block stores", tests)
