@@ -45,9 +45,14 @@ cpa_status cpa_memory_store_create(int64_t most_bytes, cpa_memory_store **out, c
     return CPA_OK;
 }
 
+/* What a part takes of the store's bound. */
+static int64_t bytes_of(int64_t n) {
+    return (int64_t)sizeof(entry) + n;
+}
+
 static void forget(cpa_memory_store *store, entry *e) {
     HASH_DEL(store->entries, e);
-    store->bytes -= e->n;
+    store->bytes -= bytes_of(e->n);
     free(e);
 }
 
@@ -72,11 +77,18 @@ static int keep(cpa_memory_store *store, entry *e) {
     if (before) forget(store, before);
     HASH_ADD(hh, store->entries, key, sizeof e->key, e);
     const int kept = e->hh.tbl != NULL;
-    if (kept) store->bytes += e->n;
+    if (kept) store->bytes += bytes_of(e->n);
     while (kept && store->most_bytes > 0 && store->bytes > store->most_bytes) forget(store, store->entries);
     pthread_mutex_unlock(&store->lock);
     if (!kept) free(e);
     return kept;
+}
+
+static cpa_status check_bound(const cpa_memory_store *store, int64_t n, cpa_error *err) {
+    if (store->most_bytes == 0 || bytes_of(n) <= store->most_bytes) return CPA_OK;
+    return cpa_fail(err, CPA_INVALID,
+                    "memory store: a part of %lld bytes takes %lld, expected most_bytes, %lld, or less", (long long)n,
+                    (long long)bytes_of(n), (long long)store->most_bytes);
 }
 
 static entry *create_entry(const cpa_block_key *key, int64_t n) {
@@ -89,6 +101,7 @@ static entry *create_entry(const cpa_block_key *key, int64_t n) {
 
 static cpa_status put(void *ctx, const cpa_block_key *key, const void *bytes, int64_t n, cpa_error *err) {
     cpa_memory_store *store = ctx;
+    CPA_TRY(check_bound(store, n, err));
     entry *e = create_entry(key, n);
     if (e) memcpy(e->bytes, bytes, (size_t)n);
     if (e && keep(store, e)) return CPA_OK;
@@ -230,6 +243,7 @@ static cpa_status receive_part(cpa_memory_store *store, int fd, int *last, cpa_e
     if (n == 0 || n > MOST_BYTES)
         return cpa_fail(err, CPA_IO, "memory store: a part of %llu bytes from descriptor %d, expected 1 to 2^32",
                         (unsigned long long)n, fd);
+    CPA_TRY(check_bound(store, (int64_t)n, err));
     entry *e = create_entry(&key, (int64_t)n);
     if (!e)
         return cpa_fail(err, CPA_NO_MEMORY, "memory store: no memory for a part of %llu bytes", (unsigned long long)n);

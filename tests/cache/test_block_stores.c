@@ -115,7 +115,7 @@ static void stores_give_back_what_was_put_last(void) {
     CU_ASSERT_EQUAL_FATAL(cpa_memory_store_create(0, &memory, &err), CPA_OK);
     cpa_memory_store_table(memory, &store);
     check_store(&store);
-    CU_ASSERT_EQUAL(cpa_memory_store_bytes(memory), 11);
+    CPA_ASSERT_ORDER(cpa_memory_store_bytes(memory), >, 11);
     cpa_memory_store_destroy(memory);
     CU_ASSERT_EQUAL_FATAL(cpa_folder_store_create(folder.path, &files, &err), CPA_OK);
     cpa_folder_store_table(files, &store);
@@ -126,10 +126,24 @@ static void stores_give_back_what_was_put_last(void) {
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, folder.path));
 }
 
+/* What a part of n bytes counts in a memory store. */
+static int64_t bytes_of_a_part(int64_t n) {
+    static const char part[4096];
+    const cpa_block_key key = key_of(1);
+    cpa_memory_store *memory;
+    cpa_block_store store;
+    CU_ASSERT_EQUAL_FATAL(cpa_memory_store_create(0, &memory, NULL), CPA_OK);
+    cpa_memory_store_table(memory, &store);
+    CU_ASSERT_EQUAL(store.put(store.ctx, &key, part, n, NULL), CPA_OK);
+    const int64_t bytes = cpa_memory_store_bytes(memory);
+    cpa_memory_store_destroy(memory);
+    return bytes;
+}
+
 static void a_memory_store_forgets_the_oldest(void) {
     cpa_memory_store *memory;
     cpa_block_store store;
-    CU_ASSERT_EQUAL_FATAL(cpa_memory_store_create(10, &memory, NULL), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(cpa_memory_store_create(2 * bytes_of_a_part(5), &memory, NULL), CPA_OK);
     cpa_memory_store_table(memory, &store);
     for (int i = 0; i < 3; i++) {
         const cpa_block_key key = key_of(i);
@@ -138,7 +152,37 @@ static void a_memory_store_forgets_the_oldest(void) {
     const cpa_block_key first = key_of(0), last = key_of(2);
     expect(&store, &first, NULL);
     expect(&store, &last, "12345");
+    CU_ASSERT_EQUAL(cpa_memory_store_bytes(memory), 2 * bytes_of_a_part(5));
     cpa_memory_store_destroy(memory);
+}
+
+static void a_memory_store_forgets_nothing_for_what_it_cannot_keep(void) {
+    static const char part[4096];
+    const cpa_block_key kept = key_of(1), large = key_of(2);
+    const int64_t bound = bytes_of_a_part(1000);
+    cpa_memory_store *memory, *from;
+    cpa_block_store store, source;
+    cpa_error err = {CPA_OK, ""};
+    int ends[2];
+    CU_ASSERT_EQUAL_FATAL(cpa_memory_store_create(bound, &memory, NULL), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(cpa_memory_store_create(0, &from, NULL), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(pipe(ends), 0);
+    cpa_memory_store_table(memory, &store);
+    cpa_memory_store_table(from, &source);
+    CU_ASSERT_EQUAL(store.put(store.ctx, &kept, "12345", 5, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(store.put(store.ctx, &large, part, 1001, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "1001 bytes"));
+    expect(&store, &kept, "12345");
+    CU_ASSERT_EQUAL(source.put(source.ctx, &large, part, sizeof part, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_memory_store_send(from, ends[1], NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_memory_store_receive(memory, ends[0], &err), CPA_INVALID);
+    expect(&store, &kept, "12345");
+    CU_ASSERT_EQUAL(store.put(store.ctx, &large, part, 1000, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_memory_store_bytes(memory), bound);
+    close(ends[0]);
+    close(ends[1]);
+    cpa_memory_store_destroy(memory);
+    cpa_memory_store_destroy(from);
 }
 
 static void a_memory_store_goes_through_a_pipe(void) {
@@ -285,6 +329,7 @@ static const cpa_test tests[] = {
     {"digests of parcels depend on all before", digests_of_parcels_depend_on_all_before},
     {"stores give back what was put last", stores_give_back_what_was_put_last},
     {"a memory store forgets the oldest", a_memory_store_forgets_the_oldest},
+    {"a memory store forgets nothing for what it cannot keep", a_memory_store_forgets_nothing_for_what_it_cannot_keep},
     {"a memory store goes through a pipe", a_memory_store_goes_through_a_pipe},
     {"stores send to each other at once", stores_send_to_each_other_at_once},
     {"threads put one key into a folder", threads_put_one_key_into_a_folder},
