@@ -405,7 +405,6 @@ void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stat
     s->swapped_in = scheduled->swapped_in;
     s->swap_failures = scheduled->swap_failures;
     s->imported_tokens = scheduled->imported_tokens;
-    s->exported_tokens = scheduled->exported_tokens;
     s->import_failures = scheduled->import_failures;
     s->cow_copies = scheduled->cow_copies;
     s->rank_local = scheduled->rank_local;

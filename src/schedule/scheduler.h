@@ -146,8 +146,8 @@ typedef struct cpa_scheduler_stats {
     int64_t cow_copies;
     int64_t rank_local; /* admissions of sequences to one of several ranks */
     int64_t swap_failures;
-    int64_t imported_tokens, exported_tokens; /* prompt tokens that came from the store, and went there */
-    int64_t import_failures;                  /* times that some of an import was not there, or damaged */
+    int64_t imported_tokens; /* prompt tokens that came from the store */
+    int64_t import_failures; /* times that some of an import was not there, or damaged */
     /* With adaptive_chunks, for want of blocks: prefill chunks that are shorter, and requests that were not begun. */
     int64_t cut_chunks, held_back;
 } cpa_scheduler_stats;

@@ -96,6 +96,7 @@ cpa_status cpa_transfer_plan_import(cpa_scheduler *s, cpa_sequence *sequence, in
     sequence->linked = sequence->shared = 0;
     sequence->tail_linked = 0;
     sequence->tip = sequence->root;
+    sequence->imported = tokens;
     s->stats.imported_tokens += tokens;
     return CPA_OK;
 }
@@ -112,7 +113,6 @@ cpa_status cpa_transfer_plan_export(cpa_scheduler *s, cpa_sequence *sequence, cp
         }
     }
     sequence->exported = 1;
-    s->stats.exported_tokens += tokens;
     return CPA_OK;
 }
 
@@ -121,7 +121,7 @@ cpa_status cpa_scheduler_import_failed(cpa_scheduler *s, uint64_t request, int64
     HASH_FIND(hh, s->by_id, &request, sizeof request, sequence);
     if (!sequence) return cpa_fail(err, CPA_INVALID, "request %" PRIu64 " is not there to be computed", request);
     s->stats.import_failures++;
-    s->stats.imported_tokens -= sequence->computed;
+    s->stats.imported_tokens -= sequence->imported; /* `computed` is 0 where it was preempted meanwhile */
     sequence->importable = sequence->import_failed ? 0 : tokens;
     sequence->import_failed = 1;
     return cpa_scheduler_start_again(s, sequence, err);
