@@ -10,9 +10,11 @@
  *
  * A rank has some of the tokens of a parcel, and puts them into a store as a *part* of it. A part says which tokens it
  * has, and ends with a SHA-256 of all that it is: who takes one that was changed on the way, or that belongs to another
- * key, refuses it. A store keeps parts by their keys. There is one in host memory, whose content goes through file
- * descriptors, and one in a folder; what else carries bytes by a key (a key-value store, a transfer engine) is a table
- * of two functions. An engine with a store exports what requests ask it to, and imports likewise (cpattn/engine.h). */
+ * key, refuses it. The SHA-256 has no secret in it: it detects damage, not a hostile writer. Who may write to a store says
+ * what the engines that read it compute with. A store keeps parts by their keys. There is one in host memory, whose
+ * content goes through file descriptors, and one in a folder; what else carries bytes by a key (a key-value store, a
+ * transfer engine) is a table of two functions. An engine with a store exports what requests ask it to, and imports
+ * likewise (cpattn/engine.h). */
 #ifndef CPATTN_BLOCKS_H
 #define CPATTN_BLOCKS_H
 
