@@ -33,9 +33,11 @@ static void unseen_entries(const cpa_scheduler *s, const cpa_sequence *sequence,
 void cpa_transfer_count_blocks(cpa_scheduler *s, const cpa_sequence *sequence, int64_t tokens) {
     for (int32_t p = 0; p < s->n_pools; p++) {
         int64_t first, end;
+        const int64_t held = sequence->shards[p].held;
         unseen_entries(s, sequence, p, tokens, &first, &end);
-        s->lacks[p] = cpa_sequence_needs(sequence, &s->options, cpa_pool_rank(&s->options, p), tokens + 1);
-        s->lacks[p] -= end - first;
+        first = cpa_max64(first, held);
+        s->lacks[p] = cpa_sequence_needs(sequence, &s->options, cpa_pool_rank(&s->options, p), tokens + 1) - held;
+        s->lacks[p] -= cpa_max64(0, end - first);
     }
 }
 
@@ -83,7 +85,7 @@ cpa_status cpa_transfer_plan_import(cpa_scheduler *s, cpa_sequence *sequence, in
         const int64_t n = cpa_sequence_needs(sequence, &s->options, cpa_pool_rank(&s->options, p), tokens);
         int64_t first, end;
         unseen_entries(s, sequence, p, tokens, &first, &end);
-        for (int64_t i = 0; i < n; i++) {
+        for (int64_t i = sequence->shards[p].held; i < n; i++) {
             if (i >= first && i < end) {
                 cpa_sequence_skip_entry(sequence, p);
                 continue;
@@ -92,12 +94,9 @@ cpa_status cpa_transfer_plan_import(cpa_scheduler *s, cpa_sequence *sequence, in
             CPA_TRY(add_block(s, p, i, sequence->blocks[p * sequence->stride + i], err));
         }
     }
+    sequence->imported = tokens - sequence->computed;
     sequence->computed = tokens;
-    sequence->linked = sequence->shared = 0;
-    sequence->tail_linked = 0;
-    sequence->tip = sequence->root;
-    sequence->imported = tokens;
-    s->stats.imported_tokens += tokens;
+    s->stats.imported_tokens += sequence->imported;
     return CPA_OK;
 }
 

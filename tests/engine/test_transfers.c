@@ -8,6 +8,7 @@
 
 #include <cpattn/mpi.h>
 
+#include "base/hash.h"
 #include "src/engine/engine_internal.h"
 #include "src/model/synthetic.h"
 #include "tests/fixtures/device_fixture.h"
@@ -326,6 +327,33 @@ static void nothing_comes_from_another_salt_model_or_cache(void) {
     remove_folder(&folder);
 }
 
+static uint32_t same_for_all(void *ctx, uint64_t request, int64_t position) {
+    (void)ctx, (void)request;
+    return (uint32_t)cpa_mix64((uint64_t)position);
+}
+
+/* The second request has computed 33 tokens that the first begins with, two full blocks, before that comes. */
+static void what_is_found_here_does_not_come(void) {
+    const cpa_mask masks[] = {{.causal = 1}, {.causal = 1, .window = 20}, {.causal = 1, .window = 70, .sinks = 3}};
+    const cpa_test_folder folder = make_folder();
+    job exporting = job_with(job_of(3), &folder, CPA_TRANSFER_EXPORT), alone = job_of(2);
+    exporting.options.token_at = alone.options.token_at = same_for_all;
+    alone.options.block_size = alone.options.interleave = 16;
+    for (int windows = 0; windows < 2; windows++) {
+        exporting.options.model.layer_masks = alone.options.model.layer_masks = windows ? masks : NULL;
+        run(&exporting);
+        run(&alone);
+        job importing = job_with(alone, &folder, 0);
+        importing.requests[0].transfer = CPA_TRANSFER_IMPORT;
+        importing.requests[0].arrival_s = 0.05;
+        run(&importing);
+        CU_ASSERT_EQUAL(importing.stats.imported_tokens, PROMPTS[0] - 1 - 32);
+        CU_ASSERT_EQUAL(importing.stats.import_failures, 0);
+        if (cpa_test_promises_bits()) CU_ASSERT_EQUAL(importing.stats.output_digest, alone.stats.output_digest);
+    }
+    remove_folder(&folder);
+}
+
 /* Parts in the folder, as every rank sees them. */
 static int count_parts(const cpa_test_folder *folder) {
     int parts = 0;
@@ -410,6 +438,7 @@ static const cpa_test tests[] = {
     {"nothing comes from another salt, model or cache", nothing_comes_from_another_salt_model_or_cache},
     {"no rank exports what is not finite on another", no_rank_exports_what_is_not_finite_on_another},
     {"what a store does not take is not counted", what_a_store_does_not_take_is_not_counted},
+    {"what is found here does not come", what_is_found_here_does_not_come},
     {"imports wait for blocks, and give way", imports_wait_for_blocks_and_give_way},
 };
 

@@ -186,6 +186,34 @@ static void what_is_found_here_does_not_come(void) {
     teardown(&f);
 }
 
+static void what_is_found_here_is_shared_and_the_rest_comes(void) {
+    fixture f;
+    setup(&f, 2, 4);
+    add(&f, asked(0, 22, 1), 22);
+    finish(&f);
+    add(&f, importing(1, 40, 2), 22);
+    CU_ASSERT_EQUAL(step(&f, 0), 0);
+    check_transfer(&f, 1, 39, 5); /* 10 blocks, of which 5 are found */
+    for (int64_t i = 0; i < 5; i++) {
+        const cpa_plan_transfer_block *block = &f.plan.transfer_blocks[i];
+        CPA_ASSERT_ORDER(block->entry * 2 + block->rank, >=, 4);
+    }
+    CU_ASSERT_EQUAL(f.stats.imported_tokens, 19);
+    step(&f, 0);
+    CU_ASSERT_EQUAL(cpa_scheduler_import_failed(f.scheduler, 1, 25, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(step(&f, 0), 0);
+    check_transfer(&f, 1, 25, 2);
+    CU_ASSERT_EQUAL(f.stats.imported_tokens, 5);
+    step(&f, 0);
+    CU_ASSERT_EQUAL(cpa_scheduler_import_failed(f.scheduler, 1, 23, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(step(&f, 0), 1);
+    check_chunk(&f, 20, 20);
+    CU_ASSERT_EQUAL(f.stats.imported_tokens, 0);
+    finish(&f);
+    CU_ASSERT_EQUAL(f.stats.used_blocks[0], 0);
+    teardown(&f);
+}
+
 static void others_find_what_came_once_it_counts(void) {
     fixture f;
     setup(&f, 2, 4);
@@ -216,6 +244,7 @@ static const cpa_test tests[] = {
     {"one job asks for what another has put", one_job_asks_for_what_another_has_put},
     {"what other layers have put is not asked for", what_other_layers_have_put_is_not_asked_for},
     {"what is found here does not come", what_is_found_here_does_not_come},
+    {"what is found here is shared, and the rest comes", what_is_found_here_is_shared_and_the_rest_comes},
     {"others find what came, once it counts", others_find_what_came_once_it_counts},
 };
 
