@@ -1,58 +1,58 @@
 #include "launcher/block_store.h"
 
-#include <dirent.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/min_max.h"
+#include "src/model/safetensors.h"
 
-/* So much of the beginning and of the end of a file of weights tells it from others. */
-enum { PROBE_BYTES = 1 << 16 };
+/* So many bytes of a tensor are looked at in each of these places, evenly from its beginning to its end. Weights that were
+ * trained differ in nearly all of their elements; of a file of any size this reads little. */
+enum { SAMPLE_BYTES = 1 << 11, SAMPLES = 5 };
 
-static int tells_the_model(const struct dirent *file) {
-    const char *end = strrchr(file->d_name, '.');
-    return strcmp(file->d_name, "config.json") == 0 || (end && strcmp(end, ".safetensors") == 0);
+static uint64_t hash_tensor(uint64_t hash, const cpa_tensor *tensor) {
+    const char *data = tensor->data;
+    const int64_t n = cpa_min64(SAMPLE_BYTES, tensor->bytes), last = tensor->bytes - n;
+    hash = cpa_hash_bytes(hash, tensor->name, strlen(tensor->name) + 1);
+    hash = cpa_hash_bytes(hash, tensor->type, strlen(tensor->type) + 1);
+    hash = cpa_hash_bytes(hash, tensor->shape, (size_t)tensor->dims * sizeof *tensor->shape);
+    for (int64_t i = 0; i < SAMPLES; i++) hash = cpa_hash_bytes(hash, data + last * i / (SAMPLES - 1), (size_t)n);
+    return hash;
 }
 
-static cpa_status add_file(const char *folder, const char *name, uint64_t *hash, cpa_error *err) {
-    char path[2 * CPA_TEXT_BYTES];
-    static char bytes[PROBE_BYTES];
+static cpa_status hash_weights(const char *folder, uint64_t *hash, cpa_error *err) {
+    cpa_safetensors *files;
+    CPA_TRY(cpa_safetensors_open(folder, &files, err));
+    for (int64_t i = 0; i < cpa_safetensors_count(files); i++) *hash = hash_tensor(*hash, cpa_safetensors_at(files, i));
+    cpa_safetensors_close(files);
+    return CPA_OK;
+}
+
+static cpa_status hash_config(const char *folder, uint64_t *hash, cpa_error *err) {
+    char path[2 * CPA_TEXT_BYTES], bytes[4096];
     const char *why = "it cannot be read";
-    snprintf(path, sizeof path, "%s/%s", folder, name);
+    size_t n;
+    snprintf(path, sizeof path, "%s/config.json", folder);
     FILE *file = cpa_file_open(path, &why);
     if (!file) return cpa_fail(err, CPA_IO, "%s: %s", path, why);
-    int ok = 1;
-    *hash = cpa_hash_bytes(*hash, name, strlen(name) + 1);
-    *hash = cpa_hash_bytes(*hash, bytes, fread(bytes, 1, sizeof bytes, file));
-    ok = fseeko(file, 0, SEEK_END) == 0;
-    const int64_t size = ok ? (int64_t)ftello(file) : 0;
-    *hash = cpa_hash_bytes(*hash, &size, sizeof size);
-    if (ok && size > PROBE_BYTES) {
-        ok = fseeko(file, -(off_t)PROBE_BYTES, SEEK_END) == 0;
-        *hash = cpa_hash_bytes(*hash, bytes, fread(bytes, 1, sizeof bytes, file));
-    }
-    ok = ok && !ferror(file);
+    while ((n = fread(bytes, 1, sizeof bytes, file)) > 0) *hash = cpa_hash_bytes(*hash, bytes, n);
+    const int failed = ferror(file);
     fclose(file);
-    return ok ? CPA_OK : cpa_fail(err, CPA_IO, "%s: it cannot be read", path);
+    return failed ? cpa_fail(err, CPA_IO, "%s: it cannot be read", path) : CPA_OK;
 }
 
-/* What tells the model of a folder from others of the same shape, wherever the folder is. */
+/* What tells the model of a folder from others of the same shape, wherever the folder is and however its tensors are
+ * spread over files. */
 static cpa_status name_model(const char *folder, char *out, size_t bytes, cpa_error *err) {
-    struct dirent **files;
     uint64_t hash = CPA_HASH_START;
-    const int n = scandir(folder, &files, tells_the_model, alphasort);
-    cpa_status status = n < 0 ? cpa_fail(err, CPA_IO, "%s: it cannot be read", folder) : CPA_OK;
-    for (int i = 0; i < n; i++) {
-        if (status == CPA_OK) status = add_file(folder, files[i]->d_name, &hash, err);
-        free(files[i]);
-    }
-    if (n >= 0) free(files);
+    CPA_TRY(hash_config(folder, &hash, err));
+    CPA_TRY(hash_weights(folder, &hash, err));
     snprintf(out, bytes, "%016" PRIx64, hash);
-    return status;
+    return CPA_OK;
 }
 
 cpa_status cpa_job_store_open(const cpa_settings *settings, cpa_job_store *out, cpa_error *err) {

@@ -181,7 +181,8 @@ static int read_salt(const cpa_fields *fields, cpa_generation *g) {
 }
 
 /* As vLLM has it: do_remote_decode of a server that computes prompts for others, do_remote_prefill of one that goes on
- * with them. Other fields tell vLLM's connectors where the other server is, which a store makes no matter. */
+ * with them. Other fields tell vLLM's connectors where the other server is, which a store makes no matter. Who
+ * runs the server says whether anything is put into the store, which only grows. */
 static int read_transfer(const cpa_server *server, const cpa_fields *fields, cpa_generation *g) {
     cpa_fields params;
     int imports = 0, exports = 0;
@@ -195,7 +196,12 @@ static int read_transfer(const cpa_server *server, const cpa_fields *fields, cpa
         return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, "kv_transfer_params",
                           "kv_transfer_params: the cache is this server's alone; there is --block-store");
     }
-    g->transfer |= (imports ? CPA_TRANSFER_IMPORT : 0U) | (exports ? CPA_TRANSFER_EXPORT : 0U);
+    if (exports && !(g->transfer & CPA_TRANSFER_EXPORT)) {
+        return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, "kv_transfer_params.do_remote_decode",
+                          "kv_transfer_params.do_remote_decode: this server puts nothing into the store; there is "
+                          "--block-transfer export");
+    }
+    if (imports) g->transfer |= CPA_TRANSFER_IMPORT;
     return 1;
 }
 

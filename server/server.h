@@ -33,8 +33,8 @@ typedef struct cpa_server_options {
     const cpa_chat_template *chat;  /* NULL: no chat */
     cpa_tool_form tool_form;        /* how the model writes calls; CPA_TOOLS_NONE: they are text */
     cpa_thought_form thought_form;  /* how the model writes thoughts */
-    int32_t transfer;               /* what requests import and export by default, of cpa_transfer */
-    int32_t has_block_store;        /* requests may ask for it */
+    int32_t transfer;               /* what all requests import and export, of cpa_transfer */
+    int32_t has_block_store;        /* requests may ask for an import */
     uint64_t seed;                  /* what the seeds of requests without one follow from */
     int64_t max_body_bytes;         /* most bytes of the body of a request; 0 = 32 MiB */
     int64_t max_connections;        /* connections beyond so many are answered 503 and closed; up to 2^20, 0 = 2048 */

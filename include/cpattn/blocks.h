@@ -10,9 +10,11 @@
  *
  * A rank has some of the tokens of a parcel, and puts them into a store as a *part* of it. A part says which tokens it
  * has, and ends with a SHA-256 of all that it is: who takes one that was changed on the way, or that belongs to another
- * key, refuses it. A store keeps parts by their keys. There is one in host memory, whose content goes through file
- * descriptors, and one in a folder; what else carries bytes by a key (a key-value store, a transfer engine) is a table
- * of two functions. An engine with a store exports what requests ask it to, and imports likewise (cpattn/engine.h). */
+ * key, refuses it. The SHA-256 has no secret in it: it detects damage, not a hostile writer. Who may write to a store says
+ * what the engines that read it compute with. A store keeps parts by their keys. There is one in host memory, whose
+ * content goes through file descriptors, and one in a folder; what else carries bytes by a key (a key-value store, a
+ * transfer engine) is a table of two functions. An engine with a store exports what requests ask it to, and imports
+ * likewise (cpattn/engine.h). */
 #ifndef CPATTN_BLOCKS_H
 #define CPATTN_BLOCKS_H
 
@@ -101,17 +103,19 @@ typedef void (*cpa_block_event_fn)(void *ctx, const cpa_block_event *event);
 /* A store in host memory of this process. Any thread may call its functions at any time. */
 typedef struct cpa_memory_store cpa_memory_store;
 
-/* Keeps up to most_bytes of parts (0: as many as come), and forgets the oldest for a new one. */
+/* Keeps up to most_bytes of parts (0: as many as come), and forgets the oldest for a new one. A part counts with what
+ * the store has beside it to find it by, some 100 bytes; one that is longer than most_bytes by itself is refused,
+ * CPA_INVALID, and nothing is forgotten for it. */
 CPA_API cpa_status cpa_memory_store_create(int64_t most_bytes, cpa_memory_store **out, cpa_error *err);
 /* NULL does nothing. No engine may use it any more. */
 CPA_API void cpa_memory_store_destroy(cpa_memory_store *store);
 /* The store as an engine takes it; its model is NULL. */
 CPA_API void cpa_memory_store_table(cpa_memory_store *store, cpa_block_store *out);
-/* Bytes of all parts. */
+/* Bytes of all parts, as they count. */
 CPA_API int64_t cpa_memory_store_bytes(cpa_memory_store *store);
 /* Writes all parts to a file descriptor, a pipe, a socket or a file, the oldest first, and an end; takes in what the
  * former has written, up to that end. CPA_IO if the other side is gone, or what comes is no such stream, with what came
- * before kept. Both block. A part is judged when it is used, not here. Where the other side of a pipe or a socket may
+ * before kept; CPA_INVALID likewise for a part longer than most_bytes. Both block. A part is judged when it is used, not here. Where the other side of a pipe or a socket may
  * go, SIGPIPE is the caller's to ignore. */
 CPA_API cpa_status cpa_memory_store_send(cpa_memory_store *store, int fd, cpa_error *err);
 CPA_API cpa_status cpa_memory_store_receive(cpa_memory_store *store, int fd, cpa_error *err);

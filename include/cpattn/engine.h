@@ -137,8 +137,8 @@ typedef enum cpa_transfer {
      * where prompt_logprobs are asked for. */
     CPA_TRANSFER_IMPORT = 1,
     /* Keys and values of its prompt are put into the store when it has got its first token, before that is told: what a
-     * layer with a window sees no more is not among them. An engine that computes prompts for others gets requests of
-     * one output token. */
+     * layer with a window sees no more is not among them, and nothing is of a request with a row that is not finite. An
+     * engine that computes prompts for others gets requests of one output token. */
     CPA_TRANSFER_EXPORT = 2
 } cpa_transfer;
 

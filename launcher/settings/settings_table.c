@@ -191,7 +191,7 @@ const cpa_field cpa_settings_rows[] = {
              "size and layout: all ranks reach it, and whoever owns it empties it"},
     {"Cache", "block-transfer", NULL, CHOICE(block_transfer, "none", transfers),
      .help = "with --block-store: prompts are computed as far as they are not there (import), are put there when they "
-             "are computed (export), or both; none: as requests to a server ask for it (kv_transfer_params)"},
+             "are computed (export), or both; requests to a server may always ask for an import (kv_transfer_params)"},
     {"Cache", "preemption-mode", NULL, CHOICE(preemption_mode, "auto", preemption_modes),
      .help = "the cache of who gives way: computed again, moved to host memory, or what takes less time"},
     {"Cache", "swap-space", "GIB", REAL(swap_space, "0", 0, 0x1p20),

@@ -1,11 +1,13 @@
-/* A store of parts in files of a folder, each named by its key. A file is written under a name of its own and then
- * renamed, so that whoever reads one reads all of it. */
+/* A store of parts in files of a folder, each named by its key. A file is written under a name of its own, which nobody
+ * else has on any machine that reaches the folder, and then renamed, so that whoever reads one reads all of it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,13 +18,19 @@
 enum { NAME_BYTES = 128 };
 
 struct cpa_folder_store {
-    int folder; /* descriptor */
+    int folder;            /* descriptor */
+    uint64_t random;       /* tells its files that are being written from those of other stores */
+    atomic_ullong written; /* number of the next of them */
 };
 
 cpa_status cpa_folder_store_create(const char *path, cpa_folder_store **out, cpa_error *err) {
     if (!path || !out) return cpa_fail(err, CPA_INVALID, "folder store: %s is NULL", path ? "out" : "path");
     cpa_folder_store *store = calloc(1, sizeof *store);
     if (!store) return cpa_fail(err, CPA_NO_MEMORY, "folder store: no memory");
+    if (getrandom(&store->random, sizeof store->random, 0) != (ssize_t)sizeof store->random) {
+        free(store);
+        return cpa_fail(err, CPA_INTERNAL, "folder store: the system gives no random number");
+    }
     store->folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (store->folder < 0) {
         const int why = errno;
@@ -67,11 +75,11 @@ static int read_all(int fd, char *bytes, int64_t n) {
 }
 
 static cpa_status put(void *ctx, const cpa_block_key *key, const void *bytes, int64_t n, cpa_error *err) {
-    const cpa_folder_store *store = ctx;
+    cpa_folder_store *store = ctx;
     char name[NAME_BYTES], own[NAME_BYTES + 64];
     name_of(key, name);
-    snprintf(own, sizeof own, "%s.%ld.%p", name, (long)getpid(), ctx);
-    const int fd = openat(store->folder, own, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    snprintf(own, sizeof own, "%s.%016" PRIx64 ".%llu", name, store->random, atomic_fetch_add(&store->written, 1));
+    const int fd = openat(store->folder, own, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     int ok = fd >= 0 && write_all(fd, bytes, n);
     int why = errno;
     if (fd >= 0 && close(fd) != 0 && ok) {

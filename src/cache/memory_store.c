@@ -45,9 +45,14 @@ cpa_status cpa_memory_store_create(int64_t most_bytes, cpa_memory_store **out, c
     return CPA_OK;
 }
 
+/* What a part takes of the store's bound. */
+static int64_t bytes_of(int64_t n) {
+    return (int64_t)sizeof(entry) + n;
+}
+
 static void forget(cpa_memory_store *store, entry *e) {
     HASH_DEL(store->entries, e);
-    store->bytes -= e->n;
+    store->bytes -= bytes_of(e->n);
     free(e);
 }
 
@@ -72,11 +77,18 @@ static int keep(cpa_memory_store *store, entry *e) {
     if (before) forget(store, before);
     HASH_ADD(hh, store->entries, key, sizeof e->key, e);
     const int kept = e->hh.tbl != NULL;
-    if (kept) store->bytes += e->n;
+    if (kept) store->bytes += bytes_of(e->n);
     while (kept && store->most_bytes > 0 && store->bytes > store->most_bytes) forget(store, store->entries);
     pthread_mutex_unlock(&store->lock);
     if (!kept) free(e);
     return kept;
+}
+
+static cpa_status check_bound(const cpa_memory_store *store, int64_t n, cpa_error *err) {
+    if (store->most_bytes == 0 || bytes_of(n) <= store->most_bytes) return CPA_OK;
+    return cpa_fail(err, CPA_INVALID,
+                    "memory store: a part of %lld bytes takes %lld, expected most_bytes, %lld, or less", (long long)n,
+                    (long long)bytes_of(n), (long long)store->most_bytes);
 }
 
 static entry *create_entry(const cpa_block_key *key, int64_t n) {
@@ -89,6 +101,7 @@ static entry *create_entry(const cpa_block_key *key, int64_t n) {
 
 static cpa_status put(void *ctx, const cpa_block_key *key, const void *bytes, int64_t n, cpa_error *err) {
     cpa_memory_store *store = ctx;
+    CPA_TRY(check_bound(store, n, err));
     entry *e = create_entry(key, n);
     if (e) memcpy(e->bytes, bytes, (size_t)n);
     if (e && keep(store, e)) return CPA_OK;
@@ -165,17 +178,53 @@ static cpa_status send_part(int fd, const entry *e, cpa_error *err) {
     return write_all(fd, e->bytes, (size_t)e->n, err);
 }
 
+/* The keys of all parts, in their order; free() them. NULL without memory. */
+static cpa_block_key *list_keys(cpa_memory_store *store, int64_t *n) {
+    entry *e, *next;
+    pthread_mutex_lock(&store->lock);
+    *n = 0;
+    cpa_block_key *keys = malloc((HASH_COUNT(store->entries) + 1) * sizeof *keys);
+    if (keys) HASH_ITER(hh, store->entries, e, next) keys[(*n)++] = e->key;
+    pthread_mutex_unlock(&store->lock);
+    return keys;
+}
+
+/* A copy of what the store has by that key, *out, to be freed: NULL where it has forgotten that. 0 without memory. */
+static int copy_entry(cpa_memory_store *store, const cpa_block_key *key, entry **out) {
+    pthread_mutex_lock(&store->lock);
+    const entry *e = find(store, key);
+    *out = e ? create_entry(key, e->n) : NULL;
+    if (*out) memcpy((*out)->bytes, e->bytes, (size_t)e->n);
+    const int ok = !e || *out;
+    pthread_mutex_unlock(&store->lock);
+    return ok;
+}
+
+/* Who is written to may wait for the store itself before it reads on: no lock is held meanwhile. */
+static cpa_status send_parts(cpa_memory_store *store, const cpa_block_key *keys, int64_t n, int fd, cpa_error *err) {
+    for (int64_t i = 0; i < n; i++) {
+        entry *e;
+        if (!copy_entry(store, &keys[i], &e)) return cpa_fail(err, CPA_NO_MEMORY, "memory store: no memory for a copy");
+        if (!e) continue;
+        const cpa_status status = send_part(fd, e, err);
+        free(e);
+        if (status != CPA_OK) return status;
+    }
+    return CPA_OK;
+}
+
 cpa_status cpa_memory_store_send(cpa_memory_store *store, int fd, cpa_error *err) {
     const entry end = {.n = 0};
     uint8_t start[8];
-    entry *e, *next;
+    int64_t n;
     if (!store) return cpa_fail(err, CPA_INVALID, "memory store: store is NULL");
     put_number(start, STREAM_MAGIC, 4);
     put_number(start + 4, STREAM_VERSION, 4);
+    cpa_block_key *keys = list_keys(store, &n);
+    if (!keys) return cpa_fail(err, CPA_NO_MEMORY, "memory store: no memory for its keys");
     cpa_status status = write_all(fd, start, sizeof start, err);
-    pthread_mutex_lock(&store->lock);
-    HASH_ITER(hh, store->entries, e, next) if (status == CPA_OK) status = send_part(fd, e, err);
-    pthread_mutex_unlock(&store->lock);
+    if (status == CPA_OK) status = send_parts(store, keys, n, fd, err);
+    free(keys);
     return status == CPA_OK ? send_part(fd, &end, err) : status;
 }
 
@@ -194,6 +243,7 @@ static cpa_status receive_part(cpa_memory_store *store, int fd, int *last, cpa_e
     if (n == 0 || n > MOST_BYTES)
         return cpa_fail(err, CPA_IO, "memory store: a part of %llu bytes from descriptor %d, expected 1 to 2^32",
                         (unsigned long long)n, fd);
+    CPA_TRY(check_bound(store, (int64_t)n, err));
     entry *e = create_entry(&key, (int64_t)n);
     if (!e)
         return cpa_fail(err, CPA_NO_MEMORY, "memory store: no memory for a part of %llu bytes", (unsigned long long)n);

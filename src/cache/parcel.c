@@ -2,6 +2,7 @@
 
 #include <inttypes.h>
 #include <openssl/evp.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -23,12 +24,15 @@ static int digest(const run *runs, int n_runs, uint8_t out[32]) {
     return ok;
 }
 
-int cpa_parcel_root(const char *identity, const char *model, const char *salt, cpa_prefix_digest *out) {
-    const char *texts[] = {"parcels 1", identity ? identity : "", model ? model : "", salt ? salt : ""};
-    run runs[4];
+int cpa_parcel_root(const char *identity, const char *model, const char *salt, uint64_t layers,
+                    cpa_prefix_digest *out) {
+    char number[20];
+    snprintf(number, sizeof number, "%016" PRIx64, layers);
+    const char *texts[] = {"parcels 2", number, identity ? identity : "", model ? model : "", salt ? salt : ""};
+    run runs[5];
     /* Each with its terminator: where one ends and the next begins is part of what is hashed. */
-    for (int i = 0; i < 4; i++) runs[i] = (run){texts[i], strlen(texts[i]) + 1};
-    return digest(runs, 4, out->bytes);
+    for (int i = 0; i < 5; i++) runs[i] = (run){texts[i], strlen(texts[i]) + 1};
+    return digest(runs, 5, out->bytes);
 }
 
 int cpa_parcel_link(const cpa_prefix_digest *parent, const uint32_t *tokens, int32_t n, cpa_prefix_digest *out) {

@@ -25,9 +25,9 @@ static inline int64_t cpa_parcels(int64_t tokens) {
     return tokens / CPA_PARCEL_TOKENS + (tokens % CPA_PARCEL_TOKENS != 0);
 }
 
-/* The root of the digests of prompts with that identity, model and salt (texts; NULL counts as empty). Returns 0 if it
- * could not be computed. */
-int cpa_parcel_root(const char *identity, const char *model, const char *salt, cpa_prefix_digest *out);
+/* The root of the digests of prompts with that identity, model and salt (texts; NULL counts as empty), and layers that
+ * have the hash `layers`. Returns 0 if it could not be computed. */
+int cpa_parcel_root(const char *identity, const char *model, const char *salt, uint64_t layers, cpa_prefix_digest *out);
 /* The digest of a parcel of n tokens, at most CPA_PARCEL_TOKENS, behind `parent`, which may be where `out` is. Returns 0
  * if it could not be computed. */
 int cpa_parcel_link(const cpa_prefix_digest *parent, const uint32_t *tokens, int32_t n, cpa_prefix_digest *out);

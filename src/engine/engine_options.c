@@ -218,6 +218,25 @@ uint64_t cpa_engine_hash_rules(const cpa_model_shape *model) {
     return hash;
 }
 
+/* A hash of what each layer is to see, and of how it scores that. */
+static uint64_t hash_layers(const cpa_model_shape *m) {
+    uint64_t hash = CPA_HASH_START;
+    for (int32_t layer = 0; layer < m->layers; layer++) {
+        cpa_mask mask = cpa_model_mask(m, layer);
+        const uint64_t parts[] = {(uint64_t)mask.causal, (uint64_t)mask.window, (uint64_t)mask.sinks};
+        hash = cpa_hash_bytes(hash, parts, sizeof parts);
+    }
+    if (m->layer_rules) hash ^= cpa_engine_hash_rules(m);
+    if (m->n_forms > 0) hash ^= cpa_model_forms_hash(m);
+    return hash;
+}
+
+/* The same of all layers, and how many of them draft: rows in a store have those too. */
+static uint64_t hash_store_layers(const cpa_model_shape *m) {
+    const int64_t counts[] = {m->layers, m->draft_layers};
+    return cpa_hash_bytes(hash_layers(m), counts, sizeof counts);
+}
+
 /* What keys and values depend on besides tokens. Where a sequence begins follows from it, and so the order of sums; layers
  * that draft are left out, as results are to have the bits that they have without. */
 static void describe_cache(const cpa_engine_options *o, char out[CPA_IDENTITY_BYTES]) {
@@ -225,14 +244,7 @@ static void describe_cache(const cpa_engine_options *o, char out[CPA_IDENTITY_BY
     const cpa_model_shape *m = &model;
     model.layers -= model.draft_layers;
     const cpa_attention_shape *shape = &m->attention;
-    uint64_t masks = CPA_HASH_START;
-    for (int32_t layer = 0; layer < m->layers; layer++) {
-        cpa_mask mask = cpa_model_mask(m, layer);
-        const uint64_t parts[] = {(uint64_t)mask.causal, (uint64_t)mask.window, (uint64_t)mask.sinks};
-        masks = cpa_hash_bytes(masks, parts, sizeof parts);
-    }
-    if (m->layer_rules) masks ^= cpa_engine_hash_rules(m);
-    if (m->n_forms > 0) masks ^= cpa_model_forms_hash(m);
+    const uint64_t masks = hash_layers(m);
     snprintf(out, CPA_IDENTITY_BYTES,
              "%d layers, %d/%d heads of %d/%d, dtype %d in %d, scales %a %a, masks %llx, seed %llu", m->layers,
              shape->q_heads, shape->kv_heads, shape->k_dim, shape->v_dim, (int)shape->dtype, (int)shape->kv_dtype,
@@ -346,6 +358,7 @@ cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, const 
         .prefix_caching = !o->no_prefix_caching,
         .confirms = 1,
         .identity = identity,
+        .store_layers = hash_store_layers(&o->model),
         .preemption = o->preemption,
         .policy = o->policy,
         .ageing_s = o->ageing_s,
@@ -392,7 +405,6 @@ void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stat
     s->swapped_in = scheduled->swapped_in;
     s->swap_failures = scheduled->swap_failures;
     s->imported_tokens = scheduled->imported_tokens;
-    s->exported_tokens = scheduled->exported_tokens;
     s->import_failures = scheduled->import_failures;
     s->cow_copies = scheduled->cow_copies;
     s->rank_local = scheduled->rank_local;

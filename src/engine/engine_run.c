@@ -13,6 +13,7 @@
 #include "src/engine/engine_stats.h"
 #include "src/engine/run_record.h"
 #include "src/engine/step_masks.h"
+#include "src/worker/worker_transfer.h"
 
 /* While a step runs: moves the next plan along. A failure is reported when that plan is needed. */
 static void look_for_plan(void *ctx) {
@@ -148,6 +149,25 @@ static cpa_status report_imports(cpa_run *r, cpa_error *err) {
     return CPA_OK;
 }
 
+/* Prompts go to the store where no rank has found a row of theirs that is not finite: what others have computed of them
+ * comes from that. Counted are the first tokens that every rank has put. Collective. */
+static cpa_status export_prompts(cpa_run *r, cpa_error *err) {
+    cpa_engine *engine = r->engine;
+    for (int64_t i = 0; i < r->plan.n_transfers; i++) {
+        const cpa_plan_transfer *of = &r->plan.transfers[i];
+        if (of->imports) continue;
+        uint64_t spoiled = (uint64_t)cpa_worker_is_spoiled(engine->worker, &r->plan, of);
+        int64_t put;
+        CPA_TRY(cpa_control_sum_u64(&engine->control, &spoiled, 1, err));
+        if (spoiled > 0) continue;
+        CPA_TRY(cpa_worker_export(engine->worker, &r->plan, of, &put, err));
+        double missing = (double)(of->tokens - put);
+        CPA_TRY(cpa_control_max(&engine->control, &missing, 1, err));
+        engine->stats.exported_tokens += of->tokens - (int64_t)missing;
+    }
+    return CPA_OK;
+}
+
 static int64_t count_tokens(const cpa_step_plan *plan) {
     int64_t tokens = 0;
     for (int64_t i = 0; i < plan->n_chunks; i++) tokens += plan->chunks[i].count;
@@ -196,6 +216,7 @@ static cpa_status run_step(cpa_run *r, cpa_error *err) {
     CPA_TRY(cpa_worker_run(engine->worker, &r->plan, engine->verify ? &observer : NULL, err));
     CPA_TRY(report_damage(r, err));
     CPA_TRY(report_imports(r, err));
+    CPA_TRY(export_prompts(r, err));
     if (r->plan.n_chunks > 0) {
         engine->stats.steps++;
         engine->stats.computed_tokens += tokens;

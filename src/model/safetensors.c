@@ -284,6 +284,10 @@ int64_t cpa_safetensors_count(const cpa_safetensors *files) {
     return files->n_tensors;
 }
 
+const cpa_tensor *cpa_safetensors_at(const cpa_safetensors *files, int64_t i) {
+    return &files->tensors[i];
+}
+
 const cpa_tensor *cpa_safetensors_find(const cpa_safetensors *files, const char *name) {
     const cpa_tensor wanted = {.name = name};
     if (files->n_tensors == 0) return NULL;

@@ -36,6 +36,8 @@ cpa_status cpa_safetensors_open(const char *folder, cpa_safetensors **out, cpa_e
 void cpa_safetensors_close(cpa_safetensors *files);
 
 int64_t cpa_safetensors_count(const cpa_safetensors *files);
+/* Tensor i of them, 0 <= i < count, in the order of their names. Any threads at once. */
+const cpa_tensor *cpa_safetensors_at(const cpa_safetensors *files, int64_t i);
 /* The tensor of that name, or NULL. Any threads at once. */
 const cpa_tensor *cpa_safetensors_find(const cpa_safetensors *files, const char *name);
 

@@ -91,6 +91,8 @@ typedef struct cpa_scheduler_options {
     /* What keys and values depend on besides tokens, and the name of the model in stores of blocks (NULL: ""); read by
      * cpa_scheduler_create only. */
     const char *identity, *model;
+    /* A hash of all layers whose rows go to stores of blocks: those that draft too, which `identity` leaves out. */
+    uint64_t store_layers;
     cpa_preemption_mode preemption;
     double host_bandwidth; /* for CPA_PREEMPT_AUTO: bytes/s between host and device, of one rank */
     cpa_policy policy;
@@ -144,8 +146,8 @@ typedef struct cpa_scheduler_stats {
     int64_t cow_copies;
     int64_t rank_local; /* admissions of sequences to one of several ranks */
     int64_t swap_failures;
-    int64_t imported_tokens, exported_tokens; /* prompt tokens that came from the store, and went there */
-    int64_t import_failures;                  /* times that some of an import was not there, or damaged */
+    int64_t imported_tokens; /* prompt tokens that came from the store */
+    int64_t import_failures; /* times that some of an import was not there, or damaged */
     /* With adaptive_chunks, for want of blocks: prefill chunks that are shorter, and requests that were not begun. */
     int64_t cut_chunks, held_back;
 } cpa_scheduler_stats;

@@ -65,24 +65,24 @@ static int64_t open_unit(const cpa_scheduler *s, const cpa_sequence *sequence) {
     return sequence->computed / unit * unit;
 }
 
-/* Whether the next entry of a table is one that no query of the sequence sees; the first group keeps these too. */
-static int next_is_unseen(const cpa_scheduler *s, const cpa_sequence *sequence, int32_t pool) {
+/* Whether the next entry of a table is one that no query from a position on sees; the first group keeps these too. */
+static int next_is_unseen(const cpa_scheduler *s, const cpa_sequence *sequence, int32_t pool, int64_t position) {
     const int64_t entry = sequence->shards[pool].held;
     return pool >= s->options.map.cp_size && entry >= cpa_sequence_first_unseen(sequence, &s->options, pool) &&
-           entry < cpa_sequence_unseen(sequence, &s->options, pool, open_unit(s, sequence));
+           entry < cpa_sequence_unseen(sequence, &s->options, pool, position);
 }
 
-/* Adds the blocks of a unit in a group, whose first token is that; or, if the sequence goes on within the unit, makes
- * them the sources of copies. */
+/* Adds the blocks of a unit in a group, whose first token is that, as far as queries from `position` on see them; or, if
+ * the sequence goes on within the unit, makes them the sources of copies. */
 static cpa_status share_unit(cpa_scheduler *s, cpa_sequence *sequence, int32_t group, const int32_t *blocks,
-                             int64_t first, cpa_error *err) {
+                             int64_t first, int64_t position, cpa_error *err) {
     const int32_t size = s->options.map.cp_size;
     const int64_t unit = cpa_prefix_unit(&s->options, sequence->placement);
     const int64_t end = cpa_min64(first + unit, sequence->computed);
     for (int32_t r = 0; r < size; r++) {
         const int32_t p = group * size + r;
         if (!cpa_sequence_block(sequence, &s->options, p, first, end)) continue;
-        if (next_is_unseen(s, sequence, p)) {
+        if (next_is_unseen(s, sequence, p, position)) {
             cpa_sequence_skip_entry(sequence, p);
         } else if (end % unit != 0) {
             s->sources[p] = blocks[r];
@@ -90,6 +90,26 @@ static cpa_status share_unit(cpa_scheduler *s, cpa_sequence *sequence, int32_t g
             CPA_TRY(cpa_sequence_share(sequence, p, s->pools[p], blocks[r], err));
         }
     }
+    return CPA_OK;
+}
+
+/* Shares so many leading units, which were found, with a sequence whose queries are from `position` on. */
+static cpa_status share_units(cpa_scheduler *s, cpa_sequence *sequence, int64_t units, int64_t position,
+                              cpa_error *err) {
+    const cpa_placement placement = sequence->placement;
+    const int64_t unit = cpa_prefix_unit(&s->options, placement);
+    for (int64_t j = 0; j < units; j++) {
+        for (int32_t g = 0; g < s->options.groups.count; g++) {
+            const int is_needed = cpa_found_needs(s, sequence, placement, g, units, j);
+            const int32_t *blocks = is_needed ? cpa_found_blocks(s, sequence, placement, g, j) : NULL;
+            CPA_TRY(share_unit(s, sequence, g, blocks, j * unit, position, err));
+        }
+    }
+    const int tail = units > 0 && cpa_found_end(s, sequence, placement, units - 1) < units * unit;
+    sequence->linked = sequence->shared = units - tail;
+    sequence->tail_linked = tail;
+    sequence->tip = sequence->root;
+    if (sequence->linked > 0) sequence->tip = *cpa_found_digest(s, sequence, placement, sequence->linked - 1);
     return CPA_OK;
 }
 
@@ -102,19 +122,16 @@ static cpa_status share_prefix(cpa_scheduler *s, cpa_sequence *sequence, cpa_err
     for (int32_t p = 0; p < s->n_pools; p++) s->sources[p] = -1;
     sequence->computed = cpa_found_position(s, sequence, placement, units);
     if (units > 0 && sequence->computed == (units - 1) * unit) units--; /* nothing of the last one would be used */
-    for (int64_t j = 0; j < units; j++) {
-        for (int32_t g = 0; g < s->options.groups.count; g++) {
-            const int is_needed = cpa_found_needs(s, sequence, placement, g, units, j);
-            const int32_t *blocks = is_needed ? cpa_found_blocks(s, sequence, placement, g, j) : NULL;
-            CPA_TRY(share_unit(s, sequence, g, blocks, j * unit, err));
-        }
-    }
-    const int tail = units > 0 && cpa_found_end(s, sequence, placement, units - 1) < units * unit;
-    sequence->linked = sequence->shared = units - tail;
-    sequence->tail_linked = tail;
-    sequence->tip = sequence->root;
-    if (sequence->linked > 0) sequence->tip = *cpa_found_digest(s, sequence, placement, sequence->linked - 1);
-    return CPA_OK;
+    return share_units(s, sequence, units, open_unit(s, sequence), err);
+}
+
+/* Shares the leading units that can be found with a sequence that imports its first `tokens` tokens, which are more: all
+ * of these units are full. Where every layer has a window what they share may be what the import leaves out. */
+static cpa_status share_before_import(cpa_scheduler *s, cpa_sequence *sequence, int64_t tokens, cpa_error *err) {
+    const int all_windows = s->options.groups.list[0].window > 0;
+    const int64_t units = all_windows ? 0 : cpa_found_units_again(s, sequence, sequence->placement);
+    sequence->computed = units * cpa_prefix_unit(&s->options, sequence->placement);
+    return share_units(s, sequence, units, tokens, err);
 }
 
 /* Statistics of the first admission: blocks of whole units of the prompt, and those of them that were found. */
@@ -216,16 +233,24 @@ static cpa_status find_room(cpa_scheduler *s, const cpa_sequence *sequence, int6
     return *room || tokens == 0 ? CPA_OK : cpa_fair_make_room(s, sequence, s->lacks, room, err);
 }
 
-/* A request whose first tokens come from a store of blocks; it is given others in the second plan after. */
+/* A request whose first tokens, behind those that can be found, come from a store of blocks; it is given others in the
+ * second plan after. */
 static cpa_status try_import(cpa_scheduler *s, cpa_sequence *sequence, int64_t tokens, verdict *out, cpa_error *err) {
     int room = 0;
-    cpa_transfer_count_blocks(s, sequence, tokens);
-    *out = cpa_scheduler_within_quota(s, sequence) ? STOP : FULL;
-    if (*out == STOP) CPA_TRY(cpa_fair_make_room(s, sequence, s->lacks, &room, err));
-    if (!room) return CPA_OK;
     if (!cpa_sequence_open(sequence, s->n_pools))
         return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory for its block table", sequence->request.id);
+    CPA_TRY(share_before_import(s, sequence, tokens, err));
+    cpa_transfer_count_blocks(s, sequence, tokens);
+    cpa_scheduler_charge(sequence, s->n_pools, 1);
+    *out = cpa_scheduler_within_quota(s, sequence) ? STOP : FULL;
+    cpa_scheduler_charge(sequence, s->n_pools, -1);
+    if (*out == STOP) CPA_TRY(cpa_fair_make_room(s, sequence, s->lacks, &room, err));
+    if (!room) {
+        sequence->computed = sequence->linked = 0;
+        return cpa_sequence_close(sequence, s->pools, s->n_pools, err);
+    }
     *out = ADMITTED;
+    count_hits(s, sequence);
     CPA_TRY(cpa_transfer_plan_import(s, sequence, tokens, err));
     cpa_scheduler_charge(sequence, s->n_pools, 1);
     s->stats.rank_local += sequence->placement.kind == CPA_ON_RANK;

@@ -13,7 +13,8 @@ cpa_status cpa_transfer_begin(const cpa_scheduler *s, const cpa_scheduler_reques
     if (!request->imports && !request->exports) return CPA_OK;
     /* What is imported has no logits: a prompt that is to tell its log-probabilities is computed. */
     if (request->imports && !request->sampling.prompt_logprobs) sequence->importable = request->prompt_tokens;
-    if (cpa_parcel_root(s->identity, s->model, request->salt, &sequence->parcels)) return CPA_OK;
+    if (cpa_parcel_root(s->identity, s->model, request->salt, s->options.store_layers, &sequence->parcels))
+        return CPA_OK;
     return cpa_fail(err, CPA_INTERNAL, "request %" PRIu64 ": SHA-256 of what it is made of failed", request->id);
 }
 
@@ -32,9 +33,11 @@ static void unseen_entries(const cpa_scheduler *s, const cpa_sequence *sequence,
 void cpa_transfer_count_blocks(cpa_scheduler *s, const cpa_sequence *sequence, int64_t tokens) {
     for (int32_t p = 0; p < s->n_pools; p++) {
         int64_t first, end;
+        const int64_t held = sequence->shards[p].held;
         unseen_entries(s, sequence, p, tokens, &first, &end);
-        s->lacks[p] = cpa_sequence_needs(sequence, &s->options, cpa_pool_rank(&s->options, p), tokens + 1);
-        s->lacks[p] -= end - first;
+        first = cpa_max64(first, held);
+        s->lacks[p] = cpa_sequence_needs(sequence, &s->options, cpa_pool_rank(&s->options, p), tokens + 1) - held;
+        s->lacks[p] -= cpa_max64(0, end - first);
     }
 }
 
@@ -82,7 +85,7 @@ cpa_status cpa_transfer_plan_import(cpa_scheduler *s, cpa_sequence *sequence, in
         const int64_t n = cpa_sequence_needs(sequence, &s->options, cpa_pool_rank(&s->options, p), tokens);
         int64_t first, end;
         unseen_entries(s, sequence, p, tokens, &first, &end);
-        for (int64_t i = 0; i < n; i++) {
+        for (int64_t i = sequence->shards[p].held; i < n; i++) {
             if (i >= first && i < end) {
                 cpa_sequence_skip_entry(sequence, p);
                 continue;
@@ -91,11 +94,9 @@ cpa_status cpa_transfer_plan_import(cpa_scheduler *s, cpa_sequence *sequence, in
             CPA_TRY(add_block(s, p, i, sequence->blocks[p * sequence->stride + i], err));
         }
     }
+    sequence->imported = tokens - sequence->computed;
     sequence->computed = tokens;
-    sequence->linked = sequence->shared = 0;
-    sequence->tail_linked = 0;
-    sequence->tip = sequence->root;
-    s->stats.imported_tokens += tokens;
+    s->stats.imported_tokens += sequence->imported;
     return CPA_OK;
 }
 
@@ -111,7 +112,6 @@ cpa_status cpa_transfer_plan_export(cpa_scheduler *s, cpa_sequence *sequence, cp
         }
     }
     sequence->exported = 1;
-    s->stats.exported_tokens += tokens;
     return CPA_OK;
 }
 
@@ -120,7 +120,7 @@ cpa_status cpa_scheduler_import_failed(cpa_scheduler *s, uint64_t request, int64
     HASH_FIND(hh, s->by_id, &request, sizeof request, sequence);
     if (!sequence) return cpa_fail(err, CPA_INVALID, "request %" PRIu64 " is not there to be computed", request);
     s->stats.import_failures++;
-    s->stats.imported_tokens -= sequence->computed;
+    s->stats.imported_tokens -= sequence->imported; /* `computed` is 0 where it was preempted meanwhile */
     sequence->importable = sequence->import_failed ? 0 : tokens;
     sequence->import_failed = 1;
     return cpa_scheduler_start_again(s, sequence, err);

@@ -1,7 +1,7 @@
 /* What of a request's cache comes from a store of blocks, and what goes there (cpattn/blocks.h).
  *
  * A request that imports takes blocks for its prompt, but for the last token, when it is admitted and more of the prompt
- * could come from the store than can be found here; the plan says which blocks are to be filled, and the sequence is
+ * could come from the store than can be found here, behind the full units that can; the plan says which blocks are to be filled, and the sequence is
  * given tokens in the second plan after, as one that comes back from host memory. What the store does not have, or what
  * is damaged, is heard of before that: the sequence goes back to the start, imports what is left in front of it, and if
  * that fails too, nothing. A request that exports does so once, in the plan with its first output token: the ranks put
@@ -16,9 +16,10 @@ cpa_status cpa_transfer_begin(const cpa_scheduler *s, const cpa_scheduler_reques
                               cpa_error *err);
 /* Tokens that a waiting sequence is to import where it goes on behind so many that can be found; 0: none. */
 int64_t cpa_transfer_tokens(const cpa_sequence *sequence, int64_t found);
-/* Blocks that an import of so many tokens needs in each pool, with that of the token after, in s->lacks. */
+/* Blocks that an import of so many tokens needs in each pool beyond what the sequence shares, with that of the token
+ * after, in s->lacks. */
 void cpa_transfer_count_blocks(cpa_scheduler *s, const cpa_sequence *sequence, int64_t tokens);
-/* Takes the blocks of that import, which there are, and plans it. */
+/* Takes the blocks of that import, which there are, and plans it: of what comes behind the `computed` tokens. */
 cpa_status cpa_transfer_plan_import(cpa_scheduler *s, cpa_sequence *sequence, int64_t tokens, cpa_error *err);
 /* Plans the export of a sequence that has got its first output token in this plan, if it is to be exported. */
 cpa_status cpa_transfer_plan_export(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err);

@@ -55,6 +55,7 @@ struct cpa_sequence {
         misplaced; /* of the tokens before the last one, those that lie in the cache where a tree had them, and so are
                           not `computed` but computed again */
     int64_t importable; /* tokens of the prompt that may be imported; 0: none */
+    int64_t imported;   /* tokens of its last import */
     int import_failed;  /* an import has failed before */
     int exported;
     cpa_prefix_digest parcels; /* root of the digests of its parcels, where it imports or exports */

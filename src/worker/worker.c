@@ -34,7 +34,7 @@ typedef struct buffer {
 } buffer;
 
 enum {
-    OWN_BUFFERS = 17,
+    OWN_BUFFERS = 18,
     ROW_BUFFERS = 3, /* of a set */
     WORKER_BUFFERS = OWN_BUFFERS + 2 * ROW_BUFFERS
 };
@@ -89,6 +89,7 @@ static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
         {(void **)&worker->sums_host, rows * (int64_t)sizeof *worker->sums_host, PAGE_LOCKED},
         {(void **)&worker->discarded, o->max_seqs * (int64_t)sizeof *worker->discarded, PAGE_LOCKED},
         {(void **)&worker->nonfinite.marks, o->model.layers * rows, PAGE_LOCKED},
+        {(void **)&worker->spoiled, o->max_seqs * (int64_t)sizeof *worker->spoiled, ON_HOST},
         {(void **)&worker->seqs, o->max_seqs * (int64_t)sizeof(cpa_worker_seq), ON_HOST},
         {(void **)&worker->places, o->model.layers * (int64_t)sizeof *worker->places, ON_HOST},
     };
@@ -327,6 +328,17 @@ static cpa_status drain(cpa_worker *worker, cpa_error *err) {
     return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "%s", cpa_context_error(worker->context));
 }
 
+/* Of sequences that are swapped out this is forgotten: their requests have failed before they come back. */
+static void note_spoiled(cpa_worker *worker, const cpa_step_plan *plan) {
+    const cpa_nonfinite *found = &worker->nonfinite;
+    for (int64_t i = 0; i < plan->n_chunks; i++) {
+        const cpa_plan_chunk *chunk = &plan->chunks[i];
+        if (chunk->flags & CPA_CHUNK_FIRST) worker->spoiled[chunk->seq] = 0;
+        for (int64_t j = 0; j < found->n_last; j++)
+            if (found->last[j].request == chunk->request) worker->spoiled[chunk->seq] = 1;
+    }
+}
+
 /* Takes what came back from a step that is done. */
 static cpa_status collect_step(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err) {
     const cpa_worker_rows *ran = worker->ran;
@@ -334,7 +346,9 @@ static cpa_status collect_step(cpa_worker *worker, const cpa_step_plan *plan, cp
     if (plan->n_chunks == 0) return CPA_OK;
     cpa_worker_keep_tokens(worker);
     cpa_worker_judge_drafts(worker, plan);
-    return cpa_nonfinite_collect(&worker->nonfinite, plan, ran->sizes.rows, ran->requests, ran->host.positions, err);
+    CPA_TRY(cpa_nonfinite_collect(&worker->nonfinite, plan, ran->sizes.rows, ran->requests, ran->host.positions, err));
+    note_spoiled(worker, plan);
+    return CPA_OK;
 }
 
 static cpa_status run_step(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
@@ -349,8 +363,7 @@ static cpa_status run_step(cpa_worker *worker, const cpa_step_plan *plan, const 
     span = cpa_spans_host_begin(CPA_SPAN_DRAIN);
     status = plan->n_chunks > 0 ? drain(worker, err) : worker->device->table->stream_sync(worker->stream);
     cpa_spans_host_end(spans, span);
-    if (status == CPA_OK) status = collect_step(worker, plan, err);
-    return status == CPA_OK ? cpa_worker_export(worker, plan, err) : status;
+    return status == CPA_OK ? collect_step(worker, plan, err) : status;
 }
 
 /* An operation of the table or of the model leaves its message on the stream. */

@@ -162,6 +162,7 @@ struct cpa_worker {
     int64_t n_discarded;
     uint64_t digest_off; /* sum of the parts of the digest that have been taken off */
     cpa_nonfinite nonfinite;
+    uint8_t *spoiled;     /* [max_seqs] not 0: of the sequence, since it was introduced, a row here was not finite */
     cpa_forms forms;      /* forms of rows */
     int forms_may_change; /* see cpa_worker_forms_may_change */
     void *q, *k, *v;      /* queries of each form, keys and values of the layer at hand */

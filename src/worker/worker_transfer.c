@@ -225,19 +225,21 @@ static void import_batch(transfer *t, int64_t first, int64_t n, int64_t *arrived
     }
 }
 
-/* The blocks of one group. What the store does not take is logged, and no fault of the step. */
-static cpa_status export_blocks(transfer *t, cpa_error *err) {
+/* The blocks of one group. What the store does not take is logged, and no fault of the step: it lowers *put to the
+ * position of the first token of that. */
+static cpa_status export_blocks(transfer *t, int64_t *put, cpa_error *err) {
     cpa_error why = {CPA_OK, ""};
-    cpa_status put = CPA_OK;
-    for (int64_t first = 0; first < t->n && put == CPA_OK; first += t->batch) {
+    cpa_status status = CPA_OK;
+    for (int64_t first = 0; first < t->n && status == CPA_OK; first += t->batch) {
         const int64_t n = cpa_min64(t->batch, t->n - first);
         CPA_TRY(move_batch(t, first, n, err));
-        put = export_batch(t, first, n, &why);
+        status = export_batch(t, first, n, &why);
     }
-    if (put == CPA_OK) put = put_parcel(t, &why);
-    if (put != CPA_OK)
-        cpa_log(CPA_LOG_WARN, "request %" PRIu64 ": from token %" PRId64 " on its prompt is not exported: %s",
-                t->of->request, t->parcel * CPA_PARCEL_TOKENS, why.message);
+    if (status == CPA_OK) status = put_parcel(t, &why);
+    if (status == CPA_OK) return CPA_OK;
+    *put = cpa_min64(*put, t->parcel * CPA_PARCEL_TOKENS);
+    cpa_log(CPA_LOG_WARN, "request %" PRIu64 ": from token %" PRId64 " on its prompt is not exported: %s",
+            t->of->request, t->parcel * CPA_PARCEL_TOKENS, why.message);
     return CPA_OK;
 }
 
@@ -250,14 +252,15 @@ static cpa_status import_blocks(transfer *t, int64_t *arrived, cpa_error *err) {
     return CPA_OK;
 }
 
+/* Lowers *moved to the position of the first token that is not moved. */
 static cpa_status run_transfer(cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_transfer *of,
-                               int64_t *arrived, cpa_error *err) {
+                               int64_t *moved, cpa_error *err) {
     cpa_status status = CPA_OK;
     for (int32_t g = 0; g < worker->options.groups.count && status == CPA_OK; g++) {
         transfer t = {.worker = worker, .plan = plan, .of = of, .group = g};
         status = open_transfer(&t, err);
         if (status == CPA_OK && t.n > 0)
-            status = of->imports ? import_blocks(&t, arrived, err) : export_blocks(&t, err);
+            status = of->imports ? import_blocks(&t, moved, err) : export_blocks(&t, moved, err);
         close_transfer(&t);
     }
     return status;
@@ -274,18 +277,14 @@ cpa_status cpa_worker_import(cpa_worker *worker, const cpa_step_plan *plan, cpa_
     return CPA_OK;
 }
 
-/* Whether this rank has found a row of the request in the last step that is not finite. */
-static int is_spoiled(const cpa_worker *worker, uint64_t request) {
-    const cpa_nonfinite *found = &worker->nonfinite;
-    for (int64_t i = 0; i < found->n_last; i++)
-        if (found->last[i].request == request) return 1;
+int cpa_worker_is_spoiled(const cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_transfer *of) {
+    for (int64_t i = 0; i < plan->n_chunks; i++)
+        if (plan->chunks[i].request == of->request) return worker->spoiled[plan->chunks[i].seq];
     return 0;
 }
 
-cpa_status cpa_worker_export(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err) {
-    for (int64_t i = 0; i < plan->n_transfers; i++) {
-        const cpa_plan_transfer *of = &plan->transfers[i];
-        if (!of->imports && !is_spoiled(worker, of->request)) CPA_TRY(run_transfer(worker, plan, of, NULL, err));
-    }
-    return CPA_OK;
+cpa_status cpa_worker_export(cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_transfer *of, int64_t *put,
+                             cpa_error *err) {
+    *put = of->tokens;
+    return run_transfer(worker, plan, of, put, err);
 }

@@ -9,7 +9,11 @@
 /* Fills the blocks of the imports of a plan, and says in worker->arrived how many of the first tokens of each transfer
  * are there, as far as this rank has them. */
 cpa_status cpa_worker_import(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err);
-/* Puts the exports of a step that is done into the store; of a request with rows that are not finite, nothing. */
-cpa_status cpa_worker_export(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err);
+/* Whether this rank has found rows of the request of an export, up to the end of its step, that are not finite. */
+int cpa_worker_is_spoiled(const cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_transfer *of);
+/* Puts what this rank has of an export of a step that is done into the store, which has taken it of the first *put
+ * tokens: of all but where it fails, which is logged. */
+cpa_status cpa_worker_export(cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_transfer *of, int64_t *put,
+                             cpa_error *err);
 
 #endif

@@ -1,6 +1,7 @@
 /* Parts of parcels, and the stores that keep them: in memory, through a pipe, in a folder; what was changed on the way
  * is refused. */
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,8 +66,10 @@ static void a_part_is_refused_by_another_key_or_for_other_rows(void) {
 static void digests_of_parcels_depend_on_all_before(void) {
     const uint32_t tokens[CPA_PARCEL_TOKENS] = {1, 2, 3};
     cpa_prefix_digest root, other, a, b;
-    CU_ASSERT(cpa_parcel_root("shape", "model", NULL, &root));
-    CU_ASSERT(cpa_parcel_root("shape", "", "model", &other));
+    CU_ASSERT(cpa_parcel_root("shape", "model", NULL, 7, &root));
+    CU_ASSERT(cpa_parcel_root("shape", "", "model", 7, &other));
+    CU_ASSERT(memcmp(&root, &other, sizeof root) != 0);
+    CU_ASSERT(cpa_parcel_root("shape", "model", NULL, 8, &other));
     CU_ASSERT(memcmp(&root, &other, sizeof root) != 0);
     CU_ASSERT(cpa_parcel_link(&root, tokens, CPA_PARCEL_TOKENS, &a));
     CU_ASSERT(cpa_parcel_link(&other, tokens, CPA_PARCEL_TOKENS, &b));
@@ -112,7 +115,7 @@ static void stores_give_back_what_was_put_last(void) {
     CU_ASSERT_EQUAL_FATAL(cpa_memory_store_create(0, &memory, &err), CPA_OK);
     cpa_memory_store_table(memory, &store);
     check_store(&store);
-    CU_ASSERT_EQUAL(cpa_memory_store_bytes(memory), 11);
+    CPA_ASSERT_ORDER(cpa_memory_store_bytes(memory), >, 11);
     cpa_memory_store_destroy(memory);
     CU_ASSERT_EQUAL_FATAL(cpa_folder_store_create(folder.path, &files, &err), CPA_OK);
     cpa_folder_store_table(files, &store);
@@ -123,10 +126,24 @@ static void stores_give_back_what_was_put_last(void) {
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, folder.path));
 }
 
+/* What a part of n bytes counts in a memory store. */
+static int64_t bytes_of_a_part(int64_t n) {
+    static const char part[4096];
+    const cpa_block_key key = key_of(1);
+    cpa_memory_store *memory;
+    cpa_block_store store;
+    CU_ASSERT_EQUAL_FATAL(cpa_memory_store_create(0, &memory, NULL), CPA_OK);
+    cpa_memory_store_table(memory, &store);
+    CU_ASSERT_EQUAL(store.put(store.ctx, &key, part, n, NULL), CPA_OK);
+    const int64_t bytes = cpa_memory_store_bytes(memory);
+    cpa_memory_store_destroy(memory);
+    return bytes;
+}
+
 static void a_memory_store_forgets_the_oldest(void) {
     cpa_memory_store *memory;
     cpa_block_store store;
-    CU_ASSERT_EQUAL_FATAL(cpa_memory_store_create(10, &memory, NULL), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(cpa_memory_store_create(2 * bytes_of_a_part(5), &memory, NULL), CPA_OK);
     cpa_memory_store_table(memory, &store);
     for (int i = 0; i < 3; i++) {
         const cpa_block_key key = key_of(i);
@@ -135,7 +152,37 @@ static void a_memory_store_forgets_the_oldest(void) {
     const cpa_block_key first = key_of(0), last = key_of(2);
     expect(&store, &first, NULL);
     expect(&store, &last, "12345");
+    CU_ASSERT_EQUAL(cpa_memory_store_bytes(memory), 2 * bytes_of_a_part(5));
     cpa_memory_store_destroy(memory);
+}
+
+static void a_memory_store_forgets_nothing_for_what_it_cannot_keep(void) {
+    static const char part[4096];
+    const cpa_block_key kept = key_of(1), large = key_of(2);
+    const int64_t bound = bytes_of_a_part(1000);
+    cpa_memory_store *memory, *from;
+    cpa_block_store store, source;
+    cpa_error err = {CPA_OK, ""};
+    int ends[2];
+    CU_ASSERT_EQUAL_FATAL(cpa_memory_store_create(bound, &memory, NULL), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(cpa_memory_store_create(0, &from, NULL), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(pipe(ends), 0);
+    cpa_memory_store_table(memory, &store);
+    cpa_memory_store_table(from, &source);
+    CU_ASSERT_EQUAL(store.put(store.ctx, &kept, "12345", 5, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(store.put(store.ctx, &large, part, 1001, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "1001 bytes"));
+    expect(&store, &kept, "12345");
+    CU_ASSERT_EQUAL(source.put(source.ctx, &large, part, sizeof part, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_memory_store_send(from, ends[1], NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_memory_store_receive(memory, ends[0], &err), CPA_INVALID);
+    expect(&store, &kept, "12345");
+    CU_ASSERT_EQUAL(store.put(store.ctx, &large, part, 1000, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_memory_store_bytes(memory), bound);
+    close(ends[0]);
+    close(ends[1]);
+    cpa_memory_store_destroy(memory);
+    cpa_memory_store_destroy(from);
 }
 
 static void a_memory_store_goes_through_a_pipe(void) {
@@ -173,13 +220,119 @@ static void a_memory_store_goes_through_a_pipe(void) {
     cpa_memory_store_destroy(to);
 }
 
+/* One end of a pipe, and the store that writes to it or takes in what comes. */
+typedef struct stream {
+    cpa_memory_store *store;
+    int fd;
+    cpa_status status;
+} stream;
+
+static void *send_stream(void *arg) {
+    stream *s = arg;
+    s->status = cpa_memory_store_send(s->store, s->fd, NULL);
+    return NULL;
+}
+
+static void *receive_stream(void *arg) {
+    stream *s = arg;
+    s->status = cpa_memory_store_receive(s->store, s->fd, NULL);
+    return NULL;
+}
+
+/* Each has more than a pipe holds, so that neither is done before the other has taken something in. */
+static void stores_send_to_each_other_at_once(void) {
+    enum { PARTS = 40, BYTES = 16384 };
+    static const char part[BYTES] = "a part";
+    cpa_memory_store *stores[2];
+    stream streams[4];
+    pthread_t threads[4];
+    for (int i = 0; i < 2; i++) {
+        cpa_block_store table;
+        int ends[2];
+        CU_ASSERT_EQUAL_FATAL(cpa_memory_store_create(0, &stores[i], NULL), CPA_OK);
+        CU_ASSERT_EQUAL_FATAL(pipe(ends), 0);
+        cpa_memory_store_table(stores[i], &table);
+        for (int j = 0; j < PARTS; j++) {
+            const cpa_block_key key = key_of(i * PARTS + j);
+            CU_ASSERT_EQUAL(table.put(table.ctx, &key, part, BYTES, NULL), CPA_OK);
+        }
+        streams[i] = (stream){.store = stores[i], .fd = ends[1]};
+        streams[3 - i] = (stream){.fd = ends[0]};
+    }
+    for (int i = 0; i < 2; i++) streams[3 - i].store = stores[1 - i];
+    for (int i = 0; i < 4; i++)
+        CU_ASSERT_EQUAL_FATAL(pthread_create(&threads[i], NULL, i < 2 ? send_stream : receive_stream, &streams[i]), 0);
+    for (int i = 0; i < 4; i++) {
+        pthread_join(threads[i], NULL);
+        CU_ASSERT_EQUAL(streams[i].status, CPA_OK);
+        close(streams[i].fd);
+    }
+    CU_ASSERT_EQUAL(cpa_memory_store_bytes(stores[0]), cpa_memory_store_bytes(stores[1]));
+    CPA_ASSERT_ORDER(cpa_memory_store_bytes(stores[0]), >=, 2 * PARTS * BYTES);
+    for (int i = 0; i < 2; i++) cpa_memory_store_destroy(stores[i]);
+}
+
+enum { ROUNDS = 200, LONG_PART = 1 << 16 };
+
+typedef struct writer {
+    cpa_block_store table;
+    char letter;
+    int failures;
+} writer;
+
+/* Puts a part that is all one letter, again and again. */
+static void *write_part(void *arg) {
+    writer *w = arg;
+    const cpa_block_key key = key_of(1);
+    char *part = malloc(LONG_PART);
+    memset(part, w->letter, LONG_PART);
+    for (int i = 0; i < ROUNDS; i++) w->failures += w->table.put(w->table.ctx, &key, part, LONG_PART, NULL) != CPA_OK;
+    free(part);
+    return NULL;
+}
+
+/* Whether what there is by the key is a part as one of them has put it. */
+static int reads_whole(const cpa_block_store *table, char *part) {
+    const cpa_block_key key = key_of(1);
+    int64_t n = 0;
+    if (table->get(table->ctx, &key, part, LONG_PART, &n, NULL) != CPA_OK || n != LONG_PART) return 0;
+    for (int i = 1; i < LONG_PART; i++)
+        if (part[i] != part[0]) return 0;
+    return 1;
+}
+
+static void threads_put_one_key_into_a_folder(void) {
+    const cpa_test_folder folder = cpa_test_folder_make();
+    cpa_folder_store *files;
+    cpa_block_store table;
+    writer writers[2];
+    pthread_t threads[2];
+    char *part = malloc(LONG_PART);
+    int torn = 0;
+    CU_ASSERT_EQUAL_FATAL(cpa_folder_store_create(folder.path, &files, NULL), CPA_OK);
+    cpa_folder_store_table(files, &table);
+    for (int i = 0; i < 2; i++) writers[i] = (writer){.table = table, .letter = (char)('a' + i)};
+    write_part(&writers[0]);
+    for (int i = 0; i < 2; i++) CU_ASSERT_EQUAL_FATAL(pthread_create(&threads[i], NULL, write_part, &writers[i]), 0);
+    for (int i = 0; i < ROUNDS; i++) torn += !reads_whole(&table, part);
+    for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+    CU_ASSERT_EQUAL(torn, 0);
+    CU_ASSERT_EQUAL(writers[0].failures + writers[1].failures, 0);
+    cpa_folder_store_destroy(files);
+    cpa_test_folder_remove(&folder);
+    free(part);
+}
+
 static const cpa_test tests[] = {
     {"a part is refused with any byte changed", a_part_is_refused_with_any_byte_changed},
     {"a part is refused by another key or for other rows", a_part_is_refused_by_another_key_or_for_other_rows},
     {"digests of parcels depend on all before", digests_of_parcels_depend_on_all_before},
     {"stores give back what was put last", stores_give_back_what_was_put_last},
     {"a memory store forgets the oldest", a_memory_store_forgets_the_oldest},
+    {"a memory store forgets nothing for what it cannot keep", a_memory_store_forgets_nothing_for_what_it_cannot_keep},
     {"a memory store goes through a pipe", a_memory_store_goes_through_a_pipe},
+    {"stores send to each other at once", stores_send_to_each_other_at_once},
+    {"threads put one key into a folder", threads_put_one_key_into_a_folder},
 };
 
 CPA_TEST_MAIN("block stores", tests)

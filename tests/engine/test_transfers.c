@@ -1,12 +1,16 @@
 /* Prompts that one job computes and another goes on with, through a folder: jobs of any number of ranks, interleave,
  * block size, layout and dtype of cache. All of the ranks of mpirun take part in a job, or its first ones. */
 #include <dirent.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include <cpattn/mpi.h>
 
+#include "base/hash.h"
+#include "src/engine/engine_internal.h"
+#include "src/model/synthetic.h"
 #include "tests/fixtures/device_fixture.h"
 #include "tests/fixtures/engine_fixture.h"
 #include "tests/fixtures/folder_fixture.h"
@@ -22,6 +26,7 @@ typedef struct job {
     cpa_request requests[REQUESTS];
     const char *folder; /* NULL: no store */
     const char *model;
+    int32_t full_on;        /* the rank whose store takes nothing; -1: none */
     cpa_engine_stats stats; /* after it, on every rank of mpirun */
 } job;
 
@@ -33,7 +38,7 @@ static int world_size(void) {
 
 /* A job of so many ranks, or of as many as there are, that does nothing with a store. */
 static job job_of(int ranks) {
-    job j = {.ranks = ranks < world_size() ? ranks : world_size(), .options = cpa_test_engine_options()};
+    job j = {.ranks = ranks < world_size() ? ranks : world_size(), .options = cpa_test_engine_options(), .full_on = -1};
     j.options.local_context = CPA_LOCAL_CONTEXT_NONE;
     for (int i = 0; i < REQUESTS; i++)
         j.requests[i] = (cpa_request){
@@ -46,6 +51,40 @@ static job job_with(job j, const cpa_test_folder *folder, uint32_t transfer) {
     j.folder = folder->path;
     for (int i = 0; i < REQUESTS; i++) j.requests[i].transfer = transfer;
     return j;
+}
+
+/* The synthetic model, on the host, with a NaN in a key of request 0. */
+static struct {
+    cpa_synthetic synthetic;
+    cpa_model real, model;
+    int64_t position; /* of the NaN */
+} poison;
+
+static cpa_status layer_in(void *ctx, int32_t layer, const cpa_model_step *step, const cpa_layer_args *args,
+                           cpa_stream *stream) {
+    const cpa_attention_shape *shape = &poison.synthetic.shape;
+    const cpa_status status = poison.real.layer_in(ctx, layer, step, args, stream);
+    for (int64_t row = 0; layer == 1 && row < step->rows.count; row++)
+        if (step->rows.requests[row] == 0 && step->rows.positions[row] == poison.position)
+            ((float *)args->k)[row * shape->kv_heads * shape->k_dim] = NAN;
+    return status;
+}
+
+static void use_poison(job *j, int64_t position) {
+    poison.position = position;
+    poison.synthetic = (cpa_synthetic){.shape = j->options.model.attention, .seed = j->options.seed};
+    poison.synthetic.shape.kv_dtype = CPA_F32;
+    poison.model = poison.real = cpa_synthetic_model(&poison.synthetic);
+    poison.model.layer_in = layer_in;
+    poison.model.recall = NULL;
+    j->options.network = &poison.model;
+    j->options.verify = 0;
+}
+
+static cpa_status refuse(void *ctx, const cpa_block_key *key, const void *bytes, int64_t n, cpa_error *err) {
+    (void)ctx, (void)key, (void)bytes, (void)n;
+    snprintf(err->message, sizeof err->message, "it is full");
+    return err->status = CPA_IO;
 }
 
 /* On the ranks of the job. */
@@ -62,9 +101,11 @@ static void run_here(job *j, MPI_Comm ranks) {
         CU_ASSERT_EQUAL(cpa_folder_store_create(j->folder, &folder, &err), CPA_OK);
         cpa_folder_store_table(folder, &store);
         store.model = j->model;
+        if (rank == j->full_on) store.put = refuse;
         j->options.block_store = &store;
     }
     if (cpa_engine_create(comm, &j->options, &engine, &err) != CPA_OK) printf("%s\n", err.message);
+    if (engine) poison.synthetic.device = engine->device;
     for (int i = 0; engine && rank == 0 && i < REQUESTS; i++)
         CU_ASSERT_EQUAL(cpa_engine_submit(engine, &j->requests[i]), CPA_OK);
     if (engine && cpa_engine_run(engine, NULL, NULL, NULL) == CPA_OK)
@@ -85,7 +126,7 @@ static void share(void *bytes, int n) {
     for (MPI_Test(&request, &done, MPI_STATUS_IGNORE); !done; MPI_Test(&request, &done, MPI_STATUS_IGNORE)) usleep(500);
 }
 
-static void run(job *j) {
+static void run_to_the_end(job *j) {
     MPI_Comm ranks;
     j->stats = (cpa_engine_stats){0};
     MPI_Comm_split(MPI_COMM_WORLD, cpa_test_rank() < j->ranks ? 0 : MPI_UNDEFINED, 0, &ranks);
@@ -94,6 +135,10 @@ static void run(job *j) {
         MPI_Comm_free(&ranks);
     }
     share(&j->stats, sizeof j->stats);
+}
+
+static void run(job *j) {
+    run_to_the_end(j);
     CU_ASSERT_EQUAL(j->stats.requests_finished, REQUESTS);
     CU_ASSERT_EQUAL(j->stats.verify_violations, 0);
 }
@@ -282,6 +327,85 @@ static void nothing_comes_from_another_salt_model_or_cache(void) {
     remove_folder(&folder);
 }
 
+static uint32_t same_for_all(void *ctx, uint64_t request, int64_t position) {
+    (void)ctx, (void)request;
+    return (uint32_t)cpa_mix64((uint64_t)position);
+}
+
+/* The second request has computed 33 tokens that the first begins with, two full blocks, before that comes. */
+static void what_is_found_here_does_not_come(void) {
+    const cpa_mask masks[] = {{.causal = 1}, {.causal = 1, .window = 20}, {.causal = 1, .window = 70, .sinks = 3}};
+    const cpa_test_folder folder = make_folder();
+    job exporting = job_with(job_of(3), &folder, CPA_TRANSFER_EXPORT), alone = job_of(2);
+    exporting.options.token_at = alone.options.token_at = same_for_all;
+    alone.options.block_size = alone.options.interleave = 16;
+    for (int windows = 0; windows < 2; windows++) {
+        exporting.options.model.layer_masks = alone.options.model.layer_masks = windows ? masks : NULL;
+        run(&exporting);
+        run(&alone);
+        job importing = job_with(alone, &folder, 0);
+        importing.requests[0].transfer = CPA_TRANSFER_IMPORT;
+        importing.requests[0].arrival_s = 0.05;
+        run(&importing);
+        CU_ASSERT_EQUAL(importing.stats.imported_tokens, PROMPTS[0] - 1 - 32);
+        CU_ASSERT_EQUAL(importing.stats.import_failures, 0);
+        if (cpa_test_promises_bits()) CU_ASSERT_EQUAL(importing.stats.output_digest, alone.stats.output_digest);
+    }
+    remove_folder(&folder);
+}
+
+/* Parts in the folder, as every rank sees them. */
+static int count_parts(const cpa_test_folder *folder) {
+    int parts = 0;
+    MPI_Barrier(MPI_COMM_WORLD);
+    DIR *files = opendir(folder->path);
+    for (struct dirent *file; (file = readdir(files));) parts += file->d_name[0] != '.';
+    closedir(files);
+    return parts;
+}
+
+/* One rank finds the row that is not finite, in the step before the export, of which it has no rows; those of the other
+ * do not see it. */
+static void no_rank_exports_what_is_not_finite_on_another(void) {
+    if (!cpa_test_promises_bits() || world_size() < 2) return;
+    const cpa_mask masks[] = {{.causal = 1}, {.causal = 1, .window = 8}, {.causal = 1}};
+    const cpa_test_folder folder = make_folder();
+    job exporting = job_of(2);
+    exporting.folder = folder.path;
+    exporting.options.model.layer_masks = masks;
+    exporting.options.block_size = exporting.options.interleave = exporting.options.max_num_batched_tokens = 16;
+    exporting.requests[0].prompt_tokens = 17;
+    exporting.requests[0].transfer = CPA_TRANSFER_EXPORT;
+    use_poison(&exporting, 1000);
+    run(&exporting);
+    CU_ASSERT_EQUAL(exporting.stats.exported_tokens, 17);
+    CU_ASSERT_EQUAL(count_parts(&folder), 4); /* of each rank one a group of layers */
+    remove_folder(&folder);
+    const cpa_test_folder empty = make_folder();
+    exporting.folder = empty.path;
+    use_poison(&exporting, 5);
+    run_to_the_end(&exporting);
+    CU_ASSERT_EQUAL(exporting.stats.requests_failed, 1);
+    CU_ASSERT_EQUAL(exporting.stats.exported_tokens, 0);
+    CU_ASSERT_EQUAL(count_parts(&empty), 0);
+    remove_folder(&empty);
+}
+
+static void what_a_store_does_not_take_is_not_counted(void) {
+    const cpa_test_folder folder = make_folder();
+    job exporting = job_with(job_of(1), &folder, CPA_TRANSFER_EXPORT);
+    exporting.full_on = 0;
+    run(&exporting);
+    CU_ASSERT_EQUAL(exporting.stats.exported_tokens, 0);
+    exporting = job_with(job_of(2), &folder, CPA_TRANSFER_EXPORT);
+    exporting.options.block_size = exporting.options.interleave = 16;
+    exporting.full_on = exporting.ranks - 1;
+    run(&exporting);
+    /* Sixteen tokens at most are on the first rank before the first of the other. */
+    CPA_ASSERT_ORDER(exporting.stats.exported_tokens, <=, REQUESTS * 16);
+    remove_folder(&folder);
+}
+
 /* Prompts that come from elsewhere take blocks as others do: they wait for them, and give way. */
 static void imports_wait_for_blocks_and_give_way(void) {
     const cpa_test_folder folder = make_folder();
@@ -312,6 +436,9 @@ static const cpa_test tests[] = {
     {"a window of all layers exports what is seen", a_window_of_all_layers_exports_what_is_seen},
     {"what is damaged or missing is computed", what_is_damaged_or_missing_is_computed},
     {"nothing comes from another salt, model or cache", nothing_comes_from_another_salt_model_or_cache},
+    {"no rank exports what is not finite on another", no_rank_exports_what_is_not_finite_on_another},
+    {"what a store does not take is not counted", what_a_store_does_not_take_is_not_counted},
+    {"what is found here does not come", what_is_found_here_does_not_come},
     {"imports wait for blocks, and give way", imports_wait_for_blocks_and_give_way},
 };
 

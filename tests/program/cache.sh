@@ -326,6 +326,19 @@ block_store() {
     expect_value imported_tokens 67 in.json
     ids() { grep -o '"ids": \[[0-9, ]*\]' "$1" || fail "no answer: $(cat "$1")"; }
     [ "$(ids alone)" = "$(ids out)" ] || fail "the answer is another one"
+    # Jobs with a layer that drafts and without it have rows of other lengths, and do not write over each other's.
+    rm -r store
+    mkdir store
+    local drafting="generate --model-dir $MODELS/tiny-deepseek-mtp --prompt-ids $(seq -s, 3 50) --block-store store" way
+    for way in "" "--speculative mtp:1"; do
+        # shellcheck disable=SC2086
+        run 1 $drafting $way --max-tokens 1 --block-transfer export
+    done
+    for way in "" "--speculative mtp:1"; do
+        # shellcheck disable=SC2086
+        run 1 $drafting $way --max-tokens 3 --block-transfer import --result-json in.json
+        expect_value imported_tokens 47 in.json
+    done
     expect_bad 'expected with it' --block-transfer import
     expect_bad 'expected a folder' --block-store nowhere
 }

@@ -88,7 +88,7 @@ static void sampling_goes_to_the_engine(void) {
     cpa_fake_engine_stop(engine);
 }
 
-/* As vLLM's clients ask for it, or as the server does by default. */
+/* As the server does with all, and as vLLM's clients ask for it: but that puts nothing into a store by itself. */
 static void transfers_go_to_the_engine(void) {
     static const struct {
         const char *fields;
@@ -103,12 +103,17 @@ static void transfers_go_to_the_engine(void) {
         const cpa_server_options options = {
             .model_name = "tiny", .has_block_store = 1, .transfer = by_default ? CPA_TRANSFER_EXPORT : 0};
         cpa_fake_engine *engine = cpa_fake_engine_start(options, 1);
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0, taken = 0; i < 4; i++) {
             char body[300];
             snprintf(body, sizeof body, "{\"prompt\": [7]%s}", asked[i].fields);
-            json_decref(cpa_fake_engine_answer(engine, "/v1/completions", body, 200));
-            CU_ASSERT_EQUAL(engine->requests[i].request.transfer,
-                            asked[i].transfer | (by_default ? CPA_TRANSFER_EXPORT : 0U));
+            const int is_refused = !by_default && asked[i].transfer == CPA_TRANSFER_EXPORT;
+            json_t *answer = cpa_fake_engine_answer(engine, "/v1/completions", body, is_refused ? 400 : 200);
+            if (is_refused)
+                CU_ASSERT_STRING_EQUAL(cpa_json_text_at(answer, "error.param"), "kv_transfer_params.do_remote_decode");
+            else
+                CU_ASSERT_EQUAL(engine->requests[taken++].request.transfer,
+                                asked[i].transfer | (by_default ? CPA_TRANSFER_EXPORT : 0U));
+            json_decref(answer);
         }
         cpa_fake_engine_stop(engine);
     }
