@@ -169,10 +169,7 @@ struct latent_rows {
 #pragma unroll
         for (int part = 0; part < HALF_PARTS; part++) {
 #pragma unroll
-            for (int step = 0; step < C::KEYS / 16; step++)
-                wgmma<typename C::element>::multiply(
-                    state.o[part], p[step],
-                    wgmma_advance(v, (part * (C::PART / COLUMNS) * C::KEYS + step * 16) * COLUMNS * 2), 1);
+            for (int step = 0; step < C::KEYS / 16; step++) multiply_values<C>(state, p[step], v, step, part);
             wgmma_commit();
         }
         wgmma_wait<1>();

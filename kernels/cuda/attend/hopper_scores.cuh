@@ -144,6 +144,13 @@ __device__ void begin_scores(float (&s)[N], const query_operand<C, RULES> &q, ui
     wgmma_commit();
 }
 
+/* Adds to a part of the columns of O what 16 keys give. */
+template <typename C>
+__device__ void multiply_values(thread_state<C> &state, const uint32_t (&p)[4], uint64_t v, int step, int part) {
+    wgmma<typename C::element>::multiply(
+        state.o[part], p, wgmma_advance(v, (part * (C::PART / COLUMNS) * C::KEYS + step * 16) * COLUMNS * 2), 1);
+}
+
 /* O += P V, begun. */
 template <typename C, int STEPS>
 __device__ void begin_values(thread_state<C> &state, const uint32_t (&p)[STEPS][4], uint32_t tile) {
@@ -152,10 +159,7 @@ __device__ void begin_values(thread_state<C> &state, const uint32_t (&p)[STEPS][
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {
 #pragma unroll
-        for (int part = 0; part < C::PARTS; part++)
-            wgmma<typename C::element>::multiply(
-                state.o[part], p[step],
-                wgmma_advance(v, (part * (C::PART / COLUMNS) * C::KEYS + step * 16) * COLUMNS * 2), 1);
+        for (int part = 0; part < C::PARTS; part++) multiply_values<C>(state, p[step], v, step, part);
         if constexpr (C::V_TAIL > 0)
             wgmma<typename C::element>::multiply(
                 state.tail, p[step], wgmma_advance(tail_descriptor<C, C::V_WHOLE>(tile), step * 16 * C::TAIL * 2), 1);

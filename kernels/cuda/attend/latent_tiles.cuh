@@ -34,7 +34,6 @@ struct latent_config {
     static constexpr int LOADERS = CODES ? WARPGROUP / 32 : 1; /* warps that say when a part is full */
     static constexpr int V_COLUMNS = V_DIM / CONSUMERS, PART = 128, PARTS = V_COLUMNS / PART; /* of O of a warpgroup */
     static constexpr int REGISTER_STEPS = CODES ? 0 : APART ? 2 : 1; /* of Q K^T, whose queries are in registers */
-    static constexpr int RULED_STEPS[] = {REGISTER_STEPS}; /* of scores without rules, which alone there are */
     static constexpr bool RULED = false;
     static constexpr int TAIL = 0, K_WHOLE = K_DIM, V_TAIL = 0, V_WHOLE = V_COLUMNS;
     /* A stage has a tile. Of keys and values apart there is room for one: either is copied while the other is read. */
