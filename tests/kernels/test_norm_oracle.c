@@ -1,10 +1,13 @@
 /* Tables of rotary positions, rotated rows and norms against the vectors of tests/data/oracle, which were computed from
  * the definitions alone. */
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "base/convert.h"
 #include "tests/fixtures/nn_fixture.h"
-#include "tests/fixtures/oracle.h"
+#include "tests/fixtures/oracle_fixture.h"
 #include "tests/fixtures/unit.h"
 
 static cpa_device *device;
@@ -12,12 +15,6 @@ static cpa_stream *stream;
 
 /* dtypes as columns have them. */
 static const cpa_dtype DTYPES[] = {CPA_F32, CPA_F16, CPA_BF16};
-
-static cpa_test_oracle open_file(const char *name) {
-    char path[512];
-    snprintf(path, sizeof path, CPA_TEST_DATA "/oracle/%s.safetensors", name);
-    return cpa_test_oracle_open(path);
-}
 
 static void report(const char *file, int64_t number, int64_t wrong) {
     if (wrong) printf("  %s, case %lld: %lld wrong\n", file, (long long)number, (long long)wrong);
@@ -76,14 +73,15 @@ static cpa_rope_config config_of(const int32_t *ints, const double *floats) {
 }
 
 static void tables_are_those_of_the_oracle(void) {
-    cpa_test_oracle oracle = open_file("rope_table");
+    cpa_test_oracle oracle = cpa_test_oracle_open("rope_table.safetensors");
     const cpa_tensor *positions = cpa_test_oracle_find(&oracle, -1, "positions");
     CPA_ASSERT_ORDER(oracle.cases, >=, 10);
     for (int64_t n = 0; n < oracle.cases; n++) {
         int32_t ints[TABLE_INTS];
         double floats[TABLE_FLOATS];
         int64_t wrong = 0;
-        cpa_test_oracle_case(&oracle, n, TABLE_INTS, ints, TABLE_FLOATS, floats);
+        cpa_test_oracle_ints(&oracle, n, TABLE_INTS, ints);
+        cpa_test_oracle_floats(&oracle, n, TABLE_FLOATS, floats);
         const cpa_rope_config config = config_of(ints, floats);
         const cpa_tensor *want = cpa_test_oracle_find(&oracle, n, "cos_sin");
         float *table = malloc((size_t)(MOST_POSITIONS * config.dim) * sizeof *table);
@@ -217,7 +215,8 @@ static void check_rows(const cpa_test_oracle *oracle, int64_t number) {
     int32_t ints[ROW_INTS];
     double floats[ROW_FLOATS];
     char table_name[32];
-    cpa_test_oracle_case(oracle, number, ROW_INTS, ints, ROW_FLOATS, floats);
+    cpa_test_oracle_ints(oracle, number, ROW_INTS, ints);
+    cpa_test_oracle_floats(oracle, number, ROW_FLOATS, floats);
     snprintf(table_name, sizeof table_name, "cos_sin.%d", ints[ROTATED]);
     const cpa_tensor *x = cpa_test_oracle_find(oracle, number, "x");
     float *table = upload(oracle, -1, table_name);
@@ -248,7 +247,7 @@ static void check_rows(const cpa_test_oracle *oracle, int64_t number) {
 }
 
 static void rows_are_those_of_the_oracle(void) {
-    cpa_test_oracle oracle = open_file("rope_rows");
+    cpa_test_oracle oracle = cpa_test_oracle_open("rope_rows.safetensors");
     CPA_ASSERT_ORDER(oracle.cases, >=, 20);
     cpa_test_device_open(1, &device, &stream);
     for (int64_t n = 0; n < oracle.cases; n++) check_rows(&oracle, n);
@@ -294,7 +293,8 @@ static void check_norm(const cpa_test_oracle *oracle, int64_t number) {
     enum { X, RESIDUAL, WEIGHT, OUT, SCALES, NUMBER, N_MEMORY };
     int32_t ints[NORM_INTS];
     double floats[NORM_FLOATS];
-    cpa_test_oracle_case(oracle, number, NORM_INTS, ints, NORM_FLOATS, floats);
+    cpa_test_oracle_ints(oracle, number, NORM_INTS, ints);
+    cpa_test_oracle_floats(oracle, number, NORM_FLOATS, floats);
     const cpa_dtype dtype = DTYPES[ints[NORM_DTYPE]];
     const cpa_tensor *x = cpa_test_oracle_find(oracle, number, "x"), *want;
     const int is_static = ints[QUANT] == 1, has_bound = ints[QUANT] == 2 && isfinite(floats[SCALE_BOUND]);
@@ -345,7 +345,7 @@ static void check_norm(const cpa_test_oracle *oracle, int64_t number) {
 }
 
 static void norms_are_those_of_the_oracle(void) {
-    cpa_test_oracle oracle = open_file("rmsnorm");
+    cpa_test_oracle oracle = cpa_test_oracle_open("rmsnorm.safetensors");
     CPA_ASSERT_ORDER(oracle.cases, >=, 15);
     cpa_test_device_open(1, &device, &stream);
     for (int64_t n = 0; n < oracle.cases; n++) check_norm(&oracle, n);

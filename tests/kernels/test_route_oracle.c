@@ -6,9 +6,8 @@
 
 #include <cpattn/experts.h>
 
-#include "src/model/safetensors.h"
 #include "tests/fixtures/device_fixture.h"
-#include "tests/fixtures/folder_fixture.h"
+#include "tests/fixtures/oracle_fixture.h"
 #include "tests/fixtures/unit.h"
 
 /* The columns of `ints`, in the order of the oracle's README. */
@@ -17,44 +16,21 @@ enum { TOKENS, EXPERTS, TOP_K, SCORING, HAS_BIAS, N_GROUP, TOPK_GROUP, GROUP_SCO
 static cpa_device *device;
 static cpa_stream *stream;
 
-/* The file as the only one of a folder, which is how folders of models are read. */
-static cpa_safetensors *open_vectors(cpa_test_folder *folder) {
-    FILE *file = fopen(CPA_TEST_DATA "/oracle/routing.safetensors", "rb");
-    cpa_safetensors *vectors = NULL;
-    cpa_error err;
-    if (!file || fseek(file, 0, SEEK_END) != 0) abort();
-    const size_t bytes = (size_t)ftell(file);
-    char *data = malloc(bytes);
-    rewind(file);
-    if (!data || fread(data, 1, bytes, file) != bytes) abort();
-    fclose(file);
-    *folder = cpa_test_folder_make();
-    cpa_test_folder_write(folder, "model.safetensors", data, bytes);
-    free(data);
-    if (cpa_safetensors_open(folder->path, &vectors, &err) != CPA_OK) abort();
-    return vectors;
-}
-
-static const cpa_tensor *tensor_of(const cpa_safetensors *vectors, int64_t number, const char *name) {
-    char full[64];
-    snprintf(full, sizeof full, "%lld.%s", (long long)number, name);
-    return cpa_safetensors_find(vectors, full);
-}
-
 static void *upload(const cpa_tensor *tensor) {
     return tensor ? cpa_test_upload(stream, tensor->data, tensor->bytes) : NULL;
 }
 
 /* Experts that differ, and weights that are more than a few roundings off. */
-static int64_t wrong_in(const cpa_safetensors *vectors, int64_t number, const int32_t *ints, double scaling) {
+static int64_t wrong_in(const cpa_test_oracle *oracle, int64_t number, const int32_t *ints, double scaling) {
     const int64_t n = (int64_t)ints[TOKENS] * ints[TOP_K];
-    const cpa_tensor *ids = tensor_of(vectors, number, "ids"), *weights = tensor_of(vectors, number, "weights");
-    void *logits = upload(tensor_of(vectors, number, "logits")), *bias = NULL;
+    const cpa_tensor *ids = cpa_test_oracle_find(oracle, number, "ids"),
+                     *weights = cpa_test_oracle_find(oracle, number, "weights");
+    void *logits = upload(cpa_test_oracle_find(oracle, number, "logits")), *bias = NULL;
     void *device_ids = upload(weights), *device_weights = upload(ids); /* of the right sizes, and wrong */
     int32_t *got = malloc((size_t)n * 4), want_id;
     float *got_weights = malloc((size_t)n * 4), want;
     int64_t wrong = 0;
-    if (ints[HAS_BIAS]) bias = upload(tensor_of(vectors, number, "bias"));
+    if (ints[HAS_BIAS]) bias = upload(cpa_test_oracle_find(oracle, number, "bias"));
     const cpa_expert_route_args args = {.size = sizeof args,
                                         .rows = ints[TOKENS],
                                         .experts = ints[EXPERTS],
@@ -87,23 +63,20 @@ static int64_t wrong_in(const cpa_safetensors *vectors, int64_t number, const in
 }
 
 static void tokens_go_where_the_oracle_says(void) {
-    cpa_test_folder folder;
-    cpa_safetensors *vectors = open_vectors(&folder);
-    const cpa_tensor *ints = cpa_safetensors_find(vectors, "ints"), *floats = cpa_safetensors_find(vectors, "floats");
-    CU_ASSERT_TRUE(ints && floats && ints->shape[1] == COLUMNS && ints->shape[0] >= 10);
+    cpa_test_oracle oracle = cpa_test_oracle_open("routing.safetensors");
+    CPA_ASSERT_ORDER(oracle.cases, >=, 10);
     cpa_test_device_open(1, &device, &stream);
-    for (int64_t i = 0; ints && floats && i < ints->shape[0]; i++) {
+    for (int64_t i = 0; i < oracle.cases; i++) {
         int32_t row[COLUMNS];
         double scaling;
-        memcpy(row, (const char *)ints->data + i * (int64_t)sizeof row, sizeof row);
-        memcpy(&scaling, (const char *)floats->data + i * (int64_t)sizeof scaling, sizeof scaling);
-        const int64_t wrong = wrong_in(vectors, i, row, scaling);
+        cpa_test_oracle_ints(&oracle, i, COLUMNS, row);
+        cpa_test_oracle_floats(&oracle, i, 1, &scaling);
+        const int64_t wrong = wrong_in(&oracle, i, row, scaling);
         if (wrong) printf("  case %lld: %lld wrong\n", (long long)i, (long long)wrong);
         CU_ASSERT_EQUAL(wrong, 0);
     }
     cpa_test_device_close(device, stream);
-    cpa_safetensors_close(vectors);
-    cpa_test_folder_remove(&folder);
+    cpa_test_oracle_close(&oracle);
 }
 
 static const cpa_test tests[] = {
