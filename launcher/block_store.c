@@ -55,9 +55,10 @@ static cpa_status name_model(const char *folder, char *out, size_t bytes, cpa_er
     return CPA_OK;
 }
 
-cpa_status cpa_job_store_open(const cpa_settings *settings, cpa_job_store *out, cpa_error *err) {
+cpa_status cpa_job_store_open(const cpa_settings *settings, int32_t rank, cpa_job_store *out, cpa_error *err) {
     if (!settings->block_store[0]) return CPA_OK;
-    if (settings->model_dir[0]) CPA_TRY(name_model(settings->model_dir, out->model, sizeof out->model, err));
+    if (rank == 0 && settings->model_dir[0])
+        CPA_TRY(name_model(settings->model_dir, out->model, sizeof out->model, err));
     CPA_TRY(cpa_folder_store_create(settings->block_store, &out->folder, err));
     cpa_folder_store_table(out->folder, &out->table);
     out->table.model = out->model;

@@ -13,8 +13,9 @@ typedef struct cpa_job_store {
     char model[32]; /* the name of the model in the store */
 } cpa_job_store;
 
-/* Opens the store of the settings; without --block-store it stays closed. */
-cpa_status cpa_job_store_open(const cpa_settings *settings, cpa_job_store *out, cpa_error *err);
+/* Opens the store of the settings; without --block-store it stays closed. The model is named on rank 0 alone, whose
+ * scheduler makes the keys. */
+cpa_status cpa_job_store_open(const cpa_settings *settings, int32_t rank, cpa_job_store *out, cpa_error *err);
 void cpa_job_store_close(cpa_job_store *store);
 
 #endif

@@ -49,7 +49,7 @@ cpa_exit_code cpa_service_create_engine(cpa_service *s, cpa_engine_options optio
         options.network = &s->network.model;
         cpa_transformer_give_forms(s->network.transformer, &options.model);
     }
-    cpa_status status = cpa_job_store_open(&s->job.settings, &s->store, &err);
+    cpa_status status = cpa_job_store_open(&s->job.settings, s->ranks.control.rank, &s->store, &err);
     status = cpa_control_agree(&s->ranks.control, status, &err);
     if (status != CPA_OK) return cpa_job_ranks_explain(&s->ranks, status, err.message);
     if (s->store.folder) options.block_store = &s->store.table;

@@ -157,7 +157,8 @@ static cpa_status begin(void *ctx, const cpa_step_plan *plan, int32_t *first, cp
 /* The rows of a chunk on this rank. */
 static int64_t rows_of(const cpa_verify *verify, const cpa_plan_chunk *chunk) {
     cpa_owner_map map = verify->worker->options.map;
-    const cpa_token_set tokens = cpa_worker_listed(verify->worker, verify->replicated, chunk->placement);
+    const cpa_token_set tokens =
+        cpa_worker_listed(verify->worker, verify->replicated, chunk->placement, verify->worker->rank);
     return cpa_tokens_before(map, tokens, chunk->start + chunk->count) - cpa_tokens_before(map, tokens, chunk->start);
 }
 
@@ -177,7 +178,8 @@ static cpa_status layer_done(void *ctx, const cpa_step_plan *plan, int32_t layer
         }
         const cpa_plan_chunk *in = &plan->chunks[chunk];
         if (cpa_verify_keeper(verify, plan, sample) != verify->worker->rank) continue;
-        const cpa_token_set tokens = cpa_worker_listed(verify->worker, verify->replicated, in->placement);
+        const cpa_token_set tokens =
+            cpa_worker_listed(verify->worker, verify->replicated, in->placement, verify->worker->rank);
         const int64_t row = first_row[sample->form] + cpa_tokens_before(map, tokens, sample->position) -
                             cpa_tokens_before(map, tokens, in->start);
         CPA_TRY(keep_sample(verify, verify->next, row, q, out, stream));

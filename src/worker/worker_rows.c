@@ -72,9 +72,9 @@ static uint32_t wants_of(const cpa_plan_sampling *sampling, int64_t given) {
     return wants;
 }
 
-cpa_token_set cpa_worker_listed(const cpa_worker *worker, int replicated, cpa_placement placement) {
+cpa_token_set cpa_worker_listed(const cpa_worker *worker, int replicated, cpa_placement placement, int32_t rank) {
     const cpa_token_set all = {CPA_TOKENS_ALL, 0};
-    return replicated ? all : cpa_tokens_on(worker->options.map, placement, worker->rank);
+    return replicated ? all : cpa_tokens_on(worker->options.map, placement, rank);
 }
 
 /* Lists what a chunk yields; `yields` counts that by ranks. */
@@ -135,8 +135,7 @@ static void list_scored(cpa_worker *worker, const cpa_step_plan *plan) {
 /* The rows of a chunk on a rank. */
 static int64_t rows_on(const cpa_worker *worker, const cpa_plan_chunk *chunk, int32_t rank) {
     const cpa_owner_map map = worker->options.map;
-    const cpa_token_set listed =
-        worker->rows->replicated ? (cpa_token_set){CPA_TOKENS_ALL, 0} : cpa_tokens_on(map, chunk->placement, rank);
+    const cpa_token_set listed = cpa_worker_listed(worker, worker->rows->replicated, chunk->placement, rank);
     return cpa_tokens_before(map, listed, chunk->start + chunk->count) - cpa_tokens_before(map, listed, chunk->start);
 }
 
@@ -156,7 +155,7 @@ static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t
     for (int64_t i = 0; i < plan->n_chunks; i++) {
         const cpa_plan_chunk *chunk = &plan->chunks[i];
         const cpa_worker_seq *seq = &worker->seqs[chunk->seq];
-        for (int32_t r = 0; r < map.cp_size; r++) rows->rank_rows[r] += rows_on(worker, chunk, r);
+        for (int32_t r = 0; padded_rows == 0 && r < map.cp_size; r++) rows->rank_rows[r] += rows_on(worker, chunk, r);
         rows->forms[cpa_worker_form_of(worker, chunk)].rows += rows_on(worker, chunk, worker->rank);
         rows->takes |= (chunk->flags & CPA_CHUNK_DRAWN) != 0;
         if (cpa_plan_has_penalties(&seq->sampling)) {
@@ -212,7 +211,7 @@ static void add_rows(cpa_worker *worker, const cpa_step_plan *plan, const cpa_pl
     const cpa_owner_map map = worker->options.map;
     const cpa_worker_seq *seq = &worker->seqs[chunk->seq];
     const cpa_step_arrays *to = &worker->rows->host;
-    const cpa_token_set listed = cpa_worker_listed(worker, worker->rows->replicated, seq->placement);
+    const cpa_token_set listed = cpa_worker_listed(worker, worker->rows->replicated, seq->placement, worker->rank);
     int64_t end = cpa_tokens_before(map, listed, chunk->start + chunk->count);
     for (int64_t i = cpa_tokens_before(map, listed, chunk->start); i < end; i++, ++*row) {
         const int64_t at = cpa_token_position(map, listed, i);
@@ -317,7 +316,7 @@ static void add_emissions(cpa_worker *worker, const cpa_plan_chunk *chunk, int64
                           int64_t *emission) {
     const cpa_worker_rows *rows = worker->rows;
     const cpa_owner_map map = worker->options.map;
-    const cpa_token_set listed = cpa_worker_listed(worker, rows->replicated, chunk->placement);
+    const cpa_token_set listed = cpa_worker_listed(worker, rows->replicated, chunk->placement, worker->rank);
     const int64_t before = cpa_tokens_before(map, listed, chunk->start);
     const int penalties = cpa_plan_has_penalties(&worker->seqs[chunk->seq].sampling);
     for (int64_t i = 0; i < cpa_plan_chunk_emissions(chunk); i++) {
@@ -336,7 +335,7 @@ static void add_scored(const cpa_worker *worker, const cpa_plan_chunk *chunk, in
     const cpa_worker_rows *rows = worker->rows;
     const cpa_owner_map map = worker->options.map;
     const cpa_plan_sampling *sampling = &worker->seqs[chunk->seq].sampling;
-    const cpa_token_set listed = cpa_worker_listed(worker, rows->replicated, chunk->placement);
+    const cpa_token_set listed = cpa_worker_listed(worker, rows->replicated, chunk->placement, worker->rank);
     const int64_t before = cpa_tokens_before(map, listed, chunk->start);
     for (int64_t i = cpa_plan_scored_rows(chunk, sampling); i > 0; i--) {
         const cpa_worker_emission *e = &rows->emissions[(*scored)++];

@@ -8,8 +8,8 @@
 /* Whether the rows of a step are replicated, as the model takes it with slices. The same on every rank. */
 int cpa_worker_replicates(const cpa_worker *worker, const cpa_step_plan *plan);
 
-/* The tokens of a sequence that have rows on this rank in a step whose rows are replicated or not. */
-cpa_token_set cpa_worker_listed(const cpa_worker *worker, int replicated, cpa_placement placement);
+/* The tokens of a sequence that have rows on a rank in a step whose rows are replicated or not. */
+cpa_token_set cpa_worker_listed(const cpa_worker *worker, int replicated, cpa_placement placement, int32_t rank);
 
 /* The rows that every rank has if the step is captured, 0 if it may not be: the same on every rank. */
 int64_t cpa_worker_padded_rows(const cpa_worker *worker, const cpa_step_plan *plan);

@@ -46,7 +46,7 @@ static void name(const model *m, char out[32]) {
     cpa_test_folder_write(&folder, "config.json", m->config, sizeof CONFIG - 1);
     snprintf(settings->model_dir, sizeof settings->model_dir, "%s", folder.path);
     snprintf(settings->block_store, sizeof settings->block_store, "%s", folder.path);
-    CU_ASSERT_EQUAL(cpa_job_store_open(settings, &store, &err), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_job_store_open(settings, 0, &store, &err), CPA_OK);
     CU_ASSERT_STRING_EQUAL(err.message, "");
     CU_ASSERT_PTR_EQUAL(store.table.model, store.model);
     memcpy(out, store.model, 32);
