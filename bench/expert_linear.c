@@ -42,9 +42,7 @@ static cpa_status make_rows(experts_state *s, uint64_t seed, int64_t rows, float
         cpa_narrow(narrow, noise, dtype_of(s), n);
         cpa_widen(noise, narrow, dtype_of(s), n);
         const int64_t all = rows * s->inputs * bytes, period = n * bytes < all ? n * bytes : all;
-        status = cpa_device_alloc(s->site->device, all, on_device, err);
-        if (status == CPA_OK) status = cpa_bench_copy(s->site, *on_device, narrow, period, err);
-        if (status == CPA_OK) status = cpa_bench_replicate(s->site, *on_device, period, all, err);
+        status = cpa_bench_upload_period(s->site, narrow, period, all, on_device, err);
     }
     free(narrow);
     return status;
@@ -68,9 +66,7 @@ static cpa_status make_codes(experts_state *s, cpa_error *err) {
             s->weight[i] = (h & 8 ? -1 : 1) * (1 + (float)(h & 7) / 8);
         }
         for (int64_t i = 0; i < n_scales; i++) s->scales[i] = 0.5f + (float)(cpa_bench_hash((uint64_t)i) % 64) / 64;
-        status = cpa_device_alloc(s->site->device, all, &s->device_weights, err);
-        if (status == CPA_OK) status = cpa_bench_copy(s->site, s->device_weights, codes, period, err);
-        if (status == CPA_OK) status = cpa_bench_replicate(s->site, s->device_weights, period, all, err);
+        status = cpa_bench_upload_period(s->site, codes, period, all, &s->device_weights, err);
         if (status == CPA_OK)
             status =
                 cpa_bench_upload(s->site, s->scales, n_scales * (int64_t)sizeof *s->scales, &s->device_scales, err);

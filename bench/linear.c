@@ -33,10 +33,8 @@ static cpa_status make_noise(linear_state *s, uint64_t seed, int64_t n, int64_t 
         for (int64_t i = 0; i < n; i++) noise[i] = cpa_bench_normal(cpa_bench_hash(seed + (uint64_t)i));
         cpa_narrow(narrow, noise, dtype, n);
         cpa_widen(noise, narrow, dtype, n);
-        status = cpa_device_alloc(s->site->device, bytes, on_device, err);
+        status = cpa_bench_upload_period(s->site, narrow, own, bytes, on_device, err);
     }
-    if (status == CPA_OK) status = cpa_bench_copy(s->site, *on_device, narrow, own, err);
-    if (status == CPA_OK) status = cpa_bench_replicate(s->site, *on_device, own, bytes, err);
     free(narrow);
     return status;
 }

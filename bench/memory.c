@@ -35,6 +35,13 @@ cpa_status cpa_bench_replicate(cpa_bench_site *site, void *memory, int64_t perio
     return CPA_OK;
 }
 
+cpa_status cpa_bench_upload_period(cpa_bench_site *site, const void *src, int64_t period, int64_t bytes, void **out,
+                                   cpa_error *err) {
+    CPA_TRY(cpa_device_alloc(site->device, bytes, out, err));
+    CPA_TRY(cpa_bench_copy(site, *out, src, period, err));
+    return cpa_bench_replicate(site, *out, period, bytes, err);
+}
+
 cpa_status cpa_bench_poisoned(cpa_bench_site *site, int64_t bytes, void **out, cpa_error *err) {
     int64_t piece = bytes < poison_piece ? bytes : poison_piece;
     void *poison = malloc((size_t)piece);

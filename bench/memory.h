@@ -19,6 +19,9 @@ cpa_status cpa_bench_upload(cpa_bench_site *site, const void *src, int64_t bytes
 cpa_status cpa_bench_poisoned(cpa_bench_site *site, int64_t bytes, void **out, cpa_error *err);
 /* Repeats the first `period` bytes of device memory until `bytes` are full. */
 cpa_status cpa_bench_replicate(cpa_bench_site *site, void *memory, int64_t period, int64_t bytes, cpa_error *err);
+/* Allocates `bytes` of device memory, whose first `period` are copied from the host and then repeated. */
+cpa_status cpa_bench_upload_period(cpa_bench_site *site, const void *src, int64_t period, int64_t bytes, void **out,
+                                   cpa_error *err);
 
 /* How many copies of a tensor take turns so that each call finds it in memory, not in a cache of the device: 1 on the
  * host, where the cases are the caller's to choose. */

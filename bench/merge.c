@@ -60,23 +60,16 @@ static cpa_status make_period(merge_state *s, int64_t index, cpa_error *err) {
     return CPA_OK;
 }
 
-/* Device memory for `bytes` whose first `period` are copied from the host and then repeated. */
-static cpa_status upload_period(cpa_bench_site *site, const void *host, int64_t period, int64_t bytes, void **out,
-                                cpa_error *err) {
-    CPA_TRY(cpa_device_alloc(site->device, bytes, out, err));
-    CPA_TRY(cpa_bench_copy(site, *out, host, period, err));
-    return cpa_bench_replicate(site, *out, period, bytes, err);
-}
-
 static cpa_status make_partial(merge_state *s, int64_t index, cpa_error *err) {
     int64_t heads = s->site->options.q_heads, dim = s->site->options.v_dim;
     const int64_t lse_bytes = (int64_t)sizeof(float), o_bytes = dim * lse_bytes;
     cpa_partial *p = &s->partials[index];
     *p = (cpa_partial){.o_row_stride = heads * dim, .lse_row_stride = heads};
     CPA_TRY(make_period(s, index, err));
-    CPA_TRY(upload_period(s->site, s->o[index], s->period * o_bytes, s->head_rows * o_bytes, (void **)&p->o, err));
-    return upload_period(s->site, s->lse[index], s->period * lse_bytes, s->head_rows * lse_bytes, (void **)&p->lse,
-                         err);
+    CPA_TRY(cpa_bench_upload_period(s->site, s->o[index], s->period * o_bytes, s->head_rows * o_bytes, (void **)&p->o,
+                                    err));
+    return cpa_bench_upload_period(s->site, s->lse[index], s->period * lse_bytes, s->head_rows * lse_bytes,
+                                   (void **)&p->lse, err);
 }
 
 /* The states of rows whose O counts: an empty one need not be read. */

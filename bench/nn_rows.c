@@ -16,9 +16,8 @@ static const double rope_theta = 5e5;
 /* Memory for `rows` rows of which the first period, from `host`, repeats. */
 static cpa_status upload_rows(cpa_bench_nn *s, cpa_bench_tensor *t, int64_t rows, cpa_error *err) {
     const int64_t period = rows < s->period ? rows : s->period;
-    CPA_TRY(cpa_device_alloc(s->site->device, rows * cpa_bench_row_bytes(t), &t->device, err));
-    CPA_TRY(cpa_bench_copy(s->site, t->device, t->host, period * cpa_bench_row_bytes(t), err));
-    return cpa_bench_replicate(s->site, t->device, period * cpa_bench_row_bytes(t), rows * cpa_bench_row_bytes(t), err);
+    const int64_t bytes = cpa_bench_row_bytes(t);
+    return cpa_bench_upload_period(s->site, t->host, period * bytes, rows * bytes, &t->device, err);
 }
 
 cpa_status cpa_bench_make_noise(cpa_bench_nn *s, cpa_bench_tensor *t, cpa_dtype dtype, int64_t rows, int64_t width,

@@ -3,13 +3,7 @@
 #include <string.h>
 
 #include "src/check/reference.h"
-
-/* The loops over elements are also compiled for the wider vectors of newer x86 CPUs, as those of the reference. */
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define VECTOR_LOOPS __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
-#else
-#define VECTOR_LOOPS
-#endif
+#include "src/check/vector_loops.h"
 
 enum { LANES = 4, SUMS = 2, AT_ONCE = 4 };
 typedef float narrow_lanes __attribute__((vector_size(LANES * sizeof(float))));
@@ -17,7 +11,7 @@ typedef double wide_lanes __attribute__((vector_size(LANES * sizeof(double))));
 
 /* AT_ONCE vectors, as doubles, share each row of w, which is widened once for them. A sum has SUMS * LANES partial
  * sums. */
-VECTOR_LOOPS static void multiply(const float *w, int32_t rows, int32_t dim, const double *x, double *out) {
+CPA_VECTOR_LOOPS static void multiply(const float *w, int32_t rows, int32_t dim, const double *x, double *out) {
     const int32_t whole = dim / (SUMS * LANES) * (SUMS * LANES);
     for (int32_t i = 0; i < rows; i++, w += dim) {
         wide_lanes sums[AT_ONCE][SUMS] = {{{0}}};

@@ -6,12 +6,7 @@
 
 #include <cpattn/ops.h>
 
-/* The loops over elements and keys are also compiled for the wider vectors of newer x86 CPUs. */
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define VECTOR_LOOPS __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
-#else
-#define VECTOR_LOOPS
-#endif
+#include "src/check/vector_loops.h"
 
 /* In a build with sanitizers the innermost loops go without, as most of the time of tests would be theirs; the rows
  * that they read are asked for as a whole before. */
@@ -23,7 +18,7 @@ static void ask_for(const float *rows, int64_t n) {
     if (bad) (void)*bad; /* is reported here */
 }
 #else
-#define INNERMOST VECTOR_LOOPS
+#define INNERMOST CPA_VECTOR_LOOPS
 static void ask_for(const float *rows, int64_t n) {
     (void)rows, (void)n;
 }
@@ -52,7 +47,7 @@ static float widen_f16(uint16_t half) {
     return float_of(bits_of(float_of(magnitude) * 0x1p112f) | special | sign);
 }
 
-VECTOR_LOOPS void cpa_reference_widen(const void *src, cpa_dtype dtype, int64_t n, float *dst) {
+CPA_VECTOR_LOOPS void cpa_reference_widen(const void *src, cpa_dtype dtype, int64_t n, float *dst) {
     const uint16_t *half = src;
     if (dtype == CPA_F32) {
         memcpy(dst, src, (size_t)n * sizeof *dst);
@@ -226,12 +221,12 @@ static void note_score_size(cpa_reference_row *row, const float *k) {
     row->element_size = fmaxf(row->element_size, largest * (float)fabs(row->scale));
 }
 
-VECTOR_LOOPS static void scale_exact(cpa_reference_row *row, double factor) {
+CPA_VECTOR_LOOPS static void scale_exact(cpa_reference_row *row, double factor) {
     row->sum *= factor;
     for (int32_t d = 0; d < row->v_dim; d++) row->o[d] *= factor;
 }
 
-VECTOR_LOOPS static void scale_plain(cpa_reference_row *row, float factor) {
+CPA_VECTOR_LOOPS static void scale_plain(cpa_reference_row *row, float factor) {
     row->plain_sum *= factor;
     for (int32_t d = 0; d < row->v_dim; d++) row->plain_o[d] *= factor, row->mass[d] *= factor;
 }
