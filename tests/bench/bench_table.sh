@@ -27,13 +27,14 @@ def save(name, cases, **changed):
         quick["time_us"] = 50.0
     run = {"rows": rows, "ranks": 4, "read_gbytes_per_s": 3100.0, "copy_gbytes_per_s": 3000.0, "launch_us": 2.5}
     (folder / f"{name}.json").write_text(json.dumps(run))
-for name in ("decode", "decode-large", "cascade", "quantised", "small-blocks", "rules", "ruled-caches", "short-prompts", "varlen", "merge", "kv_write", "kv_pack", "kv_convert", "layouts", "exchange", "scaling"):
+for name in ("decode", "decode-large", "cascade", "quantised", "small-blocks", "rules", "ruled-caches", "short-prompts", "varlen", "merge", "kv_write", "kv_pack", "kv_convert", "layouts", "exchange", "scaling", "latents", "expanded", "experts", "dense-product"):
     save(f"ours-{name}", gpu_cases.LISTS[name])
 for round in (1, 2):
     save(f"ours-prefill-{round}", gpu_cases.LISTS["prefill"])
     save(f"peer-cudnn-{round}", gpu_cases.LISTS["cudnn"], gflops=590e3)
     save(f"ours-encoders-{round}", gpu_cases.LISTS["varlen_attend"])
     save(f"peer-encoders-{round}", gpu_cases.LISTS["varlen_attend"], gflops=590e3)
+save("peer-expanded", gpu_cases.LISTS["expanded"], gflops=590e3)
 save("peer-context_parallel", gpu_cases.LISTS["context_parallel"], gflops=500e3, rotate="allgather")
 served = {"median_itl_ms": 1.4, "duration": 9.0, "completed": 1, "verify": {"violations": 0},
           "cp": {"size": 4, "staging_bytes": 1 << 29}}
@@ -94,6 +95,10 @@ missed ours-decode.json 1x1x1K share_of_bandwidth 0.3 1 # 30 us of reading: at m
 missed ours-quantised.json 16x1x128K:kv-cache-dtype=int8 time_us 56 1
 missed ours-cascade.json 64x1x17K:shared=16K time_us 131 1
 missed ours-cascade.json 2x1x4K:shared=2K time_us 104 1
+missed ours-latents.json 64x1x16K:v-in-k=true:q-heads=128 gflops 590e3 1
+missed ours-latents.json 64x1x16K:v-in-k=true:q-heads=16 share_of_bandwidth 0.91 1
+missed ours-expanded.json 1x16Kx16K:q-heads=128:kv-heads=128:head-dim=192:v-head-dim=128 gflops 580e3 1
+missed ours-experts.json 4Kx4Kx7K:experts=256 gflops 410e3 1
 missed ours-merge.json 32Kx3 share_of_bandwidth 0.87 1
 missed ours-merge.json 32Kx3 share_of_bandwidth 0.84 2
 missed ours-scaling.json 1x512Kx512K efficiency 0.985 1
