@@ -46,7 +46,8 @@ __device__ void place_choices(const cpa_expert_permute_args &a, int32_t expert, 
     }
 }
 
-__global__ void __launch_bounds__(THREADS) expert_permute(const __grid_constant__ cpa_expert_permute_args a) {
+__global__ void __launch_bounds__(THREADS, ctas_before_9(2))
+    expert_permute(const __grid_constant__ cpa_expert_permute_args a) {
     __shared__ counts of_warp[WARPS];
     const int warp = threadIdx.x / WARP_LANES;
     const int32_t expert = blockIdx.x;

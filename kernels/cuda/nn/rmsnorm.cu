@@ -15,12 +15,6 @@ struct norm_parts {
 
 /* Of CTAs whose rows a warp takes: then a lane has 8 units of a row. */
 constexpr int SHORT_ROW_WARPS = 4;
-/* CTAs that a multiprocessor is to hold; 0: as many as ptxas likes, which before 9.0 are more than registers allow. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr int SHORT_ROW_CTAS = 4;
-#else
-constexpr int SHORT_ROW_CTAS = 0;
-#endif
 
 template <typename T, typename W, int UNIT, int PARTS>
 __global__ void __launch_bounds__(MOST_NORM_THREADS) rmsnorm(const __grid_constant__ norm_parts<PARTS> parts) {
@@ -37,7 +31,7 @@ __global__ void __launch_bounds__(MOST_NORM_THREADS) rmsnorm(const __grid_consta
 }
 
 template <typename T, typename W, int PARTS>
-__global__ void __launch_bounds__(ROW_WARPS_THREADS, SHORT_ROW_CTAS)
+__global__ void __launch_bounds__(ROW_WARPS_THREADS, ctas_before_9(4))
     rmsnorm_short(const __grid_constant__ norm_parts<PARTS> parts) {
     const norm_args &a = parts.part[PARTS == 1 ? 0 : blockIdx.y];
     const int64_t row = (int64_t)blockIdx.x * ROWS_OF_CTA + threadIdx.x / WARP_LANES;
