@@ -372,7 +372,10 @@ typedef struct cpa_cuda_latent_form {
 } cpa_cuda_latent_form;
 cpa_status cpa_cuda_attend_latent(const cpa_cuda_attend_args *args, const cpa_cuda_hopper_maps *maps,
                                   cpa_cuda_latent_form form, int32_t ctas, cpa_stream *stream);
-/* Tokens in a box of its maps. */
+/* The same of pieces of decode of 16 rows at most, over latents of the widths that cpa_cuda_latent_few_takes tells. */
+cpa_status cpa_cuda_attend_latent_few(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream);
+int cpa_cuda_latent_few_takes(const cpa_cuda_attend_args *args);
+/* Tokens in a box of the maps of cpa_cuda_attend_latent. */
 int32_t cpa_cuda_latent_box(cpa_cuda_latent_form form, int32_t block_size);
 cpa_status cpa_cuda_attend_combine(const cpa_cuda_attend_args *args, int32_t n_splits, cpa_stream *stream);
 /* The same of decode units, whose pieces are listed from the first `ctas` on, for kernels that do not join them. */

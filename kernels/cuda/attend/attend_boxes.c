@@ -153,10 +153,12 @@ static cpa_status launch_latent(const cpa_cuda_attend_launch *launch, cpa_stream
     const int32_t box = cpa_cuda_latent_box(form, launch->kv->block_size);
     cpa_cuda_attend_args a = *launch->args;
     cpa_cuda_hopper_maps maps = {0};
-    if (!codes) CPA_TRY(encode_pools(launch->kv, box, 0, &maps, stream));
+    const int few = decode && shape->v_in_k && launch->plan->decode_row_tiles == 1 && cpa_cuda_latent_few_takes(&a);
+    if (!codes && !few) CPA_TRY(encode_pools(launch->kv, box, 0, &maps, stream));
     /* Else half of the device is left to what waits for other devices. */
     a.early =
         a.early && (a.alone || 2 * (int64_t)launch->count * a.kv_heads <= cpa_cuda_device_of(stream)->multiprocessors);
+    if (few) return cpa_cuda_attend_latent_few(&a, launch->count, stream);
     return cpa_cuda_attend_latent(&a, &maps, form, launch->count, stream);
 }
 
