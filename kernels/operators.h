@@ -63,8 +63,8 @@ typedef struct cpa_hash_rows_args {
     cpa_dtype dtype;
 } cpa_hash_rows_args;
 
-/* project_states: partial states times a matrix of their head: O summed over v_dim in ascending order, in fp32; the LSE
- * keeps its bits. O of an empty state is not read, and becomes 0. */
+/* project_states: partial states times a matrix of their head: O summed over v_dim in fp32, on the host in ascending
+ * order, on devices in one that v_dim decides; the LSE keeps its bits. O of an empty state is not read, and becomes 0. */
 typedef struct cpa_project_states_args {
     int64_t rows;
     int32_t heads, v_dim, out_dim;
