@@ -14,7 +14,7 @@
 #include "tests/fixtures/context_fixture.h"
 #include "tests/fixtures/mpi_unit.h"
 
-enum { SEQUENCES = 7, MOST = 600, HUGE_ENTRY = 0x7fffffff, MOST_ROWS = 6, MOST_WORDS = MOST / 32 + 1 };
+enum { SEQUENCES = 7, MOST = 600, HUGE_ENTRY = 0x7fffffff, MOST_ROWS = 8, MOST_WORDS = MOST / 32 + 1 };
 static const cpa_mask CAUSAL = {.causal = 1}, WINDOW = {.causal = 1, .window = 100, .sinks = 4};
 static cpa_test_shape SHAPE = {
     .q_heads = 8, .kv_heads = 2, .k_dim = 64, .v_dim = 64, .block_size = 16, .interleave = 32, .dtype = CPA_BF16};
@@ -362,7 +362,15 @@ static void with_wide_groups(void (*test)(void)) {
     SHAPE = small;
 }
 
-/* Several new tokens of a sequence, which lie on one rank or on several. */
+static void interleaved(void) {
+    lengths_change_with(32);
+}
+
+static void a_token_a_rank(void) {
+    lengths_change_with(1);
+}
+
+/* Several new tokens of a sequence, which lie on one rank or on several; and masks of bits over them. */
 static void with_rows(int32_t rows, int bits, void (*test)(void)) {
     ROWS = rows;
     has_bits = bits;
@@ -372,23 +380,26 @@ static void with_rows(int32_t rows, int bits, void (*test)(void)) {
 }
 
 static void several_rows(void) {
-    with_rows(MOST_ROWS, 0, lengths_change);
+    with_rows(MOST_ROWS, 0, a_token_a_rank);
 }
 
 static void masks_of_one_row(void) {
-    with_rows(1, 1, lengths_change);
+    with_rows(1, 1, interleaved);
 }
 
 static void masks_of_several_rows(void) {
     with_rows(MOST_ROWS, 1, lengths_change);
 }
 
-static void interleaved(void) {
-    lengths_change_with(32);
-}
-
 static void wide_groups(void) {
     with_wide_groups(interleaved);
+}
+
+/* More rows than decode takes: those of a wide group are prefill tiles on devices. */
+static void tiles_of_wide_groups(void) {
+    if (cpa_test_promises_bits()) return; /* on the host */
+    with_rows(MOST_ROWS, 0, wide_groups);
+    with_rows(MOST_ROWS, 1, wide_groups);
 }
 
 /* An entry that is no block makes the row NaN at its owner, whichever rank it is of. */
@@ -539,6 +550,7 @@ static const cpa_test TESTS[] = {
     {"several new tokens of a sequence", several_rows},
     {"masks of one new token", masks_of_one_row},
     {"masks of drafts", masks_of_several_rows},
+    {"prefill tiles of wide groups", tiles_of_wide_groups},
     {"an entry that is no block", a_bad_entry},
     {"misuse", misuse},
 #ifdef CPA_HAVE_CUDA

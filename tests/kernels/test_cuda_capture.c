@@ -132,10 +132,11 @@ static const cpa_decode_case MIXED = {.dtype = CPA_BF16,
                                       .length_bytes = 4,
                                       .mask = {.causal = 1},
                                       .threads = 1};
-static const struct {
+typedef struct mixed_step {
     int32_t indptr[SEQUENCES + 1];
     int64_t lengths[SEQUENCES];
-} MIXED_STEPS[] = {
+} mixed_step;
+static const mixed_step MIXED_STEPS[] = {
     {{0, 1, 2, 3, 4, 5, 6}, {1, 17, 300, 5000, 64, 65}},                   /* decode alone */
     {{0, 700, 701, 702, 800, 801, 900}, {700, 5000, 17, 4000, 300, 99}},   /* a prompt, later chunks, decode */
     {{0, 9, 18, 27, 36, 45, 54}, {5000, 4999, 4900, 5000, 1024, 1025}},    /* few tiles over many keys */
@@ -147,31 +148,49 @@ static const struct {
     {{-5, 20, 120, 121, 122, 123, 124}, {30, 100, 200, 0, 0x7fffffff, 1}}, /* a beginning below 0 */
 };
 
-static void launch_mixed_steps(const cpa_decode_case *shape) {
+/* The second step is the one that is captured. */
+static void launch_steps_of(const cpa_decode_case *shape, const mixed_step *steps, size_t n) {
     cpa_decode_fixture f;
     capture c;
-    const size_t n = sizeof MIXED_STEPS / sizeof *MIXED_STEPS;
     cpa_decode_fixture_init(&f, shape);
     open_stream(&c, &f);
     f.ragged = 1;
-    memcpy(f.qo_indptr, MIXED_STEPS[1].indptr, sizeof MIXED_STEPS[1].indptr);
-    cpa_decode_fixture_put(&f, MIXED_STEPS[1].lengths, SEQUENCES);
+    memcpy(f.qo_indptr, steps[1].indptr, sizeof steps[1].indptr);
+    cpa_decode_fixture_put(&f, steps[1].lengths, SEQUENCES);
     capture_step(&c, &f, 1);
     for (size_t i = 0; i < 2 * n; i++) {
-        memcpy(f.qo_indptr, MIXED_STEPS[i % n].indptr, sizeof MIXED_STEPS[i % n].indptr);
-        cpa_decode_fixture_put(&f, MIXED_STEPS[i % n].lengths, SEQUENCES);
+        memcpy(f.qo_indptr, steps[i % n].indptr, sizeof steps[i % n].indptr);
+        cpa_decode_fixture_put(&f, steps[i % n].lengths, SEQUENCES);
         CU_ASSERT_EQUAL(cudaGraphLaunch(c.executable, c.handle), cudaSuccess);
         CU_ASSERT_EQUAL(cudaStreamSynchronize(c.handle), cudaSuccess);
         const int64_t wrong = cpa_decode_fixture_check(&f);
-        if (wrong > 0) fprintf(stderr, "step %zu: %lld rows\n", i % n, (long long)wrong);
+        if (wrong > 0) fprintf(stderr, "step %zu: %lld wrong\n", i % n, (long long)wrong);
         CU_ASSERT_EQUAL(wrong, 0);
     }
     close_stream(&c);
     cpa_decode_fixture_destroy(&f);
 }
 
+static void launch_mixed_steps(const cpa_decode_case *shape) {
+    launch_steps_of(shape, MIXED_STEPS, sizeof MIXED_STEPS / sizeof *MIXED_STEPS);
+}
+
 static void prefill_and_decode(void) {
     launch_mixed_steps(&MIXED);
+}
+
+/* Of 16 heads, of which decode takes 32 tokens. */
+static void latents(void) {
+    static const mixed_step steps[] = {
+        {{0, 1, 2, 3, 4, 5, 6}, {1, 17, 300, 600, 64, 65}},
+        {{0, 100, 101, 140, 141, 149, 150}, {100, 600, 300, 17, 64, 5}},
+        {{0, 33, 66, 99, 100, 101, 102}, {600, 599, 500, 1, 2, 3}},
+        {{0, 101, 102, 103, 104, 105, 150}, {300, 601, 4, 5, 6, 400}},
+    };
+    cpa_decode_case latent = MIXED;
+    latent.kv_heads = 1, latent.dim = 512, latent.v_in_k = 1, latent.block_size = 64;
+    latent.rows = 100, latent.total_rows = 150, latent.tokens = 600, latent.exact_rows = 33;
+    launch_steps_of(&latent, steps, sizeof steps / sizeof *steps);
 }
 
 /* Other widths, window and sinks, blocks that go row by row; groups that no CTA of decode holds; and what other kernels
@@ -311,6 +330,7 @@ static const cpa_test tests[] = {
     {"other kernels", other_kernels},
     {"prefill and decode together", prefill_and_decode},
     {"prefill by other kernels", prefill_by_other_kernels},
+    {"prefill over latents", latents},
     {"more tiles than are cut", many_tiles},
     {"updates and attends in a row", updates_in_a_row},
     {"a plan that is not reserved is refused", a_plan_that_is_not_reserved},
