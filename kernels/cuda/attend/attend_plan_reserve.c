@@ -54,7 +54,7 @@ static void count_tiles(const cpa_cuda_plan *plan, const cpa_attend_reservation 
     const int64_t multiprocessors = ((const cpa_cuda_device *)plan->base.device)->multiprocessors;
     const int64_t places = CPA_CUDA_PREFILL_WAVES * multiprocessors / r->shape.kv_heads;
     if (room->packed_rows <= room->decode_rows) return;
-    room->tiled_items = cpa_min64(r->sequences, room->all_rows / (room->decode_rows + 1));
+    room->tiled_items = cpa_min64(room->items, room->all_rows / (room->decode_rows + 1));
     const int64_t tiles = room->all_rows / room->tile_rows + room->tiled_items;
     room->pieces = cpa_max64(tiles, places);
     room->splits = cpa_min64(tiles, places);
