@@ -1,6 +1,6 @@
-/* The prefill pieces of an update of a reserved plan: what attend_plan_pieces.c does on the host, by one CTA. It lists the
- * items that are cut into tiles, looks for the split of their keys, and writes all pieces, the longest first. What is left
- * of the room for pieces and splits is filled up with such as have no rows. */
+/* The prefill pieces of an update of a reserved plan: what attend_plan_pieces.c does on the host, by one CTA. It lists
+ * the items that are cut into tiles, looks for the split of their keys, and writes all pieces, the longest first. What
+ * is left of the room for pieces and splits is filled up with such as have no rows. */
 #include "kernels/cuda/attend/attend_tiles.h"
 #include "kernels/cuda/device/warp.cuh"
 

@@ -53,7 +53,7 @@ __device__ bool take_table(const cpa_cuda_update_args &a, int64_t s, int64_t tab
     return __syncthreads_or(bad);
 }
 
-/* The item of the rows of one rank. Where several may ask for rows of a sequence, each place has room for all of them. */
+/* The item of the rows of one rank. Where several may ask for rows of a sequence, each has room for all of them. */
 __device__ cpa_cuda_item item_of(const cpa_cuda_update_args &a, int64_t s, const cpa_attend_sequence &found,
                                  int32_t index, int32_t askers, int32_t refused, int64_t keys) {
     const cpa_attend_reservation &r = a.reservation;
