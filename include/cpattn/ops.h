@@ -173,35 +173,48 @@ CPA_API cpa_status cpa_attend_plan_set_indices(cpa_attend_plan *plan, const cpa_
                                                cpa_error *err);
 CPA_API void cpa_attend_plan_destroy(cpa_attend_plan *plan);
 
-/* Plans for graphs of the caller's: decode over lengths and block tables that lie on the device.
- * cpa_attend_plan_reserve allocates for all that the limits allow, once; from then on nothing of the plan moves or
- * grows, and what an update or an attend enqueues does not depend on the lengths and the tables. So both may be
- * enqueued on a stream that the caller captures (cpa_stream_wrap), together or each by itself, and a graph of them can
- * be launched again for whatever the arrays hold by then. Attend once with the same arguments outside of a capture
- * before: kernels are loaded then.
+/* Plans for graphs of the caller's: decode, prefill and batches of both over lengths, rows and block tables that lie on
+ * the device. cpa_attend_plan_reserve allocates for all that the limits allow, once; from then on nothing of the plan
+ * moves or grows, and what an update or an attend enqueues does not depend on the lengths, the rows and the tables. So
+ * both may be enqueued on a stream that the caller captures (cpa_stream_wrap), together or each by itself, and a graph of
+ * them can be launched again for whatever the arrays hold by then. Attend once with the same arguments outside of a
+ * capture before: kernels are loaded then.
  *
  * Sequence s has the rows [s * rows, (s + 1) * rows) of q, of the state and of out, or those that an update says, the
- * queries of its last `rows` tokens, and the keys of all its tokens. A length of 0 fills a batch up: its rows see no
- * key, and become O = 0, LSE = -inf (with resume = 1 they stay as they are). A length that is negative, above `tokens`
- * or below `rows`, and a used table entry that is negative or not below num_blocks, are refused: nothing is read by
- * them, and the rows of that sequence become NaN in O, LSE and out. Where keys are cut follows from the lengths, as in
- * a plan that is set; on a device how many CTAs there are follows from the limits, so that last bits may differ from
- * those of such a plan. */
+ * queries of its last tokens, and the keys of all its tokens. A length of 0 fills a batch up: its rows see no key, and
+ * become O = 0, LSE = -inf (with resume = 1 they stay as they are). A length that is negative, above `tokens` or below
+ * its rows, more rows than the limits allow, and a used table entry that is negative or not below num_blocks, are
+ * refused: nothing is read by them, and the rows of that sequence become NaN in O, LSE and out; cpa_attend_plan_refused
+ * tells of it.
+ *
+ * On the host results have the bits of a plan that is set. A CUDA device cuts keys by the lengths, as for a plan that is
+ * set, but
+ *   - with rows * q_heads / kv_heads up to 512 all rows are those of decode, for CTAs whose number follows from the
+ *     limits;
+ *   - beyond that, items of few rows are, and those of more become prefill tiles, cut as those of a plan that is set
+ *     where they fill the device fewer than three times, with the same bits by the same kernel; where there are more
+ *     tiles, the last are not cut, and the order of pieces may differ. A CTA for each tile that the limits allow is
+ *     there in every attend, and leaves at once where it has none: limits of several times the usual rows cost some
+ *     microseconds for each 1,000 tiles and KV heads. CTAs that stay ("persistent") do not take such plans, and keys are
+ *     not widened: quantised caches go to the portable kernel, and rows of CPA_VLLM_X are all those of decode. */
 typedef struct cpa_attend_limits {
     size_t size;
     cpa_attention_shape shape; /* as in a batch */
     int32_t block_size;
-    int32_t rows;      /* most rows of each sequence; on a CUDA device rows * q_heads / kv_heads is at most 512 */
+    int32_t rows;      /* most rows of each sequence */
     int64_t sequences; /* most sequences of an update, at least 1 */
     /* Most tokens of a sequence, those of its rows included; at least 1, on a CUDA device at most 2^30. */
     int64_t tokens;
     int64_t num_blocks; /* blocks that the caches that are attended have at least */
+    /* Most rows of all sequences of an update together; 0: sequences * rows. What q, state and out have room for. On a
+     * CUDA device times q_heads / kv_heads at most 2^30. */
+    int64_t total_rows;
 } cpa_attend_limits;
 
 /* Reserves a plan that has been neither set nor reserved; it cannot be set any more. Until the first update every
  * sequence has length 0. Memory on a device: 4 bytes for each block of `tokens` tokens, for each sequence, and less
- * than 1 KiB for each CTA, and for each 16 rows of a sequence that share a KV head. Waits for the device; not in a
- * capture. */
+ * than 1 KiB for each CTA, for each 16 rows that share a KV head, and for each prefill tile; and work space for the
+ * states of keys that are cut. Waits for the device; not in a capture. */
 CPA_API cpa_status cpa_attend_plan_reserve(cpa_attend_plan *plan, const cpa_attend_limits *limits, cpa_error *err);
 
 /* The arrays are read when the work of the stream comes to it; what a graph holds is their addresses, `sequences` and
@@ -221,9 +234,9 @@ typedef struct cpa_attend_update_args {
     const int32_t *last_page_len; /* [sequences], 1 to block_size; NULL: all pages are full */
     int64_t n_indices;
     /* NULL: each sequence has as many rows as the limits say. Otherwise sequence s has the rows [qo_indptr[s],
-     * qo_indptr[s + 1]), none or up to those of the limits, which lie below `sequences` times the rows of the limits. A
-     * sequence of more is refused as well, its first rows becoming NaN; one whose rows descend or begin nowhere has
-     * none. */
+     * qo_indptr[s + 1]), none or up to those of the limits, which lie below `sequences` times the rows of the limits,
+     * and below total_rows. A sequence of more is refused as well, its first rows becoming NaN; one whose rows descend,
+     * begin nowhere or before the end of those in front has none. */
     const int32_t *qo_indptr; /* [sequences + 1], ascending */
 } cpa_attend_update_args;
 
@@ -232,6 +245,11 @@ typedef struct cpa_attend_update_args {
  * at a time. On a device it allocates nothing. */
 CPA_API cpa_status cpa_attend_plan_update(cpa_attend_plan *plan, const cpa_attend_update_args *args,
                                           cpa_stream *stream);
+
+/* Whether the last update of a reserved plan that is done, replayed or not, refused a sequence that has rows: CPA_INVALID,
+ * with a line that names the first one and what of it did not fit. CPA_OK where it refused none. Reads memory of the host
+ * that the update wrote: wait for the stream before. */
+CPA_API cpa_status cpa_attend_plan_refused(const cpa_attend_plan *plan, cpa_error *err);
 
 /* The range in which attend takes scores for what they are, as score * log2(e): scores of -1.16e7 and 9.3e7. So a key
  * weighs beside others of its piece. Keys lie in several pieces where an attend has more than cpa_attend_split_tokens

@@ -141,17 +141,19 @@ class AttendPlan:
         self.rows = q[n]
         self._held = None
 
-    def reserve(self, sequences: int, tokens: int, num_blocks: int, rows: int = 1) -> None:
-        """Allocates once for at most ``sequences`` sequences of ``tokens`` tokens with ``rows`` rows each, over caches
-        of at least ``num_blocks`` blocks. From then on the plan is updated, never set."""
+    def reserve(self, sequences: int, tokens: int, num_blocks: int, rows: int = 1, total_rows: int = 0) -> None:
+        """Allocates once for at most ``sequences`` sequences of ``tokens`` tokens with at most ``rows`` rows each, and
+        ``total_rows`` together (0: no other bound), over caches of at least ``num_blocks`` blocks. From then on the
+        plan is updated, never set."""
         limits = sized(c.cpa_attend_limits, shape=self.shape, block_size=self.block_size, rows=rows,
-                       sequences=sequences, tokens=tokens, num_blocks=num_blocks)
+                       sequences=sequences, tokens=tokens, num_blocks=num_blocks, total_rows=total_rows)
         call(lib.cpa_attend_plan_reserve, self.handle, ctypes.byref(limits))
-        self._limit_rows = rows
+        self._limit_rows, self._limit_total = rows, total_rows or sequences * rows
 
-    def update(self, lengths: Any, block_tables: Any, *, stream: int | None = None) -> None:
-        """Enqueues what makes a reserved plan that of ``lengths``, int32 or int64 ``[sequences]``, and of
-        ``block_tables``, int32 ``[sequences, entries]``, both on the device of the plan: also in a capture."""
+    def update(self, lengths: Any, block_tables: Any, *, qo_indptr: Any = None, stream: int | None = None) -> None:
+        """Enqueues what makes a reserved plan that of ``lengths``, int32 or int64 ``[sequences]``, of
+        ``block_tables``, int32 ``[sequences, entries]``, and of ``qo_indptr``, int32 ``[sequences + 1]``: which rows
+        each has (None: as many as are reserved). All on the device of the plan; also in a capture."""
         t, tables = read(lengths), read_on(self.device, block_tables, "block_tables")
         if tables.shape[0] != t.shape[0] or t.dtype not in ("i32", "i64"):
             raise ValueError(f"cpattn: lengths are {t.dtype} {list(t.shape)}, tables {list(tables.shape)}; expected "
@@ -159,9 +161,15 @@ class AttendPlan:
         args = sized(c.cpa_attend_update_args, sequences=t.shape[0], length_bytes=4 if t.dtype == "i32" else 8,
                      lengths=vector(lengths, "lengths", t.dtype, place=self.device),
                      block_tables=vector(block_tables, "block_tables", "i32"), table_stride=tables.shape[1])
-        self._held = (lengths, block_tables)
-        self.rows = t.shape[0] * self._limit_rows
+        if qo_indptr is not None:
+            args.qo_indptr = vector(qo_indptr, "qo_indptr", "i32", t.shape[0] + 1, place=self.device)
+        self._held = (lengths, block_tables, qo_indptr)
+        self.rows = min(t.shape[0] * self._limit_rows, self._limit_total)
         enqueue(functools.partial(lib.cpa_attend_plan_update, self.handle), args, self.device, stream)
+
+    def check_refused(self) -> None:
+        """Raises if the last update refused a sequence, and says which and why. Wait for the stream before."""
+        call(lib.cpa_attend_plan_refused, self.handle)
 
     def kernels(self) -> dict[str, str]:
         """Which kernels an attend runs, by the kind of work: ``decode``, ``prefill``, ``shared``."""

@@ -71,6 +71,22 @@ def test_reserved_plan_follows_its_arrays(rng):
     np.testing.assert_array_equal(ops.attend(reserved, q, cache), want)
 
 
+def test_reserved_plan_of_prefill_and_decode(rng):
+    pages, cache, plan, q = step(rng, [70, 33], [40, 1])
+    want = ops.attend(plan, q, cache)
+    reserved = cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16)
+    reserved.reserve(2, 80, cache.num_blocks, rows=64, total_rows=41)
+    tables = np.zeros((2, 5), np.int32)
+    for s, table in enumerate(pages.tables):
+        tables[s, :len(table)] = table
+    reserved.update(np.array([70, 33], np.int32), tables, qo_indptr=np.array([0, 40, 41], np.int32))
+    reserved.check_refused()
+    np.testing.assert_array_equal(ops.attend(reserved, q, cache), want)
+    reserved.update(np.array([70, 33], np.int32), tables, qo_indptr=np.array([0, 40, 42], np.int32))
+    with pytest.raises(ValueError, match="refused sequence 1: it has more than 64 rows, or all have more than 41"):
+        reserved.check_refused()
+
+
 def test_halves_of_the_keys_merge_to_the_whole(rng):
     pages, cache, plan, q = step(rng, [96], [3])
     whole = ops.attend(plan, q, cache, lse=True, causal=False)

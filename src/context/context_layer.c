@@ -21,10 +21,6 @@ static cpa_status check_score(cpa_context *c, const cpa_context_args *args) {
     if (cpa_selection_maps_rows(args->selection) || (args->bias && args->bias->row_map))
         return cpa_fail(&c->ops.error, CPA_INVALID,
                         "attend: the row_map of the selection or of the bias is set, expected NULL in a context");
-    if (cpa_context_is_reserved(c) && c->ops.map.cp_size > 1 && (args->selection || args->bias))
-        return cpa_fail(&c->ops.error, CPA_UNSUPPORTED,
-                        "attend: a selection or a bias in a reserved step of %d ranks, expected none",
-                        c->ops.map.cp_size);
     return CPA_OK;
 }
 
@@ -232,8 +228,10 @@ static cpa_status check_layer(cpa_context *c, const cpa_context_args *given, con
     CPA_TRY(check_args(c, &args, stream));
     cpa_forms_layer(&c->ops.forms, &args, layer);
     CPA_TRY(check_forms(c, &args, layer));
-    CPA_TRY(cpa_score_rows_begin(&c->score_rows, &c->ops, cpa_context_is_reserved(c) ? NULL : c->lanes, layer));
-    if (cpa_context_is_reserved(c) || cpa_step_is_replicated(&c->step)) return CPA_OK;
+    const int is_reserved = cpa_context_is_reserved(c);
+    CPA_TRY(cpa_score_rows_begin(&c->score_rows, &c->ops, is_reserved ? NULL : c->lanes,
+                                 is_reserved ? c->reserved.q.step_rows : NULL, layer));
+    if (is_reserved || cpa_step_is_replicated(&c->step)) return CPA_OK;
     for (int32_t f = 0; f < c->ops.forms.count; f++) {
         sent[f] = layer->forms[f].rows.mask;
         if (layer->selection && layer->selection->bits) sent[f].causal = 0; /* bits may show what lies behind a query */

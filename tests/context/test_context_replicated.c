@@ -320,7 +320,7 @@ static void what_rows_cannot_be_is_refused(void) {
     options.rows = (cpa_row_placement)2;
     CU_ASSERT_EQUAL(cpa_context_create(cpa_test_comm(), s.device, &options, &context, &err), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "context: rows is 2, expected owned, 0, or replicated, 1"));
-    const cpa_context_limits limits = {sizeof limits, 1, 20, 8, 0};
+    const cpa_context_limits limits = {sizeof limits, 1, 20, 8, 0, 1};
     CU_ASSERT_EQUAL(cpa_context_reserve(s.context, &limits), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(s.context), "a step of replicated rows cannot be reserved"));
     const cpa_context_chunk chunk = {.start = 10, .count = 10, .algorithm = CPA_PASS_Q};

@@ -25,6 +25,7 @@ static const char *persistent_refuses(const cpa_cuda_attend_spec *spec) {
     const char *why = hopper_refuses(spec);
     if (why) return why;
     if (spec->block_size < LEAST_BLOCK) return "blocks of fewer than 16 tokens";
+    if (spec->reserved) return "a reserved plan, whose pieces the host does not count";
     if (GROUP_ROWS % group != 0) return "groups of query heads that are no part of 64";
     if (odd & (CPA_CUDA_STATE | CPA_CUDA_OUT_CODES)) return "results in a state or in fp8";
     if (spec->cp_size > 1 || odd & CPA_CUDA_GAP) return "keys of one rank of several, or a window beside sinks";

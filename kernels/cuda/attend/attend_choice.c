@@ -91,6 +91,7 @@ static cpa_cuda_attend_spec spec_of(const cpa_cuda_plan *plan, const cpa_cuda_at
         .pieces = (plan->decode_ctas > 0) << CPA_CUDA_DECODE | (plan->prefill.n_pieces > 0) << CPA_CUDA_PREFILL |
                   (plan->n_shared > 0) << CPA_CUDA_SHARED,
         .prepared = plan->n_places > 0,
+        .reserved = plan->base.reservation.sequences > 0,
         .cp_size = plan->map.cp_size,
         .tile_rows = plan->tile_rows,
         .rows = plan->base.rows,
