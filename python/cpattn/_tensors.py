@@ -32,8 +32,7 @@ class Place(NamedTuple):
 
 
 THE_HOST = Place(HOST, 0)
-DTYPES = {"fp32": c.CPA_F32, "bf16": c.CPA_BF16, "fp16": c.CPA_F16, "fp8_e4m3": c.CPA_FP8_E4M3, "int8": c.CPA_INT8,
-          "fp8_t128": c.CPA_FP8_T128}
+DTYPES = {"fp32": c.CPA_F32, "bf16": c.CPA_BF16, "fp16": c.CPA_F16, "fp8_e4m3": c.CPA_FP8_E4M3}
 _ALIASES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8_e4m3", "int8": "i8",
             "uint8": "u8", "int32": "i32", "int64": "i64", "uint32": "u32", "bool": "bool"}
 _NAMES = {ours: name for name, ours in _ALIASES.items()}

@@ -13,7 +13,8 @@ from typing import Any
 from . import _declarations as c
 from ._device import Device, device, enqueue
 from ._library import call, create, integers, lib, sized
-from ._tensors import DTYPES, read, read_on, vector
+from ._names import dtype_of
+from ._tensors import read, read_on, vector
 
 ONE_RANK = c.cpa_owner_map(1, 1)
 
@@ -25,13 +26,12 @@ def _int32s(values: Any, what: str) -> Any:
 
 def shape_of(q_heads: int, kv_heads: int, k_dim: int, v_dim: int | None, dtype: str, kv_dtype: str | None,
              v_in_k: bool) -> Any:
-    """The shape of an attention; ``kv_dtype`` None: that of ``dtype``."""
-    for name in (dtype, kv_dtype or dtype):
-        if name not in DTYPES:
-            raise ValueError(f"cpattn: dtype {name!r}; expected one of {', '.join(DTYPES)}")
+    """The shape of an attention; ``kv_dtype`` None or "auto": that of ``dtype``."""
+    if kv_dtype is None or kv_dtype == "auto":
+        kv_dtype = dtype
     return c.cpa_attention_shape(q_heads=q_heads, kv_heads=kv_heads, k_dim=k_dim,
-                                 v_dim=k_dim if v_dim is None else v_dim, v_in_k=int(v_in_k), dtype=DTYPES[dtype],
-                                 kv_dtype=DTYPES[kv_dtype or dtype])
+                                 v_dim=k_dim if v_dim is None else v_dim, v_in_k=int(v_in_k), dtype=dtype_of(dtype),
+                                 kv_dtype=dtype_of(kv_dtype))
 
 
 _plans: dict[int, weakref.ref[AttendPlan]] = {}

@@ -85,6 +85,19 @@ def test_halves_of_the_keys_merge_to_the_whole(rng):
     np.testing.assert_allclose(lse, whole[1], atol=1e-5)
 
 
+def test_formats_have_the_names_of_others(rng):
+    pools = [np.zeros((2, KV_HEADS, 16, DIM), np.float32) for _ in range(2)]
+    assert cpattn.PagedCache(*pools, layout="HND").view.layout == cpattn.PagedCache(*pools, layout="head-major").view.layout
+    for ours, theirs in (("bf16", "bfloat16"), ("fp8_e4m3", "fp8"), ("fp16", "half"), ("fp16", "auto")):
+        mine, other = (cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16, dtype="float16", kv_dtype=name)
+                       for name in (ours, theirs))
+        assert mine.shape.kv_dtype == other.shape.kv_dtype
+    with pytest.raises(NotImplementedError, match="rotated codes"):
+        cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16, kv_dtype="turboquant_4bit_nc")
+    with pytest.raises(ValueError, match="dtype: found 'int3'"):
+        cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16, dtype="int3")
+
+
 def test_rows_may_be_slices_and_pools_head_major(rng):
     pages = Paged(rng, [40], KV_HEADS, DIM)
     head_major = [np.full((pages.num_blocks, KV_HEADS, 16, DIM), np.nan, np.float32) for _ in range(2)]
