@@ -38,6 +38,7 @@ typedef struct cpa_kv_write_args {
     int64_t k_row_stride; /* 0 = kv_heads * k_dim; more where k is a slice of a wider tensor, of queries, keys and
                              values as one product leaves them, say */
     int64_t v_row_stride; /* 0 = kv_heads * v_dim */
+    int64_t k_head_stride, v_head_stride; /* from head to head; 0 = k_dim and v_dim; rows may lie within heads */
 } cpa_kv_write_args;
 CPA_API cpa_status cpa_kv_write(const cpa_kv_write_args *args, cpa_stream *stream);
 
@@ -270,7 +271,7 @@ enum { CPA_LOWEST_EXPONENT = -(1 << 24), CPA_HIGHEST_EXPONENT = 1 << 27 };
  * as the cache holds them; results then depend on where chunks begin.
  *
  * On a CUDA device bf16 and fp16 run on tensor cores where q, k, v, out and state.o are aligned to 16 bytes, dims and
- * strides are multiples of 8 elements (16 of a quantised cache; 4 of state.o), the cache is quantised or of q_dtype,
+ * strides are multiples of 8 elements (16 of a quantised cache and its queries; 4 of state.o), the cache is quantised or of q_dtype,
  * and scale is positive. Score rules, biases and masks of bits do so over every cache on compute capability 9.0, but for
  * an fp8 cache of CPA_VLLM_X in prefill, with a bias or heads above 128, and for a bias over keys that rows share; before
  * 9.0 over rows of q_dtype in blocks of 16 tokens and more. Keys selected by lists or blocks are left to the plain one,
@@ -294,7 +295,7 @@ typedef struct cpa_attend_args {
     float scale; /* 0 = 1 / sqrt(k_dim); not over latents */
     int32_t resume;
     cpa_partial state;
-    void *out; /* [rows, q_heads, v_dim] contiguous, in q_dtype or fp8; or NULL */
+    void *out; /* [rows, q_heads, v_dim], in q_dtype or fp8; or NULL. No two of its heads overlap, of whatever rows. */
     /* What else is done to scores, see cpattn/score.h, and which keys are attended, see cpattn/selection.h; NULL:
      * nothing, and all. Rows are those of q. Sink logits count in `out` alone: a state stays one that can be resumed
      * and merged. */
@@ -302,6 +303,14 @@ typedef struct cpa_attend_args {
     const cpa_key_selection *selection;
     const cpa_score_bias *bias;
     const float *out_scale; /* device [1]: `out` holds CPA_FP8_E4M3; or NULL */
+    /* Elements from head to head, and from row to row of out; rows may lie within heads. So a contiguous tensor
+     * [sequences, heads, tokens, dim] has a row stride of dim and a head stride of tokens * dim, and the rows of its
+     * sequence s begin at q_row = s * heads * tokens; other rows are not touched. */
+    int64_t q_head_stride;   /* 0 = k_dim */
+    int64_t out_row_stride;  /* 0 = q_heads * v_dim */
+    int64_t out_head_stride; /* 0 = v_dim */
+    /* Not 0: state.lse is [q_heads, rows], so many elements from head to head; its lse_row_stride is 0 or 1 then. */
+    int64_t lse_head_stride;
 } cpa_attend_args;
 CPA_API cpa_status cpa_attend(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_stream *stream);
 

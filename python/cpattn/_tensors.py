@@ -191,6 +191,20 @@ def rows(t: Tensor, what: str, *inner: int) -> int:
     return strides[0] if strides[0] > step else step
 
 
+def heads(t: Tensor, what: str, count: int, dim: int) -> tuple[int, int]:
+    """The strides from row to row and from head to head of a tensor [rows, count, dim] whose heads are contiguous, each
+    by itself; that of heads is 0 where they lie one behind the other. ValueError for another tensor."""
+    shape, strides = t[2], t[3]
+    if shape[1:] != (count, dim) or len(shape) != 3:
+        raise ValueError(f"cpattn: {what} is {list(shape)}; expected [rows, {count}, {dim}]")
+    head = strides[1] if count > 1 else dim
+    row = strides[0] if shape[0] > 1 else max(strides[0], count * dim)
+    if (dim > 1 and strides[2] != 1) or head < dim or row < (count * dim if head == dim else dim):
+        raise ValueError(f"cpattn: {what} has strides {list(strides)} of {list(shape)}; expected contiguous heads that "
+                         "do not overlap")
+    return row, 0 if head == dim else head
+
+
 def vector(x: Any, what: str, dtype: str, length: int | None = None, *, place: Any = None,
            written: bool = False) -> int:
     """The address of a contiguous tensor of one dtype, [length]; ``place`` and ``written`` as ``read_on`` has them."""

@@ -80,13 +80,13 @@ class AttendPlan:
             del _plans[self.number]
             lib.cpa_attend_plan_destroy(self.handle)
 
-    def set(self, query_lens: Sequence[int], seq_lens: Sequence[int], block_tables: Any, *,
-            cascade: bool = True) -> None:
+    def set(self, query_lens: Sequence[int], seq_lens: Sequence[int], block_tables: Any, *, cascade: bool = True,
+            q_starts: Sequence[int] | None = None) -> None:
         """Plans the last ``query_lens[s]`` of the ``seq_lens[s]`` tokens of every sequence.
 
         ``block_tables``: int32 ``[sequences, blocks]``, on the host (a tensor or lists) or on the device of the plan,
         where it must hold until the attends are done. Entry j of a row is the block of the tokens from
-        ``j * block_size`` on. Rows of q are those of the sequences one behind the other.
+        ``j * block_size`` on. Rows of q are those of the sequences one behind the other, or begin at ``q_starts[s]``.
         """
         n = len(seq_lens)
         tables = block_tables
@@ -102,24 +102,27 @@ class AttendPlan:
             if t.shape[0] < n or (on_device and (t.backend, t.ordinal) != (self.device.backend, self.device.ordinal)):
                 raise ValueError(f"cpattn: block_tables is {list(t.shape)} on {t.backend}:{t.ordinal} for {n} "
                                  f"sequences on {self.device!r}; expected [sequences, blocks] there or on the host")
-        if len(query_lens) != n:
-            raise ValueError(f"cpattn: {len(query_lens)} query lengths for {n} sequences")
+        if len(query_lens) != n or (q_starts is not None and len(q_starts) != n):
+            raise ValueError(f"cpattn: {len(query_lens)} query lengths for {n} sequences"
+                             + (f" and {len(q_starts)} starts" if q_starts is not None else ""))
         items = (c.cpa_attend_item * n)()
         whole = c.cpa_token_set(c.CPA_TOKENS_ALL, 0)
-        row = 0
+        row = end = 0
         for s, (queries, tokens) in enumerate(zip(query_lens, seq_lens)):
             if not 0 <= queries <= tokens or tokens > width * self.block_size:
                 raise ValueError(f"cpattn: {queries} queries of sequence {s} of {tokens} tokens with {width} blocks of "
                                  f"{self.block_size}; expected 0 <= queries <= tokens <= those of the blocks")
+            row = row if q_starts is None else q_starts[s]
             items[s] = c.cpa_attend_item(q_row=row, q_count=queries, q_first=tokens - queries, k_count=tokens,
                                          table=s * width, q_set=whole, k_set=whole)
             row += queries
+            end = max(end, row)
         batch = sized(c.cpa_attend_batch, map=ONE_RANK, shape=self.shape, block_size=self.block_size,
                       items=ctypes.addressof(items), n_items=n, block_tables=address, n_table_entries=entries,
                       cascade_attention=c.CPA_CASCADE_AUTO if cascade else c.CPA_CASCADE_OFF,
                       block_tables_on_device=int(on_device))
         call(lib.cpa_attend_plan_set, self.handle, ctypes.byref(batch))
-        self.rows = row
+        self.rows = end
         self._held = tables if on_device else None
 
     def set_indices(self, qo_indptr: Any, kv_indptr: Any, kv_indices: Any, last_page_len: Any = None) -> None:

@@ -45,14 +45,16 @@ static cpa_status check_kv_write(const cpa_kv_write_args *args, cpa_stream *stre
             !args->k ? "k"
             : !has_v ? "v"
                      : "slot_mapping");
-    const int64_t bytes = cpa_dtype_bytes(args->dtype), heads = args->kv.kv_heads;
+    const int64_t bytes = cpa_dtype_bytes(args->dtype);
+    const cpa_checked_heads k = {"k_row_stride",      "k_head_stride", args->tokens,      args->k_row_stride,
+                                 args->k_head_stride, bytes,           args->kv.kv_heads, args->kv.k_dim};
+    const cpa_checked_heads v = {"v_row_stride",      "v_head_stride", args->tokens,      args->v_row_stride,
+                                 args->v_head_stride, bytes,           args->kv.kv_heads, args->kv.v_dim};
     CPA_TRY(cpa_check_aligned("kv_write", "k", args->k, bytes, err));
     CPA_TRY(cpa_check_aligned("kv_write", "v", args->v, bytes, err));
     CPA_TRY(cpa_check_aligned("kv_write", "slot_mapping", args->slot_mapping, sizeof *args->slot_mapping, err));
-    CPA_TRY(cpa_check_rows("kv_write", "k_row_stride", args->tokens, args->k_row_stride, heads * args->kv.k_dim, bytes,
-                           err));
-    CPA_TRY(cpa_check_rows("kv_write", "v_row_stride", args->tokens, args->v_row_stride, heads * args->kv.v_dim, bytes,
-                           err));
+    CPA_TRY(cpa_check_heads_of_rows("kv_write", &k, err));
+    CPA_TRY(cpa_check_heads_of_rows("kv_write", &v, err));
     if (!stream->device->debug_checks) return CPA_OK;
     return check_slots("kv_write", "slot_mapping", args->slot_mapping, args->tokens, 1, stream);
 }
