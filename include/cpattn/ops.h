@@ -169,6 +169,10 @@ typedef struct cpa_attend_indices {
     const int32_t *last_page_len; /* host [sequences], 1 to block_size; NULL: all pages are full */
     const int32_t *kv_indices;    /* [kv_indptr[sequences]] */
     int64_t num_blocks;           /* with indices_on_device, as in a batch */
+    /* host [sequences]: index in its sequence of the first token of a sequence's first page, a multiple of block_size,
+     * where the pages before it are gone, as those are that a window has left; masks and rules count from the true
+     * beginning. NULL: 0 */
+    const int64_t *k_first;
 } cpa_attend_indices;
 CPA_API cpa_status cpa_attend_plan_set_indices(cpa_attend_plan *plan, const cpa_attend_indices *indices,
                                                cpa_error *err);

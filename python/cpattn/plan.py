@@ -125,20 +125,24 @@ class AttendPlan:
         self.rows = end
         self._held = tables if on_device else None
 
-    def set_indices(self, qo_indptr: Any, kv_indptr: Any, kv_indices: Any, last_page_len: Any = None) -> None:
+    def set_indices(self, qo_indptr: Any, kv_indptr: Any, kv_indices: Any, last_page_len: Any = None, *,
+                    k_first: Any = None) -> None:
         """The same from FlashInfer's arrays, all on the host: sequence s has the rows ``qo_indptr[s]`` to
         ``qo_indptr[s + 1]``, its last tokens, and the pages ``kv_indices[kv_indptr[s]:kv_indptr[s + 1]]``, of which
-        the last holds ``last_page_len[s]`` tokens (None: all pages are full)."""
+        the last holds ``last_page_len[s]`` tokens (None: all pages are full). ``k_first[s]`` (None: 0), a multiple of
+        the block size: index of the first token of its first page, where pages before that are gone."""
         q, kv = _int32s(qo_indptr, "qo_indptr"), _int32s(kv_indptr, "kv_indptr")
         pages = _int32s(kv_indices, "kv_indices")
         last = None if last_page_len is None else _int32s(last_page_len, "last_page_len")
+        first = None if k_first is None else integers(c.c_int64, list(k_first), "k_first")
         n = len(q) - 1
-        if n < 0 or len(kv) != n + 1 or len(pages) < kv[n] or (last is not None and len(last) != n):
+        if n < 0 or (first is not None and len(first) != n) or len(kv) != n + 1 or len(pages) < kv[n] or (last is not None and len(last) != n):
             raise ValueError(f"cpattn: {len(q)} qo_indptr, {len(kv)} kv_indptr and {len(pages)} kv_indices; expected "
                              "n + 1, n + 1 and kv_indptr[n]")
         indices = sized(c.cpa_attend_indices, shape=self.shape, block_size=self.block_size, sequences=n,
                         qo_indptr=ctypes.addressof(q), kv_indptr=ctypes.addressof(kv),
                         last_page_len=ctypes.addressof(last) if last is not None else None,
+                        k_first=ctypes.addressof(first) if first is not None else None,
                         kv_indices=ctypes.addressof(pages))
         call(lib.cpa_attend_plan_set_indices, self.handle, ctypes.byref(indices))
         self.rows = q[n]
