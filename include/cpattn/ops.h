@@ -55,6 +55,22 @@ typedef struct cpa_kv_copy_args {
 } cpa_kv_copy_args;
 CPA_API cpa_status cpa_kv_copy(const cpa_kv_copy_args *args, cpa_stream *stream);
 
+/* kv_swap (known elsewhere as swap_blocks): copies whole blocks between a pool in memory of the stream's device and one
+ * in host memory, either way: pairs[i] = (source block of `src`, destination block of `dst`). Copy engines do it, block
+ * by block, neighbours together: bytes as they are, with the scales of their rows. Host memory that is page-locked is
+ * read and written as the work of the stream comes to it, and must stay until then; of other memory the call may wait.
+ * Both views have the shape, dtype and strides of tokens and heads, and the blocks of each are one piece, as those of a
+ * dense pool are (CPA_UNSUPPORTED): cpa_kv_copy takes any strides, and either of its pools may be page-locked host
+ * memory. No block is the destination of two pairs. */
+typedef struct cpa_kv_swap_args {
+    size_t size;
+    cpa_kv_view src;
+    cpa_kv_view dst;
+    const int64_t (*pairs)[2]; /* [n_pairs], host */
+    int64_t n_pairs;
+} cpa_kv_swap_args;
+CPA_API cpa_status cpa_kv_swap(const cpa_kv_swap_args *args, cpa_stream *stream);
+
 /* kv_move: moves tokens from slot to slot, as a tree of drafts needs when the path that was accepted becomes the next
  * tokens of its sequence: slots[i] = (source slot of `src`, target slot of `dst`), slots as in kv_write. All sources of
  * a call are read before a target is written, so that they may be the same slots. Keys and values keep their bits, and
@@ -104,6 +120,32 @@ typedef struct cpa_kv_pack_args {
     int64_t n_ranges;
 } cpa_kv_pack_args;
 CPA_API cpa_status cpa_kv_pack(const cpa_kv_pack_args *args, cpa_stream *stream);
+
+/* kv_gather: tokens of paged sequences, from any first one on, into rows of tensors of keys and of values: each element,
+ * or what a code stands for, is rounded once to dst_dtype; where that is the dtype of the cache the bits are kept. Rows
+ * that no span names are left as they were. (Latents: cpa_latent_gather of cpattn/latent.h.) */
+typedef struct cpa_kv_span {
+    int64_t table;       /* index into block_tables of the entry that holds token 0 of the sequence */
+    int64_t first;       /* first token, anywhere in a block */
+    int64_t count;       /* tokens */
+    int64_t dst_row;     /* row that receives the first one; no row is filled twice */
+    int64_t reserved[4]; /* zero */
+} cpa_kv_span;
+typedef struct cpa_kv_gather_args {
+    size_t size;
+    cpa_kv_view src;             /* v_in_k is 0 */
+    const int32_t *block_tables; /* [n_table_entries], host */
+    int64_t n_table_entries;
+    const cpa_kv_span *spans; /* [n_spans], host */
+    int64_t n_spans;
+    void *k;             /* [dst_rows, kv_heads, k_dim]; overlaps nothing of src */
+    void *v;             /* [dst_rows, kv_heads, v_dim]; overlaps nothing of src, nor k */
+    int64_t dst_rows;    /* at most 2^31 - 1 */
+    cpa_dtype dst_dtype; /* fp32, bf16 or fp16 */
+    /* Elements from row to row and from head to head; 0: dense. Rows may lie within heads. */
+    int64_t k_row_stride, k_head_stride, v_row_stride, v_head_stride;
+} cpa_kv_gather_args;
+CPA_API cpa_status cpa_kv_gather(const cpa_kv_gather_args *args, cpa_stream *stream);
 
 /* A slice of queries of one sequence against a slice of its keys. Each side is a range of local indices of a set of the
  * sequence's tokens (see owner_map.h), which gives every row and key its global position. */

@@ -19,7 +19,8 @@ from typing import Any
 from . import _declarations as c
 from ._device import device, device_of, enqueue
 from ._library import integers, lib, raise_status, sized
-from ._tensors import (Tensor, address_of, check_writable, empty_like, heads, plain_dtype, read, read_on, rows,
+from ._names import dtype_of
+from ._tensors import (DTYPES, Tensor, address_of, check_writable, empty_like, heads, plain_dtype, read, read_on, rows,
                        signature, vector)
 from .cache import PagedCache
 from .plan import AttendPlan, shape_of
@@ -153,6 +154,40 @@ def kv_gather(src: PagedCache, dst: PagedCache, block_tables: Sequence[Sequence[
                  n_table_entries=len(flat), ranges=ctypes.addressof(ranges), n_ranges=len(tables))
     enqueue(lib.cpa_kv_pack, args, src.device, stream)
     return firsts
+
+
+def kv_swap(src: PagedCache, dst: PagedCache, pairs: Sequence[tuple[int, int]], *, stream: int | None = None) -> None:
+    """Copies whole blocks between a cache on a device and one in host memory of one form: (block of ``src``, block of
+    ``dst``) for each pair. Page-locked host memory is read and written when the stream comes to it."""
+    for name, x in (("k", dst.k), ("v", dst.v)):
+        check_writable(x, f"{name} of dst")
+    flat = _blocks(pairs)
+    args = sized(c.cpa_kv_swap_args, src=src.view, dst=dst.view, pairs=ctypes.addressof(flat), n_pairs=len(flat) // 2)
+    enqueue(lib.cpa_kv_swap, args, src.device if src.device.backend != "host" else dst.device, stream)
+
+
+def gather_rows(cache: PagedCache, block_tables: Sequence[Sequence[int]], firsts: Sequence[int], counts: Sequence[int],
+                *, dtype: str | None = None, stream: int | None = None) -> tuple[Any, Any]:
+    """Keys ``[rows, kv_heads, k_dim]`` and values of the tokens from ``firsts[s]`` on, ``counts[s]`` of them, of each
+    sequence, whose blocks are ``block_tables[s]``; sequences one behind the other. Of ``dtype``: fp32, bf16 or fp16, by
+    default that of the cache."""
+    view = cache.view
+    kind = view.dtype if dtype is None else dtype_of(dtype)
+    name = next((name for name, value in DTYPES.items() if value == kind), "none")
+    flat = integers(c.c_int32, [block for table in block_tables for block in table], "blocks")
+    spans = (c.cpa_kv_span * len(counts))()
+    at = row = 0
+    for s, (table, first, count) in enumerate(zip(block_tables, firsts, counts, strict=True)):
+        spans[s] = c.cpa_kv_span(table=at, first=first, count=count, dst_row=row)
+        if not 0 <= first <= first + count <= len(table) * view.block_size:
+            raise ValueError(f"cpattn: tokens {first} to {first + count} of sequence {s}, which has {len(table)} blocks")
+        at, row = at + len(table), row + count
+    k, v = (empty_like(cache.k, (row, view.kv_heads, dim), name) for dim in (view.k_dim, view.v_dim))
+    args = sized(c.cpa_kv_gather_args, src=view, block_tables=ctypes.addressof(flat), n_table_entries=at,
+                 spans=ctypes.addressof(spans), n_spans=len(counts), k=address_of(k), v=address_of(v), dst_rows=row,
+                 dst_dtype=kind)
+    enqueue(lib.cpa_kv_gather, args, cache.device, stream)
+    return k, v
 
 
 def attend(plan: AttendPlan, q: Any, cache: PagedCache, *, out: Any = None, lse: Any = None, state: Any = None,
@@ -384,5 +419,5 @@ def attend_supported(q_heads: int, kv_heads: int, k_dim: int, v_dim: int, *, dty
     return status == c.CPA_OK
 
 
-__all__ = ["AttendPlan", "PagedCache", "ScoreRules", "as_rows", "attend", "attend_supported", "kv_copy", "kv_gather", "kv_write",
-           "linear", "mask_of", "merge", "rmsnorm", "rotate", "swiglu"]
+__all__ = ["AttendPlan", "PagedCache", "ScoreRules", "as_rows", "attend", "attend_supported", "gather_rows", "kv_copy",
+           "kv_gather", "kv_swap", "kv_write", "linear", "mask_of", "merge", "rmsnorm", "rotate", "swiglu"]

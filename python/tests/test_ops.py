@@ -110,6 +110,22 @@ def test_batches_of_heads_are_attended_as_they_lie(rng):
                                       its.reshape(-1, *its.shape[2:])[pages.slots[0]])
 
 
+def test_rows_are_gathered_from_any_token_and_blocks_swapped(rng):
+    pages, cache, plan, _ = step(rng, [70, 33], [1, 1])
+    k, v = ops.gather_rows(cache, pages.tables, [37, 5], [20, 28])
+    np.testing.assert_array_equal(k, np.concatenate([pages.k[0][37:57], pages.k[1][5:33]]))
+    np.testing.assert_array_equal(v, np.concatenate([pages.v[0][37:57], pages.v[1][5:33]]))
+    half = ops.gather_rows(cache, pages.tables[:1], [1], [3], dtype="half")[0]
+    np.testing.assert_array_equal(half, pages.k[0][1:4].astype(np.float16))
+    with pytest.raises(ValueError, match="tokens 60 to 90 of sequence 0, which has 5 blocks"):
+        ops.gather_rows(cache, pages.tables[:1], [60], [30])
+    host = cpattn.PagedCache(*[np.full_like(x, np.nan) for x in (cache.k, cache.v)])
+    first, second = pages.tables[0][:2]
+    ops.kv_swap(cache, host, [(first, second)])
+    np.testing.assert_array_equal(host.k[second], cache.k[first])
+    np.testing.assert_array_equal(host.v[second], cache.v[first])
+
+
 def test_formats_have_the_names_of_others(rng):
     pools = [np.zeros((2, KV_HEADS, 16, DIM), np.float32) for _ in range(2)]
     assert cpattn.PagedCache(*pools, layout="HND").view.layout == cpattn.PagedCache(*pools, layout="head-major").view.layout
