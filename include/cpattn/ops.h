@@ -476,10 +476,10 @@ typedef struct cpa_state_merge_packed_args {
     int64_t rows;
     int32_t heads; /* heads of the slice; 0: nothing is done */
     int32_t v_dim;
-    cpa_dtype dtype;          /* dtype of the slices */
-    int32_t n_parts;          /* at most CPA_MERGE_MAX_STATES */
-    const void *const *parts; /* host [n_parts] of device [rows, heads, cpa_packed_width] */
-    cpa_dtype out_dtype;
+    cpa_dtype dtype;            /* dtype of the slices */
+    int32_t n_parts;            /* at most CPA_MERGE_MAX_STATES */
+    const void *const *parts;   /* host [n_parts] of device [rows, heads, cpa_packed_width] */
+    cpa_dtype out_dtype;        /* fp32, bf16, fp16 or CPA_FP8_E4M3 */
     void *out;                  /* [rows, heads, v_dim], out_row_stride elements from row to row; overlaps no part */
     int64_t out_row_stride;     /* 0 = heads * v_dim */
     float *out_lse;             /* [rows, heads], or NULL */
@@ -489,6 +489,7 @@ typedef struct cpa_state_merge_packed_args {
     const int32_t *order;
     int32_t foreign_lse;      /* as for cpa_merge */
     const float *sink_logits; /* [heads] of the slice; as for cpa_merge */
+    const float *out_scale;   /* [1]: if out_dtype is CPA_FP8_E4M3, else NULL; as for cpa_merge */
 } cpa_state_merge_packed_args;
 CPA_API cpa_status cpa_state_merge_packed(const cpa_state_merge_packed_args *args, cpa_stream *stream);
 
