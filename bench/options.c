@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "bench/rules.h"
 #include "comm/transports.h"
+#include "program/names.h"
 
 /* The dtypes by their number, and CPA_DTYPE_COUNT, or CPA_KV_DTYPE_COUNT, for none. */
 static const char *const dtypes[] = {"fp32", "bf16", "fp16", "auto", NULL};
@@ -40,9 +41,9 @@ static const cpa_field table[] = {
      .help = "cases, comma-separated; a number may end in K, M or G (powers of 1024)"},
     {NULL, "device", "NAME", CHOICE_AT(device, devices), .initial = "auto",
      .help = "auto (cuda where there is one), host or cuda"},
-    {CASE, "dtype", "TYPE", CHOICE_AT(dtype, dtypes), .initial = "auto",
+    {CASE, "dtype", "TYPE", CHOICE_AT(dtype, dtypes), .named = cpa_named_dtype, .initial = "auto",
      .help = "fp32, bf16 or fp16; auto: fp32 on the host, bf16 on cuda"},
-    {CASE, "kv-cache-dtype", "TYPE", CHOICE_AT(kv_dtype, kv_dtypes), .initial = "auto",
+    {CASE, "kv-cache-dtype", "TYPE", CHOICE_AT(kv_dtype, kv_dtypes), .named = cpa_named_dtype, .initial = "auto",
      .help = "of the KV cache, fp8_e4m3 and int8 with a scale for each token and head, fp8_t128 of latents; auto: as "
              "--dtype"},
     {CASE, "tensor-scale", "S", CPA_FIELD_REAL, offsetof(cpa_bench_options, tensor_scale), .initial = "0", .max = 1e6,
@@ -66,7 +67,7 @@ static const cpa_field table[] = {
              "tree, one of the new tokens alone"},
     {CASE, "pages", "ORDER", CHOICE_AT(pages_ordered, page_orders), .initial = "random",
      .help = "blocks lie in random order, or ordered, one after another"},
-    {CASE, "layout", "NAME", CHOICE_AT(layout, layouts), .initial = "token-major",
+    {CASE, "layout", "NAME", CHOICE_AT(layout, layouts), .named = cpa_named_layout, .initial = "token-major",
      .help = "of the KV cache: token-major, head-major or vllm-x; attend, and kv_convert, which makes it token-major"},
     {CASE, "ragged", NULL, FLAG_AT(ragged), .help = "attend: sequence i has (i mod 8 + 1) / 8 of the context"},
     {CASE, "shared", "N", INT_AT(shared, 0, 0x1p31), .initial = "0",

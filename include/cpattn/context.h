@@ -128,7 +128,7 @@ typedef struct cpa_form_rows {
     const void *q;          /* [rows, q_heads, k_dim], dtype */
     void *out;              /* [rows, q_heads, out_dim], dtype or fp8; with replicated rows only the own heads */
     float *lse;             /* [rows, q_heads], or NULL; with replicated rows only the own heads */
-    const float *out_scale; /* device [1]: `out` holds CPA_FP8_E4M3, as that of cpa_attend; NULL with replicated rows */
+    const float *out_scale; /* device [1]: `out` holds CPA_FP8_E4M3, as that of cpa_attend */
     cpa_mask mask;
     float scale; /* 0 = 1 / sqrt(k_dim) */
     const void
@@ -160,7 +160,7 @@ typedef struct cpa_context_args {
     const cpa_score_rules *rules;
     const cpa_key_selection *selection;
     const cpa_score_bias *bias;
-    const float *out_scale; /* device [1]: `out` holds CPA_FP8_E4M3, as that of cpa_attend; NULL with replicated rows */
+    const float *out_scale; /* device [1]: `out` holds CPA_FP8_E4M3, as that of cpa_attend */
     /* [n_forms] in the place of q, mask, scale, out, lse and out_scale; NULL: those are of form 0, and no other form has
      * rows in the step. Rules, custom mask and bias are those of all forms. */
     const cpa_form_rows *rows;

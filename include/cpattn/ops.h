@@ -38,6 +38,7 @@ typedef struct cpa_kv_write_args {
     int64_t k_row_stride; /* 0 = kv_heads * k_dim; more where k is a slice of a wider tensor, of queries, keys and
                              values as one product leaves them, say */
     int64_t v_row_stride; /* 0 = kv_heads * v_dim */
+    int64_t k_head_stride, v_head_stride; /* from head to head; 0 = k_dim and v_dim; rows may lie within heads */
 } cpa_kv_write_args;
 CPA_API cpa_status cpa_kv_write(const cpa_kv_write_args *args, cpa_stream *stream);
 
@@ -53,6 +54,22 @@ typedef struct cpa_kv_copy_args {
     int64_t n_pairs;
 } cpa_kv_copy_args;
 CPA_API cpa_status cpa_kv_copy(const cpa_kv_copy_args *args, cpa_stream *stream);
+
+/* kv_swap (known elsewhere as swap_blocks): copies whole blocks between a pool in memory of the stream's device and one
+ * in host memory, either way: pairs[i] = (source block of `src`, destination block of `dst`). Copy engines do it, block
+ * by block, neighbours together: bytes as they are, with the scales of their rows. Host memory that is page-locked is
+ * read and written as the work of the stream comes to it, and must stay until then; of other memory the call may wait.
+ * Both views have the shape, dtype and strides of tokens and heads, and the blocks of each are one piece, as those of a
+ * dense pool are (CPA_UNSUPPORTED): cpa_kv_copy takes any strides, and either of its pools may be page-locked host
+ * memory. No block is the destination of two pairs. */
+typedef struct cpa_kv_swap_args {
+    size_t size;
+    cpa_kv_view src;
+    cpa_kv_view dst;
+    const int64_t (*pairs)[2]; /* [n_pairs], host */
+    int64_t n_pairs;
+} cpa_kv_swap_args;
+CPA_API cpa_status cpa_kv_swap(const cpa_kv_swap_args *args, cpa_stream *stream);
 
 /* kv_move: moves tokens from slot to slot, as a tree of drafts needs when the path that was accepted becomes the next
  * tokens of its sequence: slots[i] = (source slot of `src`, target slot of `dst`), slots as in kv_write. All sources of
@@ -103,6 +120,32 @@ typedef struct cpa_kv_pack_args {
     int64_t n_ranges;
 } cpa_kv_pack_args;
 CPA_API cpa_status cpa_kv_pack(const cpa_kv_pack_args *args, cpa_stream *stream);
+
+/* kv_gather: tokens of paged sequences, from any first one on, into rows of tensors of keys and of values: each element,
+ * or what a code stands for, is rounded once to dst_dtype; where that is the dtype of the cache the bits are kept. Rows
+ * that no span names are left as they were. (Latents: cpa_latent_gather of cpattn/latent.h.) */
+typedef struct cpa_kv_span {
+    int64_t table;       /* index into block_tables of the entry that holds token 0 of the sequence */
+    int64_t first;       /* first token, anywhere in a block */
+    int64_t count;       /* tokens */
+    int64_t dst_row;     /* row that receives the first one; no row is filled twice */
+    int64_t reserved[4]; /* zero */
+} cpa_kv_span;
+typedef struct cpa_kv_gather_args {
+    size_t size;
+    cpa_kv_view src;             /* v_in_k is 0 */
+    const int32_t *block_tables; /* [n_table_entries], host */
+    int64_t n_table_entries;
+    const cpa_kv_span *spans; /* [n_spans], host */
+    int64_t n_spans;
+    void *k;             /* [dst_rows, kv_heads, k_dim]; overlaps nothing of src */
+    void *v;             /* [dst_rows, kv_heads, v_dim]; overlaps nothing of src, nor k */
+    int64_t dst_rows;    /* at most 2^31 - 1 */
+    cpa_dtype dst_dtype; /* fp32, bf16 or fp16 */
+    /* Elements from row to row and from head to head; 0: dense. Rows may lie within heads. */
+    int64_t k_row_stride, k_head_stride, v_row_stride, v_head_stride;
+} cpa_kv_gather_args;
+CPA_API cpa_status cpa_kv_gather(const cpa_kv_gather_args *args, cpa_stream *stream);
 
 /* A slice of queries of one sequence against a slice of its keys. Each side is a range of local indices of a set of the
  * sequence's tokens (see owner_map.h), which gives every row and key its global position. */
@@ -168,6 +211,10 @@ typedef struct cpa_attend_indices {
     const int32_t *last_page_len; /* host [sequences], 1 to block_size; NULL: all pages are full */
     const int32_t *kv_indices;    /* [kv_indptr[sequences]] */
     int64_t num_blocks;           /* with indices_on_device, as in a batch */
+    /* host [sequences]: index in its sequence of the first token of a sequence's first page, a multiple of block_size,
+     * where the pages before it are gone, as those are that a window has left; masks and rules count from the true
+     * beginning. NULL: 0 */
+    const int64_t *k_first;
 } cpa_attend_indices;
 CPA_API cpa_status cpa_attend_plan_set_indices(cpa_attend_plan *plan, const cpa_attend_indices *indices,
                                                cpa_error *err);
@@ -288,7 +335,7 @@ enum { CPA_LOWEST_EXPONENT = -(1 << 24), CPA_HIGHEST_EXPONENT = 1 << 27 };
  * as the cache holds them; results then depend on where chunks begin.
  *
  * On a CUDA device bf16 and fp16 run on tensor cores where q, k, v, out and state.o are aligned to 16 bytes, dims and
- * strides are multiples of 8 elements (16 of a quantised cache; 4 of state.o), the cache is quantised or of q_dtype,
+ * strides are multiples of 8 elements (16 of a quantised cache and its queries; 4 of state.o), the cache is quantised or of q_dtype,
  * and scale is positive. Score rules, biases and masks of bits do so over every cache on compute capability 9.0, but for
  * an fp8 cache of CPA_VLLM_X in prefill, with a bias or heads above 128, and for a bias over keys that rows share; before
  * 9.0 over rows of q_dtype in blocks of 16 tokens and more. Keys selected by lists or blocks are left to the plain one,
@@ -312,7 +359,7 @@ typedef struct cpa_attend_args {
     float scale; /* 0 = 1 / sqrt(k_dim); not over latents */
     int32_t resume;
     cpa_partial state;
-    void *out; /* [rows, q_heads, v_dim] contiguous, in q_dtype or fp8; or NULL */
+    void *out; /* [rows, q_heads, v_dim], in q_dtype or fp8; or NULL. No two of its heads overlap, of whatever rows. */
     /* What else is done to scores, see cpattn/score.h, and which keys are attended, see cpattn/selection.h; NULL:
      * nothing, and all. Rows are those of q. Sink logits count in `out` alone: a state stays one that can be resumed
      * and merged. */
@@ -320,6 +367,14 @@ typedef struct cpa_attend_args {
     const cpa_key_selection *selection;
     const cpa_score_bias *bias;
     const float *out_scale; /* device [1]: `out` holds CPA_FP8_E4M3; or NULL */
+    /* Elements from head to head, and from row to row of out; rows may lie within heads. So a contiguous tensor
+     * [sequences, heads, tokens, dim] has a row stride of dim and a head stride of tokens * dim, and the rows of its
+     * sequence s begin at q_row = s * heads * tokens; other rows are not touched. */
+    int64_t q_head_stride;   /* 0 = k_dim */
+    int64_t out_row_stride;  /* 0 = q_heads * v_dim */
+    int64_t out_head_stride; /* 0 = v_dim */
+    /* Not 0: state.lse is [q_heads, rows], so many elements from head to head; its lse_row_stride is 0 or 1 then. */
+    int64_t lse_head_stride;
 } cpa_attend_args;
 CPA_API cpa_status cpa_attend(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_stream *stream);
 
@@ -439,10 +494,10 @@ typedef struct cpa_state_merge_packed_args {
     int64_t rows;
     int32_t heads; /* heads of the slice; 0: nothing is done */
     int32_t v_dim;
-    cpa_dtype dtype;          /* dtype of the slices */
-    int32_t n_parts;          /* at most CPA_MERGE_MAX_STATES */
-    const void *const *parts; /* host [n_parts] of device [rows, heads, cpa_packed_width] */
-    cpa_dtype out_dtype;
+    cpa_dtype dtype;            /* dtype of the slices */
+    int32_t n_parts;            /* at most CPA_MERGE_MAX_STATES */
+    const void *const *parts;   /* host [n_parts] of device [rows, heads, cpa_packed_width] */
+    cpa_dtype out_dtype;        /* fp32, bf16, fp16 or CPA_FP8_E4M3 */
     void *out;                  /* [rows, heads, v_dim], out_row_stride elements from row to row; overlaps no part */
     int64_t out_row_stride;     /* 0 = heads * v_dim */
     float *out_lse;             /* [rows, heads], or NULL */
@@ -452,6 +507,7 @@ typedef struct cpa_state_merge_packed_args {
     const int32_t *order;
     int32_t foreign_lse;      /* as for cpa_merge */
     const float *sink_logits; /* [heads] of the slice; as for cpa_merge */
+    const float *out_scale;   /* [1]: if out_dtype is CPA_FP8_E4M3, else NULL; as for cpa_merge */
 } cpa_state_merge_packed_args;
 CPA_API cpa_status cpa_state_merge_packed(const cpa_state_merge_packed_args *args, cpa_stream *stream);
 

@@ -32,8 +32,7 @@ class Place(NamedTuple):
 
 
 THE_HOST = Place(HOST, 0)
-DTYPES = {"fp32": c.CPA_F32, "bf16": c.CPA_BF16, "fp16": c.CPA_F16, "fp8_e4m3": c.CPA_FP8_E4M3, "int8": c.CPA_INT8,
-          "fp8_t128": c.CPA_FP8_T128}
+DTYPES = {"fp32": c.CPA_F32, "bf16": c.CPA_BF16, "fp16": c.CPA_F16, "fp8_e4m3": c.CPA_FP8_E4M3}
 _ALIASES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8_e4m3", "int8": "i8",
             "uint8": "u8", "int32": "i32", "int64": "i64", "uint32": "u32", "bool": "bool"}
 _NAMES = {ours: name for name, ours in _ALIASES.items()}
@@ -190,6 +189,20 @@ def rows(t: Tensor, what: str, *inner: int) -> int:
     if shape[0] > 1 and strides[0] < step:
         raise ValueError(f"cpattn: rows of {what} are {strides[0]} elements apart; expected {step} or more")
     return strides[0] if strides[0] > step else step
+
+
+def heads(t: Tensor, what: str, count: int, dim: int) -> tuple[int, int]:
+    """The strides from row to row and from head to head of a tensor [rows, count, dim] whose heads are contiguous, each
+    by itself; that of heads is 0 where they lie one behind the other. ValueError for another tensor."""
+    shape, strides = t[2], t[3]
+    if shape[1:] != (count, dim) or len(shape) != 3:
+        raise ValueError(f"cpattn: {what} is {list(shape)}; expected [rows, {count}, {dim}]")
+    head = strides[1] if count > 1 else dim
+    row = strides[0] if shape[0] > 1 else max(strides[0], count * dim)
+    if (dim > 1 and strides[2] != 1) or head < dim or row < (count * dim if head == dim else dim):
+        raise ValueError(f"cpattn: {what} has strides {list(strides)} of {list(shape)}; expected contiguous heads that "
+                         "do not overlap")
+    return row, 0 if head == dim else head
 
 
 def vector(x: Any, what: str, dtype: str, length: int | None = None, *, place: Any = None,

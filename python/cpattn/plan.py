@@ -13,7 +13,8 @@ from typing import Any
 from . import _declarations as c
 from ._device import Device, device, enqueue
 from ._library import call, create, integers, lib, sized
-from ._tensors import DTYPES, read, read_on, vector
+from ._names import dtype_of
+from ._tensors import read, read_on, vector
 
 ONE_RANK = c.cpa_owner_map(1, 1)
 
@@ -25,13 +26,12 @@ def _int32s(values: Any, what: str) -> Any:
 
 def shape_of(q_heads: int, kv_heads: int, k_dim: int, v_dim: int | None, dtype: str, kv_dtype: str | None,
              v_in_k: bool) -> Any:
-    """The shape of an attention; ``kv_dtype`` None: that of ``dtype``."""
-    for name in (dtype, kv_dtype or dtype):
-        if name not in DTYPES:
-            raise ValueError(f"cpattn: dtype {name!r}; expected one of {', '.join(DTYPES)}")
+    """The shape of an attention; ``kv_dtype`` None or "auto": that of ``dtype``."""
+    if kv_dtype is None or kv_dtype == "auto":
+        kv_dtype = dtype
     return c.cpa_attention_shape(q_heads=q_heads, kv_heads=kv_heads, k_dim=k_dim,
-                                 v_dim=k_dim if v_dim is None else v_dim, v_in_k=int(v_in_k), dtype=DTYPES[dtype],
-                                 kv_dtype=DTYPES[kv_dtype or dtype])
+                                 v_dim=k_dim if v_dim is None else v_dim, v_in_k=int(v_in_k), dtype=dtype_of(dtype),
+                                 kv_dtype=dtype_of(kv_dtype))
 
 
 _plans: dict[int, weakref.ref[AttendPlan]] = {}
@@ -80,13 +80,13 @@ class AttendPlan:
             del _plans[self.number]
             lib.cpa_attend_plan_destroy(self.handle)
 
-    def set(self, query_lens: Sequence[int], seq_lens: Sequence[int], block_tables: Any, *,
-            cascade: bool = True) -> None:
+    def set(self, query_lens: Sequence[int], seq_lens: Sequence[int], block_tables: Any, *, cascade: bool = True,
+            q_starts: Sequence[int] | None = None) -> None:
         """Plans the last ``query_lens[s]`` of the ``seq_lens[s]`` tokens of every sequence.
 
         ``block_tables``: int32 ``[sequences, blocks]``, on the host (a tensor or lists) or on the device of the plan,
         where it must hold until the attends are done. Entry j of a row is the block of the tokens from
-        ``j * block_size`` on. Rows of q are those of the sequences one behind the other.
+        ``j * block_size`` on. Rows of q are those of the sequences one behind the other, or begin at ``q_starts[s]``.
         """
         n = len(seq_lens)
         tables = block_tables
@@ -102,40 +102,47 @@ class AttendPlan:
             if t.shape[0] < n or (on_device and (t.backend, t.ordinal) != (self.device.backend, self.device.ordinal)):
                 raise ValueError(f"cpattn: block_tables is {list(t.shape)} on {t.backend}:{t.ordinal} for {n} "
                                  f"sequences on {self.device!r}; expected [sequences, blocks] there or on the host")
-        if len(query_lens) != n:
-            raise ValueError(f"cpattn: {len(query_lens)} query lengths for {n} sequences")
+        if len(query_lens) != n or (q_starts is not None and len(q_starts) != n):
+            raise ValueError(f"cpattn: {len(query_lens)} query lengths for {n} sequences"
+                             + (f" and {len(q_starts)} starts" if q_starts is not None else ""))
         items = (c.cpa_attend_item * n)()
         whole = c.cpa_token_set(c.CPA_TOKENS_ALL, 0)
-        row = 0
+        row = end = 0
         for s, (queries, tokens) in enumerate(zip(query_lens, seq_lens)):
             if not 0 <= queries <= tokens or tokens > width * self.block_size:
                 raise ValueError(f"cpattn: {queries} queries of sequence {s} of {tokens} tokens with {width} blocks of "
                                  f"{self.block_size}; expected 0 <= queries <= tokens <= those of the blocks")
+            row = row if q_starts is None else q_starts[s]
             items[s] = c.cpa_attend_item(q_row=row, q_count=queries, q_first=tokens - queries, k_count=tokens,
                                          table=s * width, q_set=whole, k_set=whole)
             row += queries
+            end = max(end, row)
         batch = sized(c.cpa_attend_batch, map=ONE_RANK, shape=self.shape, block_size=self.block_size,
                       items=ctypes.addressof(items), n_items=n, block_tables=address, n_table_entries=entries,
                       cascade_attention=c.CPA_CASCADE_AUTO if cascade else c.CPA_CASCADE_OFF,
                       block_tables_on_device=int(on_device))
         call(lib.cpa_attend_plan_set, self.handle, ctypes.byref(batch))
-        self.rows = row
+        self.rows = end
         self._held = tables if on_device else None
 
-    def set_indices(self, qo_indptr: Any, kv_indptr: Any, kv_indices: Any, last_page_len: Any = None) -> None:
+    def set_indices(self, qo_indptr: Any, kv_indptr: Any, kv_indices: Any, last_page_len: Any = None, *,
+                    k_first: Any = None) -> None:
         """The same from FlashInfer's arrays, all on the host: sequence s has the rows ``qo_indptr[s]`` to
         ``qo_indptr[s + 1]``, its last tokens, and the pages ``kv_indices[kv_indptr[s]:kv_indptr[s + 1]]``, of which
-        the last holds ``last_page_len[s]`` tokens (None: all pages are full)."""
+        the last holds ``last_page_len[s]`` tokens (None: all pages are full). ``k_first[s]`` (None: 0), a multiple of
+        the block size: index of the first token of its first page, where pages before that are gone."""
         q, kv = _int32s(qo_indptr, "qo_indptr"), _int32s(kv_indptr, "kv_indptr")
         pages = _int32s(kv_indices, "kv_indices")
         last = None if last_page_len is None else _int32s(last_page_len, "last_page_len")
+        first = None if k_first is None else integers(c.c_int64, list(k_first), "k_first")
         n = len(q) - 1
-        if n < 0 or len(kv) != n + 1 or len(pages) < kv[n] or (last is not None and len(last) != n):
+        if n < 0 or (first is not None and len(first) != n) or len(kv) != n + 1 or len(pages) < kv[n] or (last is not None and len(last) != n):
             raise ValueError(f"cpattn: {len(q)} qo_indptr, {len(kv)} kv_indptr and {len(pages)} kv_indices; expected "
                              "n + 1, n + 1 and kv_indptr[n]")
         indices = sized(c.cpa_attend_indices, shape=self.shape, block_size=self.block_size, sequences=n,
                         qo_indptr=ctypes.addressof(q), kv_indptr=ctypes.addressof(kv),
                         last_page_len=ctypes.addressof(last) if last is not None else None,
+                        k_first=ctypes.addressof(first) if first is not None else None,
                         kv_indices=ctypes.addressof(pages))
         call(lib.cpa_attend_plan_set_indices, self.handle, ctypes.byref(indices))
         self.rows = q[n]

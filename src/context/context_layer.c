@@ -40,8 +40,6 @@ static cpa_status check_rows(cpa_context *c, const cpa_form *form, const cpa_for
     if (step->rows[form->index] > 0 && (!rows->q || (has_results && !rows->out)))
         return cpa_fail(err, CPA_INVALID, "%s: %" PRId64 " rows, but q %p and out %p, expected both", where,
                         step->rows[form->index], rows->q, rows->out);
-    if (rows->out_scale && cpa_step_is_replicated(step))
-        return cpa_fail(err, CPA_UNSUPPORTED, "%s: out_scale with replicated rows, expected NULL", where);
     if (form->has_matrix != (rows->matrix != NULL))
         return cpa_fail(err, CPA_INVALID, "%s: the matrix is %p, expected %s", where, rows->matrix,
                         form->has_matrix ? "one, as the form has an out_dim" : "NULL, as the form has no out_dim");

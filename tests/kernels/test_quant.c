@@ -49,7 +49,7 @@ static void pass_through(cpa_kv_fixture *f, const float *rows, int64_t slot, flo
     void *device_k = cpa_test_upload(stream, keys, sizeof keys);
     void *device_v = cpa_test_upload(stream, values, sizeof values);
     int64_t *device_slot = cpa_test_upload(stream, &slot, sizeof slot);
-    cpa_kv_write_args args = {sizeof args, 1, CPA_F32, device_k, device_v, device_slot, view, NULL, 0, 0};
+    cpa_kv_write_args args = {sizeof args, 1, CPA_F32, device_k, device_v, device_slot, view, NULL, 0, 0, 0, 0};
     CU_ASSERT_EQUAL(cpa_kv_write(&args, stream), CPA_OK);
     cpa_kv_fixture_download(f, &view, stream);
     cpa_test_free(stream, device_slot);
@@ -308,7 +308,7 @@ static void views_without_room_for_scales_are_refused(void) {
     cpa_kv_fixture_init_view(&f, view_of(2), 0);
     float rows[HEADS * DIM] = {0};
     int64_t slot = 0;
-    cpa_kv_write_args args = {sizeof args, 1, CPA_F32, rows, rows, &slot, f.view, NULL, 0, 0};
+    cpa_kv_write_args args = {sizeof args, 1, CPA_F32, rows, rows, &slot, f.view, NULL, 0, 0, 0, 0};
     args.kv.k_block_stride = BLOCK_SIZE * HEADS * DIM;
     CU_ASSERT_EQUAL(cpa_kv_write(&args, stream), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(stream), "scales included"));

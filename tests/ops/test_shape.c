@@ -19,6 +19,31 @@ static void names_and_kinds(void) {
     }
 }
 
+static void formats_are_known_by_name(void) {
+    cpa_dtype dtype = CPA_F32;
+    cpa_kv_layout layout = CPA_TOKEN_MAJOR;
+    cpa_error err;
+    for (int i = 0; i < CPA_KV_DTYPE_COUNT; i++) {
+        CU_ASSERT_EQUAL(cpa_dtype_of_name(cpa_dtype_name((cpa_dtype)i), &dtype, &err), CPA_OK);
+        CU_ASSERT_EQUAL(dtype, i);
+    }
+    CU_ASSERT_EQUAL(cpa_dtype_of_name("float8_e4m3fn", &dtype, &err), CPA_OK);
+    CU_ASSERT_EQUAL(dtype, CPA_FP8_E4M3);
+    const char *const refused[] = {"none", "", "BF16", "auto", NULL};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+        CU_ASSERT_EQUAL(cpa_dtype_of_name(refused[i], &dtype, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_dtype_of_name("turboquant_k8v4", &dtype, &err), CPA_UNSUPPORTED);
+    CU_ASSERT_EQUAL(dtype, CPA_FP8_E4M3);
+    for (int i = CPA_TOKEN_MAJOR; i <= CPA_VLLM_X; i++) {
+        CU_ASSERT_EQUAL(cpa_kv_layout_of_name(cpa_kv_layout_name((cpa_kv_layout)i), &layout, &err), CPA_OK);
+        CU_ASSERT_EQUAL(layout, i);
+    }
+    CU_ASSERT_EQUAL(cpa_kv_layout_of_name("HND", &layout, &err), CPA_OK);
+    CU_ASSERT_EQUAL(layout, CPA_HEAD_MAJOR);
+    CU_ASSERT_EQUAL(cpa_kv_layout_of_name("hnd", &layout, &err), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(cpa_kv_layout_name((cpa_kv_layout)3), "none");
+}
+
 static void sizes_of_dtypes(void) {
     /* Blocks of 16 tokens, 2 heads of 10: 32 rows. */
     const struct {
@@ -257,6 +282,7 @@ static const cpa_test tests[] = {
     {"values in keys have the scales of keys, and tiles of scales are those of latents", scales_of_latents},
     {"a device says which shapes and masks it attends, and is asked before it does", supported_shapes},
     {"a dtype has a name, and is one of tensors or one of caches alone", names_and_kinds},
+    {"formats are known by their names, and by those of others", formats_are_known_by_name},
     {"rows, scales and blocks of each dtype have their bytes", sizes_of_dtypes},
     {"the table can say codes of less than a byte with scales inside rows", sizes_of_codes_below_a_byte},
     {"a shape knows the bytes of its rows and blocks, one pool where values lie in keys", sizes_of_shapes},

@@ -271,7 +271,7 @@ typedef struct cpa_cuda_attend_args {
     const char *q;
     const char *ready_q; /* queries of ready pieces, instead of q */
     const char *k, *v;
-    int64_t q_row_stride; /* strides in elements */
+    int64_t q_row_stride, q_head_stride; /* strides in elements */
     int64_t k_block_stride, k_token_stride, k_head_stride;
     int64_t v_block_stride, v_token_stride, v_head_stride;
     /* log2 of the elements of a run of a row; CPA_KV_ONE_RUN: rows are not cut into runs. */
@@ -292,9 +292,10 @@ typedef struct cpa_cuda_attend_args {
     cpa_mask mask;
     float scale, scale_log2; /* scale_log2 = scale * log2(e) */
     float *o, *lse;
-    int64_t o_row_stride, lse_row_stride;
+    int64_t o_row_stride, lse_row_stride, lse_head_stride;
     char *out;
-    const float *out_scale; /* NULL: `out` holds elements of q_dtype; else codes of e4m3 */
+    int64_t out_row_stride, out_head_stride; /* elements, or codes */
+    const float *out_scale;                  /* NULL: `out` holds elements of q_dtype; else codes of e4m3 */
     const int32_t *tables;
     const cpa_cuda_item *items;
     int64_t n_items;

@@ -132,7 +132,7 @@ static cpa_status launch_persistent(const cpa_cuda_attend_launch *launch, cpa_st
     const int32_t box = cpa_cuda_hopper_box(a->k_dim, a->v_dim, launch->kv->block_size, 0),
                   tail = cpa_cuda_hopper_tail(a->k_dim, a->v_dim);
     const cuuint64_t row_bytes = (cuuint64_t)(a->q_row_stride * cpa_dtype_bytes(a->q_dtype)),
-                     head_bytes = (cuuint64_t)(a->k_dim * cpa_dtype_bytes(a->q_dtype));
+                     head_bytes = (cuuint64_t)(a->q_head_stride * cpa_dtype_bytes(a->q_dtype));
     const mapped_tensor q = {.memory = (void *)(uintptr_t)a->q,
                              .dtype = a->q_dtype,
                              .dims = {(cuuint64_t)a->k_dim, (cuuint64_t)a->q_heads, (cuuint64_t)plan->base.rows, 1},

@@ -264,7 +264,8 @@ extern "C" cpa_status cpa_cuda_latent_write(const cpa_kv_write_args *args, cpa_s
     const cpa_kv_view kv = cpa_kv_view_resolve(args->kv);
     const int64_t bytes = cpa_dtype_bytes(args->dtype);
     const int64_t stride = args->k_row_stride ? args->k_row_stride : (int64_t)kv.kv_heads * kv.k_dim;
-    const write_args a = {tensor_of(args->k, args->dtype, stride * bytes, kv.k_dim * bytes),
+    const write_args a = {tensor_of(args->k, args->dtype, stride * bytes,
+                                    (args->k_head_stride ? args->k_head_stride : kv.k_dim) * bytes),
                           cache_of(kv),
                           args->tokens,
                           kv.num_blocks * kv.block_size,

@@ -107,12 +107,13 @@ cpa_status cpa_host_plan_update(cpa_attend_plan *base, const cpa_attend_update *
 
 /* A head of a row becomes NaN. */
 static void refuse_row(const cpa_attention_shape *shape, int64_t row, int64_t head, const cpa_attend_args *args) {
-    const int64_t v_dim = shape->v_dim, at = (row * shape->q_heads + head) * v_dim * cpa_host_out_bytes(args);
+    const int64_t v_dim = shape->v_dim;
+    const int64_t at = (row * args->out_row_stride + head * args->out_head_stride) * cpa_host_out_bytes(args);
     const cpa_partial *state = &args->state;
     float nan[CPA_MAX_HEAD_DIM], none;
     cpa_state_set_nan(nan, &none, v_dim);
     if (state->o) memcpy(state->o + row * state->o_row_stride + head * v_dim, nan, (size_t)v_dim * sizeof *nan);
-    if (state->lse) state->lse[row * state->lse_row_stride + head] = NAN;
+    if (state->lse) state->lse[row * state->lse_row_stride + head * args->lse_head_stride] = NAN;
     if (args->out) cpa_host_store_out(args, (char *)args->out + at, nan, v_dim);
 }
 
