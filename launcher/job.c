@@ -301,10 +301,21 @@ cpa_status cpa_job_cache_size(const cpa_job *job, const cpa_cache_limits *given,
     cpa_cache_limits limits = *given;
     limits.window_seqs = out->window_seqs = cpa_job_window_seqs(job, workload->count);
     out->num_blocks = job->settings.num_blocks;
-    if (out->num_blocks) return cpa_cache_check(&limits, out->num_blocks, err);
+    if (out->num_blocks) return cpa_cache_check(&limits, "--num-blocks", out->num_blocks, err);
     if (workload->count) return cpa_cache_size_for(&limits, workload->requests, workload->count, &out->num_blocks, err);
     out->num_blocks = cpa_min64(cpa_cache_blocks_of(&limits, MIXED_RUN_TOKENS), cpa_cache_most_blocks(&limits));
     return CPA_OK;
+}
+
+cpa_length_wishes cpa_job_length_wishes(const cpa_job *job) {
+    return (cpa_length_wishes){
+        .asked = {.num_blocks = job->settings.num_blocks, .max_model_len = job->settings.max_model_len},
+        .on_cuda = is_on_cuda(&job->settings),
+        .positions = job->has_network ? job->network.max_position : 0,
+        .model = job->model.name,
+        .num_blocks_option = "--num-blocks",
+        .max_model_len_option = "--max-model-len",
+    };
 }
 
 /* Whether `word` stands in `text` by itself, not in a longer name. */

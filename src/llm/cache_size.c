@@ -1,4 +1,4 @@
-#include "launcher/cache_size.h"
+#include "src/llm/cache_size.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -96,11 +96,11 @@ cpa_status cpa_cache_size_for(const cpa_cache_limits *limits, const cpa_request 
     return status;
 }
 
-cpa_status cpa_cache_check(const cpa_cache_limits *limits, int64_t blocks, cpa_error *err) {
+cpa_status cpa_cache_check(const cpa_cache_limits *limits, const char *option, int64_t blocks, cpa_error *err) {
     const int64_t most = cpa_cache_most_blocks(limits);
     if (blocks <= most) return CPA_OK;
     return cpa_fail(err, CPA_INVALID,
-                    "--num-blocks: found %" PRId64 ", expected at most %" PRId64 " (blocks of %" PRId64
-                    " KiB in %" PRId64 " MiB of free memory a rank)",
-                    blocks, most, cpa_cache_block_bytes(limits) >> 10, limits->memory_bytes >> 20);
+                    "%s: found %" PRId64 ", expected at most %" PRId64 " (blocks of %" PRId64 " KiB in %" PRId64
+                    " MiB of free memory a rank)",
+                    option, blocks, most, cpa_cache_block_bytes(limits) >> 10, limits->memory_bytes >> 20);
 }

@@ -1,6 +1,6 @@
 /* How many blocks of KV cache a run needs, and what fits in memory. */
-#ifndef CPA_LAUNCHER_CACHE_SIZE_H
-#define CPA_LAUNCHER_CACHE_SIZE_H
+#ifndef CPA_LLM_CACHE_SIZE_H
+#define CPA_LLM_CACHE_SIZE_H
 
 #include <cpattn/engine.h>
 
@@ -41,7 +41,8 @@ int64_t cpa_cache_tokens_of(const cpa_cache_limits *limits, int64_t blocks);
 cpa_status cpa_cache_size_for(const cpa_cache_limits *limits, const cpa_request *requests, int64_t count, int64_t *out,
                               cpa_error *err);
 
-/* Checks a number of blocks that the user asks for. CPA_INVALID, with the numbers, if memory does not hold them. */
-cpa_status cpa_cache_check(const cpa_cache_limits *limits, int64_t blocks, cpa_error *err);
+/* Checks a number of blocks that the user asks for by the option of that name. CPA_INVALID, with the numbers, if memory
+ * does not hold them. */
+cpa_status cpa_cache_check(const cpa_cache_limits *limits, const char *option, int64_t blocks, cpa_error *err);
 
 #endif
