@@ -9,6 +9,19 @@
 #include "src/cache/layer_groups.h"
 #include "src/schedule/scheduler.h"
 
+/* A cache that is sized for what it is to hold leaves memory to everything else. */
+#define MEMORY_SHARE 2
+
+/* What exchanges take of a device where staging_bytes is 0 (cpa_context_options). */
+#define DEVICE_STAGING_BYTES ((int64_t)2 << 30)
+
+int64_t cpa_cache_memory_bytes(const cpa_cache_memory *memory) {
+    const int64_t left = memory->memory_bytes - memory->network_bytes;
+    if (memory->share == 0) return left / MEMORY_SHARE;
+    const int64_t spared = (int64_t)((1 - memory->share) * (double)memory->memory_bytes);
+    return left - spared - (memory->staging_bytes ? memory->staging_bytes : DEVICE_STAGING_BYTES);
+}
+
 int64_t cpa_cache_block_bytes(const cpa_cache_limits *limits) {
     return cpa_kv_cache_block_bytes(&limits->model.attention, limits->model.layers, limits->block_size);
 }

@@ -22,6 +22,17 @@ typedef struct cpa_cache_size {
     int32_t window_seqs;
 } cpa_cache_size;
 
+/* What a rank's cache may have of its memory. */
+typedef struct cpa_cache_memory {
+    int64_t memory_bytes;  /* free memory of the rank */
+    int64_t network_bytes; /* bytes of it that the network takes */
+    /* On a device that serves: how much of it network, exchanges and cache take together. 0: half of what the network
+     * leaves goes to the cache, and memory to everything else. */
+    double share;
+    int64_t staging_bytes; /* with a share: bytes that exchanges take; 0: as many as a device's take by default */
+} cpa_cache_memory;
+int64_t cpa_cache_memory_bytes(const cpa_cache_memory *memory);
+
 /* Bytes of one block, all layers, keys and values. */
 int64_t cpa_cache_block_bytes(const cpa_cache_limits *limits);
 

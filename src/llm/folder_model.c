@@ -1,6 +1,7 @@
 #include "src/llm/folder_model.h"
 
 #include "base/check.h"
+#include "base/min_max.h"
 
 static cpa_status load(const char *folder, const cpa_model_config *config, const cpa_transformer_options *options,
                        cpa_folder_model *model, cpa_error *err) {
@@ -32,4 +33,12 @@ void cpa_folder_model_close(cpa_folder_model *model) {
     cpa_transformer_destroy(model->transformer);
     if (model->device) cpa_device_close(model->device);
     *model = (cpa_folder_model){.device = NULL};
+}
+
+int64_t cpa_folder_model_bytes(const cpa_model_config *config, const cpa_transformer_options *options) {
+    cpa_transformer_options of_rank = *options;
+    int64_t most = 0;
+    for (of_rank.rank = 0; of_rank.rank < of_rank.ranks; of_rank.rank++)
+        most = cpa_max64(most, cpa_transformer_bytes(config, &of_rank));
+    return most;
 }

@@ -17,4 +17,7 @@ cpa_status cpa_folder_model_open(const char *folder, const cpa_model_config *con
                                  cpa_folder_model *out, cpa_error *err);
 void cpa_folder_model_close(cpa_folder_model *model);
 
+/* Bytes that it takes of the device of the rank that has the most of it; options->rank does not count. */
+int64_t cpa_folder_model_bytes(const cpa_model_config *config, const cpa_transformer_options *options);
+
 #endif
