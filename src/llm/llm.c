@@ -14,6 +14,8 @@
 static void *serve(void *ctx) {
     cpa_llm *llm = ctx;
     cpa_error failure = {CPA_OK, ""};
+    while (sem_wait(&llm->begin) != 0) {}
+    if (!llm->all_agree) return NULL;
     const cpa_status status =
         cpa_engine_serve(llm->engine, cpa_request_table_on_finish, cpa_request_table_on_step, &llm->requests);
     if (status != CPA_OK && status != CPA_STOPPED) cpa_fail(&failure, status, "%s", cpa_engine_error(llm->engine));
@@ -74,13 +76,21 @@ static cpa_status create_engine(cpa_llm *llm, cpa_error *err) {
     return cpa_engine_create(llm->comm, &options, &llm->engine, err);
 }
 
+/* The thread is there before all ranks agree that theirs is, and uses the communicator after it. */
+static cpa_status begin_to_serve(cpa_llm *llm, cpa_error *err) {
+    const cpa_status status = cpa_comm_agree(llm->comm, start_thread(llm, err), err);
+    llm->all_agree = status == CPA_OK;
+    sem_post(&llm->begin);
+    return status;
+}
+
 static cpa_status open_llm(const char *folder, const cpa_llm_options *options, cpa_llm *llm, cpa_error *err) {
     CPA_TRY(find_comm(llm, options, err));
     CPA_TRY(cpa_llm_setup_find(folder, options, llm->comm, &llm->setup, err));
     CPA_TRY(open_source(llm, err));
     CPA_TRY(load(llm, err));
     CPA_TRY(create_engine(llm, err));
-    return cpa_comm_agree(llm->comm, start_thread(llm, err), err);
+    return begin_to_serve(llm, err);
 }
 
 cpa_status cpa_llm_open(const char *folder, const cpa_llm_options *options, cpa_llm **out, cpa_error *err) {
@@ -89,6 +99,7 @@ cpa_status cpa_llm_open(const char *folder, const cpa_llm_options *options, cpa_
     cpa_llm *llm = calloc(1, sizeof *llm);
     if (!llm) return cpa_fail(err, CPA_NO_MEMORY, "no memory for an llm");
     cpa_request_table_open(&llm->requests);
+    sem_init(&llm->begin, 0, 0);
     const cpa_status status = open_llm(folder, options, llm, &why);
     if (status == CPA_OK) {
         llm->setup.folder = NULL; /* the caller's, as are the options */
@@ -115,6 +126,7 @@ void cpa_llm_close(cpa_llm *llm) {
     cpa_request_table_close(&llm->requests);
     cpa_prompt_source_close(&llm->source);
     cpa_comm_destroy(llm->own_comm);
+    sem_destroy(&llm->begin);
     free(llm);
 }
 

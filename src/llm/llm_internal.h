@@ -2,6 +2,8 @@
 #ifndef CPA_LLM_LLM_INTERNAL_H
 #define CPA_LLM_LLM_INTERNAL_H
 
+#include <semaphore.h>
+
 #include "src/llm/folder_model.h"
 #include "src/llm/llm_setup.h"
 #include "src/llm/prompt_ids.h"
@@ -17,8 +19,9 @@ struct cpa_llm {
     cpa_engine *engine;
     cpa_prompt_source source; /* rank 0 */
     cpa_request_table requests;
-    pthread_t thread; /* runs the engine */
-    int has_thread;
+    pthread_t thread; /* runs the engine, from `begin` on, if all ranks agree */
+    int has_thread, all_agree;
+    sem_t begin;
 };
 
 #endif
