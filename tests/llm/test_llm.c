@@ -19,9 +19,16 @@ enum { MOST = 4096 };
 /* The model of most tests, opened once. */
 static cpa_llm *llm;
 
+/* On a CUDA device, where CPATTN_TEST_DEVICE says so. */
+static int is_on_cuda(void) {
+    const char *device = getenv("CPATTN_TEST_DEVICE");
+    return device && strncmp(device, "cuda", 4) == 0;
+}
+
 static cpa_engine_options engine_options(void) {
     cpa_engine_options engine = {.size = sizeof engine, .num_blocks = 256, .max_num_seqs = 8, .skip_self_test = 1};
     engine.device.size = sizeof engine.device;
+    engine.device.backend = is_on_cuda() ? CPA_BACKEND_CUDA : CPA_BACKEND_HOST;
     engine.device.threads = 1;
     return engine;
 }
@@ -400,16 +407,36 @@ static const cpa_test tests[] = {
     {"two ranks give the same tokens", two_ranks_give_the_same_tokens},
 };
 
+/* What does not depend on the bits of a batch. */
+static const cpa_test device_tests[] = {
+    {"greedy tokens are those of transformers", greedy_tokens_are_those_of_transformers},
+    {"cancelled requests give their blocks back", cancelled_requests_give_their_blocks_back},
+    {"nothing comes of a request after its end", nothing_comes_of_a_request_after_its_end},
+    {"stopping ends what is unfinished", stopping_ends_what_is_unfinished},
+};
+
+static int run_tests(int argc, char **argv) {
+    if (is_on_cuda())
+        return cpa_test_main(argc, argv, "models of folders", device_tests,
+                             (int)(sizeof device_tests / sizeof device_tests[0]));
+    return cpa_test_main(argc, argv, "models of folders", tests, (int)(sizeof tests / sizeof tests[0]));
+}
+
 int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], "rank-1") == 0) return serve_as_rank_1(atoi(argv[2]));
     const cpa_engine_options engine = engine_options();
-    const cpa_llm_options options = {.size = sizeof options, .engine = &engine, .chat_template = "chatml"};
+    const cpa_llm_options options = {
+        .size = sizeof options, .engine = &engine, .has_dtype = 1, .dtype = CPA_F32, .chat_template = "chatml"};
     cpa_error err;
+    if (is_on_cuda() && cpa_device_count(CPA_BACKEND_CUDA) == 0) {
+        printf("skipped: no CUDA device\n");
+        return 77;
+    }
     if (cpa_llm_open(FOLDER, &options, &llm, &err) != CPA_OK) {
         fprintf(stderr, "test_llm: %s\n", err.message);
         return 1;
     }
-    const int code = cpa_test_main(argc, argv, "models of folders", tests, (int)(sizeof tests / sizeof tests[0]));
+    const int code = run_tests(argc, argv);
     cpa_llm_close(llm);
     return code;
 }
