@@ -18,5 +18,6 @@ mkdir -p "$package"
 cp -rs "$source"/cpattn/. "$package"
 "$python" "$source/declarations.py" "${CC:-cc}" "$source/../include" "$package/_declarations.py"
 ln -s "$build/src/libcpattn.so" "$package/libcpattn.so"
+ln -s "$build/src/llm/libcpattn_llm.so" "$package/libcpattn_llm.so"
 cd "$build/python" # not where cpattn is without its library
 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$build/python exec "$python" -m pytest -q -p no:cacheprovider "$@" "$tests"
