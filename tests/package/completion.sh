@@ -86,7 +86,7 @@ failed=0 n=0
 cut -d '|' -f 1 <<<"$cases" | "complete_$shell" >found
 while IFS='|' read -r line wanted; do
     n=$((n + 1))
-    words=$(awk -v n=$n 'BEGIN { RS = "" } NR == n' found | LC_ALL=C sort | xargs)
+    words=$(awk -v n=$n '$0 == "" { n--; next } n == 1' found | LC_ALL=C sort | xargs)
     [ "$words" = "$wanted" ] || { echo "completion.sh: $shell: $line: found '$words', expected '$wanted'" >&2; failed=1; }
 done <<<"$cases"
 exit $failed
