@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What a shell completes for cp_attn: completion.sh bash|zsh|fish FOLDER PROGRAM
 # FOLDER holds the scripts. Exits with 77 where there is no such shell.
+# shellcheck disable=SC2317 # complete_SHELL is called by its name
 set -euo pipefail
 shell=$1 scripts=$2
 PATH=$(dirname "$3"):$PATH

@@ -229,6 +229,7 @@ folders_include_what_they_may() { # SOURCE
     may_not_include plot 'main/|launcher/|bench/|tests/|server/|kernels/|comm/|src/|mpi\.h|cpattn/mpi\.h' # files alone
     may_not_include bench/serve 'bench/[a-z_]*\.h|comm/|kernels/|src/|server/' # a client of any server
     may_not_include docs/examples "base/|kernels/|comm/|src/|$rest"
+    may_not_include docs/guide "base/|kernels/|comm/|src/|$rest"
     may_not_include kernels/host 'kernels/cuda/'
     may_not_include kernels/cuda 'kernels/host/'
     # MPI and what a communicator is made of are used through cpattn/comm.h.
