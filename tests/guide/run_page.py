@@ -6,7 +6,7 @@ The blocks of a page, by the words behind their backquotes:
     output        is what the block before prints. A number with a point stands for any such number, "..." for any text
                   within a line and, alone on its line, for any lines; spaces for spaces
     c, python     stands like that, but for where it begins in a line, in a file of docs/guide/examples
-Relative links lead to files. NEEDED are programs, modules of Python as "python:NAME", and "root"; without one of them
+Relative links lead to files, and to headings in them. NEEDED are programs, modules of Python as "python:NAME", and "root"; without one of them
 the test is skipped. Of the environment, PYTHON is the Python whose programs come first, and PREFIX where the library is installed,
 "prefix" for the page. Who needs pycparser has the package cpattn of the build.
 """
@@ -154,12 +154,21 @@ def check_excerpt(code, examples):
     return f"stands in no file of {os.path.basename(os.path.dirname(examples))}/examples: {wanted[0]}"
 
 
+def leads_somewhere(path, anchor):
+    """Whether there is such a file, with a heading of that anchor as GitHub makes it."""
+    if not anchor or not os.path.exists(path):
+        return os.path.exists(path)
+    with open(path, encoding="utf-8") as file:
+        headings = re.findall(r"^#+ (.*)$", file.read(), re.MULTILINE)
+    return anchor in (re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings)
+
+
 def check_text(page, text, blocks):
     """What is wrong with links, excerpts, and commands that are not run."""
     folder, wrong = os.path.dirname(page), []
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
-        if "://" not in target and not os.path.exists(os.path.join(folder, target)):
-            wrong.append(f"a link leads nowhere: {target}")
+    for target, anchor in re.findall(r"\]\(([^)#]+)#?([^)]*)\)", text):
+        if "://" not in target and not leads_somewhere(os.path.join(folder, target), anchor):
+            wrong.append(f"a link leads nowhere: {target}{anchor and '#'}{anchor}")
     for line, words, code in blocks:
         problem = None
         if words[:1] in (["c"], ["python"]):
