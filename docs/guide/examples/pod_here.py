@@ -5,6 +5,7 @@ end, with an answer under way.
 
 A word of the command line gets another value: "-np=2", "--port=8000", "cp_attn=./cp_attn" for the program itself.
 """
+import atexit
 import http.client
 import json
 import re
@@ -60,11 +61,13 @@ def probe(name):
 
 
 def finish(result):
-    code, text = ask("/v1/completions", {"prompt": [7, 8, 9], "max_tokens": 200, "ignore_eos": True})
-    result.append(f"the answer under way: {code}, {json.loads(text)['usage']['completion_tokens']} tokens")
+    code, text = ask("/v1/completions", {"prompt": [7, 8, 9], "max_tokens": 50, "ignore_eos": True})
+    tokens = json.loads(text)["usage"]["completion_tokens"] if code == 200 else text.decode()
+    result.append(f"the answer under way: {code}, {tokens} tokens")
 
 
 process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+atexit.register(process.terminate)  # whatever goes wrong here
 for name in ("startupProbe", "readinessProbe", "livenessProbe"):
     probe(name)
 
@@ -76,14 +79,18 @@ while client.is_alive() and not re.search(rb"^cpattn_num_requests_running\{.*\} 
 if not client.is_alive():
     sys.exit("pod_here.py: the answer was there before the end began")
 
-begin = time.monotonic()
+grace = pod["terminationGracePeriodSeconds"]
+end = time.monotonic() + grace
 hook = container["lifecycle"]["preStop"]["exec"]["command"]
 # In the pod mpirun is process 1.
 subprocess.run([word.replace("-P 1 ", f"-P {process.pid} ") for word in hook], check=True)
 process.terminate()
 client.join()
 print(*under_way)
-code = process.wait(pod["terminationGracePeriodSeconds"])
-took = time.monotonic() - begin
-print(f"exit code {code}, {'within' if took < 20 else 'near'} the {pod['terminationGracePeriodSeconds']} s that the pod has")
+try:
+    code = process.wait(end - time.monotonic())
+except subprocess.TimeoutExpired:
+    process.kill()
+    sys.exit(f"pod_here.py: after {grace} s it has not ended")
+print(f"exit code {code}, within the {grace} s that the pod has")
 sys.exit(code)
