@@ -21,7 +21,7 @@ function __cp_attn_options
         END { tell() }'
 end
 
-# What the option before may be, if it is one of several: "--name VALUE|VALUE", given as "--name value" or "--name=value".
+# What the option before may be, if it is one of several ("--name VALUE|VALUE"), given as "--name value" or "--name=value".
 function __cp_attn_choices
     set -l option (commandline -opc)[-1]
     set -l begun (string match -r -- '^(--[^=]+)=' (commandline -ct))
@@ -34,7 +34,10 @@ end
 
 function __cp_attn_benchmarks
     echo serve
-    __cp_attn_help | awk '/^$/ { on = 0 } on { gsub(",", ""); for (i = 1; i <= NF; i++) print $i } /^NAME is one of/ { on = 1 }'
+    __cp_attn_help | awk '
+        /^$/ { on = 0 }
+        on { gsub(",", ""); for (i = 1; i <= NF; i++) print $i }
+        /^NAME is one of/ { on = 1 }'
 end
 
 function __cp_attn_words_before # N [LAST]: so many words stand before the one that is being written

@@ -6,9 +6,9 @@ The blocks of a page, by the words behind their backquotes:
     output        is what the block before prints. A number with a point stands for any such number, "..." for any text
                   within a line and, alone on its line, for any lines; spaces for spaces
     c, python     stands like that, but for where it begins in a line, in a file of docs/guide/examples
-Relative links lead to files, and to headings in them. NEEDED are programs, modules of Python as "python:NAME", and "root"; without one of them
-the test is skipped. Of the environment, PYTHON is the Python whose programs come first, and PREFIX where the library is installed,
-"prefix" for the page. Who needs pycparser has the package cpattn of the build.
+Relative links lead to files, and to headings in them. NEEDED are programs, modules of Python as "python:NAME", and
+"root"; without one of them the test is skipped. Of the environment, PYTHON is the Python whose programs come first, and
+PREFIX where the library is installed, "prefix" for the page. Who needs pycparser has the package cpattn of the build.
 """
 import os
 import re
@@ -99,7 +99,7 @@ def make_project(folder, source, build):
 def environment_of(folder):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CPATTN_")}
     environment.update(
-        CPATTN_DEVICE="host", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+        CPATTN_DEVICE="host", CUDA_VISIBLE_DEVICES="", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
         OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_hwloc_base_binding_policy="none", OMP_NUM_THREADS="1",
         PYTHONDONTWRITEBYTECODE="1", TMPDIR=folder)
     python = shutil.which(os.environ.get("PYTHON", "python3"))

@@ -1,5 +1,5 @@
-"""Runs the container of a Deployment on this machine, without a cluster, as a kubelet would: its command, its probes, and its
-end, with an answer under way.
+"""Runs the container of a Deployment on this machine, without a cluster, as a kubelet would: its command, its probes,
+and its end, with an answer under way.
 
     python3 docs/guide/examples/pod_here.py deploy/kubernetes/deployment.yaml WORD=VALUE...
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# A Slurm of one node on this machine, to try a job before it goes to a cluster. As root, with Debian's packages slurmctld,
-# slurmd and slurm-client:
-#     slurm_on_one_machine.sh start FOLDER    leaves FOLDER/slurm.conf, which SLURM_CONF has to name; returns when it takes jobs
+# A Slurm of one node on this machine, to try a job before it goes to a cluster. As root, with Debian's packages
+# slurmctld, slurmd and slurm-client:
+#     slurm_on_one_machine.sh start FOLDER    returns when it takes jobs; SLURM_CONF has to name FOLDER/slurm.conf
 #     slurm_on_one_machine.sh stop FOLDER
-# The node pretends to have four GPUs, which are files, and enough cores for any job, and it believes whoever asks: for trials.
+# The node pretends to have four GPUs, which are files, and enough cores for any job, and it believes whoever asks.
 set -euo pipefail
 
 start() {
