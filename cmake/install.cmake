@@ -11,6 +11,8 @@ install(TARGETS cpattn cpattn_mpi cpattn_llm EXPORT cpattn
 install(TARGETS cp_attn RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY include/cpattn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 install(FILES deploy/completion/cp_attn DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+install(FILES deploy/completion/_cp_attn DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
+install(FILES deploy/completion/cp_attn.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
 install(DIRECTORY configs/ DESTINATION ${CMAKE_INSTALL_DATADIR}/cpattn/configs FILES_MATCHING PATTERN "*.yaml")
 
 install(EXPORT cpattn NAMESPACE cpattn:: FILE cpattn-targets.cmake DESTINATION ${CPATTN_PACKAGE_DIR})

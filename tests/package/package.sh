@@ -5,6 +5,7 @@
 #     package.sh debian    SOURCE VERSION           debian/ has the version of the project, and needs what quickstart installs
 #     package.sh dpkg      SOURCE WORK              Debian's packages build from the tree, and the program of theirs answers
 #     package.sh built     SOURCE BUILD             what ./quickstart builds is all that is installed
+#     package.sh manual    PREFIX                   a page a command, with each option of its --help
 #     package.sh headers   PREFIX                   every installed header compiles alone, as C11, C++11 and C++17
 #     package.sh symbols   PREFIX LIBRARY SONAME    the library exports what the headers declare, and is called SONAME
 #     package.sh llm       PREFIX LIBRARY SONAME    so does libcpattn_llm, which has the engine from libcpattn
@@ -65,7 +66,8 @@ debian_packages_build() { # SOURCE WORK
     done
     "$2/root/usr/bin/cp_attn" --version
     ! readelf -d "$2"/root/usr/lib/*/libcpattn.so.0 | grep libmpi || fail "libcpattn0 loads MPI"
-    for name in man/man1/cp_attn-serve.1.gz cpattn/configs/small.yaml bash-completion/completions/cp_attn; do
+    for name in man/man1/cp_attn-serve.1.gz cpattn/configs/small.yaml bash-completion/completions/cp_attn \
+        zsh/vendor-completions/_cp_attn fish/vendor_completions.d/cp_attn.fish; do
         [ -e "$2/root/usr/share/$name" ] || fail "/usr/share/$name is not packaged"
     done
     rm -rf "$2/tree"
@@ -83,6 +85,24 @@ quickstart_builds_what_is_installed() { # SOURCE BUILD
         sed -n 's/.*TYPE \(SHARED_LIBRARY\|EXECUTABLE\) .*FILES.* "\([^"]*\)".*/\2/p')
     [ "$n" -ge 2 ] || fail "only $n built files are installed"
     echo "quickstart builds the $n files that are installed"
+}
+
+pages_have_what_help_has() { # PREFIX
+    local page words option pages=0 options=0
+    [ -d "$1/share/man" ] || { echo "skipped: built without help2man, so there are no pages" && exit 77; }
+    for page in "$1"/share/man/man1/*.1; do
+        words=$(basename "$page" .1 | tr - ' ')
+        grep -q '^\.SH SYNOPSIS' "$page" || fail "$page has no synopsis"
+        grep -qE "^$(basename "$page" .1) .?- " "$page" || fail "$page has no name: $(sed -n '/SH NAME/{n;p}' "$page")"
+        # shellcheck disable=SC2086
+        for option in $("$1/bin/"$words --help | sed -n 's/^  \(--[^ ]*\).*/\1/p'); do
+            grep -qF -- "\\fB${option//-/\\-}\\fR" "$page" || fail "$page says nothing of $option"
+            options=$((options + 1))
+        done
+        pages=$((pages + 1))
+    done
+    [ "$pages" = 7 ] || fail "$pages pages, expected one for each of 7 commands"
+    echo "$pages pages with $options options"
 }
 
 headers_compile_alone() { # PREFIX
@@ -230,6 +250,7 @@ folders_include_what_they_may() { # SOURCE
     may_not_include plot 'main/|launcher/|bench/|tests/|server/|kernels/|comm/|src/|mpi\.h|cpattn/mpi\.h' # files alone
     may_not_include bench/serve 'bench/[a-z_]*\.h|comm/|kernels/|src/|server/' # a client of any server
     may_not_include docs/examples "base/|kernels/|comm/|src/|$rest"
+    may_not_include docs/guide "base/|kernels/|comm/|src/|$rest"
     may_not_include kernels/host 'kernels/cuda/'
     may_not_include kernels/cuda 'kernels/host/'
     # MPI and what a communicator is made of are used through cpattn/comm.h.
@@ -282,6 +303,7 @@ case $command in
     debian) debian_agrees_with_the_project "$@" ;;
     dpkg) debian_packages_build "$@" ;;
     built) quickstart_builds_what_is_installed "$@" ;;
+    manual) pages_have_what_help_has "$@" ;;
     headers) headers_compile_alone "$@" ;;
     llm) llm_exports_what_its_header_declares "$@" ;;
     symbols) exports_what_headers_declare "$@" ;;

@@ -129,7 +129,7 @@ struct few_queries {
             const bool valid = row < piece.row_end;
             const row_place place(args, piece.q_row, valid ? row : piece.row_begin, kv_head);
             const char *q =
-                queries_of(args, piece) + (place.state_row * args.q_row_stride + (int64_t)place.head * args.k_dim) * 2;
+                queries_of(args, piece) + (place.state_row * args.q_row_stride + place.head * args.q_head_stride) * 2;
 #pragma unroll
             for (int step = 0; step < QUERY_STEPS; step++) {
                 const uint2 four = valid ? *(const uint2 *)(q + column(at, step) * 2) : make_uint2(0, 0);
