@@ -17,7 +17,8 @@
 
 /* The dtypes by their number, and CPA_DTYPE_COUNT, or CPA_KV_DTYPE_COUNT, for none. */
 static const char *const dtypes[] = {"fp32", "bf16", "fp16", "auto", NULL};
-static const char *const kv_dtypes[] = {"fp32", "bf16", "fp16", "fp8_e4m3", "int8", "fp8_t128", "auto", NULL};
+static const char *const kv_dtypes[] = {"fp32",     "bf16",     "fp16", "fp8_e4m3", "int8",
+                                        "fp8_t128", "fp8_e5m2", "auto", NULL};
 _Static_assert(sizeof dtypes / sizeof dtypes[0] == CPA_DTYPE_COUNT + 2, "a word for each dtype");
 _Static_assert(sizeof kv_dtypes / sizeof kv_dtypes[0] == CPA_KV_DTYPE_COUNT + 2, "a word for each dtype of a cache");
 static const char *const devices[] = {"auto", "host", "cuda", NULL};
@@ -44,10 +45,11 @@ static const cpa_field table[] = {
     {CASE, "dtype", "TYPE", CHOICE_AT(dtype, dtypes), .named = cpa_named_dtype, .initial = "auto",
      .help = "fp32, bf16 or fp16; auto: fp32 on the host, bf16 on cuda"},
     {CASE, "kv-cache-dtype", "TYPE", CHOICE_AT(kv_dtype, kv_dtypes), .named = cpa_named_dtype, .initial = "auto",
-     .help = "of the KV cache, fp8_e4m3 and int8 with a scale for each token and head, fp8_t128 of latents; auto: as "
+     .help = "of the KV cache, fp8_e4m3, fp8_e5m2 and int8 with a scale for each token and head, fp8_t128 of latents; "
+             "auto: as "
              "--dtype"},
     {CASE, "tensor-scale", "S", CPA_FIELD_REAL, offsetof(cpa_bench_options, tensor_scale), .initial = "0", .max = 1e6,
-     .help = "one scale for all keys and values of an fp8_e4m3 cache; 0: one for each token and head"},
+     .help = "one scale for all keys and values of a cache in fp8_e4m3 or fp8_e5m2; 0: one for each token and head"},
     {CASE, "q-heads", "N", INT_AT(q_heads, 1, 1024), .initial = "auto", .word = "auto",
      .help = "query heads; auto: 8 on the host, 32 on cuda"},
     {CASE, "kv-heads", "N", INT_AT(kv_heads, 1, 1024), .initial = "auto", .word = "auto",
@@ -151,9 +153,9 @@ cpa_status cpa_bench_options_resolve(cpa_bench_options *o, cpa_backend backend, 
     if (!o->block_size) o->block_size = cuda ? 64 : 16;
     if (!o->interleave) o->interleave = o->block_size;
     if (!o->decode_context) o->decode_context = o->context;
-    if (o->tensor_scale > 0 && o->kv_dtype != CPA_FP8_E4M3)
+    if (o->tensor_scale > 0 && o->kv_dtype != CPA_FP8_E4M3 && o->kv_dtype != CPA_FP8_E5M2)
         return cpa_fail(err, CPA_INVALID,
-                        "bench: --tensor-scale: found %g, expected 0 unless --kv-cache-dtype is fp8_e4m3",
+                        "bench: --tensor-scale: found %g, expected 0 unless --kv-cache-dtype is fp8_e4m3 or fp8_e5m2",
                         o->tensor_scale);
     if (o->q_heads % o->kv_heads != 0) {
         return cpa_fail(err, CPA_INVALID, "bench: --q-heads: found %lld, expected a multiple of the %lld KV heads",

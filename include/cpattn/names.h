@@ -6,6 +6,7 @@
  * | bf16       | bfloat16                               |
  * | fp16       | float16, half                          |
  * | fp8_e4m3   | fp8, fp8_e4m3fn, float8_e4m3fn         |
+ * | fp8_e5m2   | float8_e5m2                            |
  * | int8       | turboquant_int8 (affine, a scale and a zero for each token and head) |
  * | fp8_t128   | fp8_ds_mla                             |
  * | token-major, head-major | NHD, HND                  |

@@ -59,9 +59,8 @@ CPA_API cpa_status cpa_kv_copy(const cpa_kv_copy_args *args, cpa_stream *stream)
  * in host memory, either way: pairs[i] = (source block of `src`, destination block of `dst`). Copy engines do it, block
  * by block, neighbours together: bytes as they are, with the scales of their rows. Host memory that is page-locked is
  * read and written as the work of the stream comes to it, and must stay until then; of other memory the call may wait.
- * Both views have the shape, dtype and strides of tokens and heads, and the blocks of each are one piece, as those of a
- * dense pool are (CPA_UNSUPPORTED): cpa_kv_copy takes any strides, and either of its pools may be page-locked host
- * memory. No block is the destination of two pairs. */
+ * Both views have one shape, dtype and strides of tokens and heads, and blocks in one piece, or CPA_UNSUPPORTED:
+ * cpa_kv_copy takes any strides, and page-locked host memory too. No block is the destination of two pairs. */
 typedef struct cpa_kv_swap_args {
     size_t size;
     cpa_kv_view src;
@@ -339,8 +338,9 @@ enum { CPA_LOWEST_EXPONENT = -(1 << 24), CPA_HIGHEST_EXPONENT = 1 << 27 };
  * and scale is positive. Score rules, biases and masks of bits do so over every cache on compute capability 9.0, but for
  * an fp8 cache of CPA_VLLM_X in prefill, with a bias or heads above 128, and for a bias over keys that rows share; before
  * 9.0 over rows of q_dtype in blocks of 16 tokens and more. Keys selected by lists or blocks are left to the plain one,
- * and so are latents (v_in_k) and heads above 256. All else is computed by plain kernels, often 100 to 1,000 times
- * slower, which is told once for each reason at CPA_LOG_WARN; cpa_attend_plan_kernel tells which kernels run.
+ * and so are latents (v_in_k), heads above 256, and CPA_FP8_E5M2 but for prefill on 9.0 without a bias over rows of one
+ * run. All else is computed by plain kernels, often 100 to 1,000 times slower, which is told once for each reason at
+ * CPA_LOG_WARN; cpa_attend_plan_kernel tells which kernels run.
  * Prefill over a quantised cache or one of CPA_VLLM_X widens keys and values first, in memory of the plan that grows with
  * its items up to 1 GiB, however long they are; where memory is short in less, which is told at CPA_LOG_WARN.
  *

@@ -32,11 +32,13 @@ class Place(NamedTuple):
 
 
 THE_HOST = Place(HOST, 0)
-DTYPES = {"fp32": c.CPA_F32, "bf16": c.CPA_BF16, "fp16": c.CPA_F16, "fp8_e4m3": c.CPA_FP8_E4M3}
-_ALIASES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8_e4m3", "int8": "i8",
+DTYPES = {"fp32": c.CPA_F32, "bf16": c.CPA_BF16, "fp16": c.CPA_F16, "fp8_e4m3": c.CPA_FP8_E4M3,
+          "fp8_e5m2": c.CPA_FP8_E5M2}
+_ALIASES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8_e4m3",
+            "float8_e5m2": "fp8_e5m2", "int8": "i8",
             "uint8": "u8", "int32": "i32", "int64": "i64", "uint32": "u32", "bool": "bool"}
 _NAMES = {ours: name for name, ours in _ALIASES.items()}
-_BY_TYPE = {(2, 32): "fp32", (2, 16): "fp16", (4, 16): "bf16", (10, 8): "fp8_e4m3", (0, 8): "i8", (1, 8): "u8",
+_BY_TYPE = {(2, 32): "fp32", (2, 16): "fp16", (4, 16): "bf16", (10, 8): "fp8_e4m3", (12, 8): "fp8_e5m2", (0, 8): "i8", (1, 8): "u8",
             (0, 32): "i32", (0, 64): "i64", (1, 32): "u32", (6, 8): "bool"}
 
 _torch: Any = None

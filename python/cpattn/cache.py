@@ -15,7 +15,7 @@ class PagedCache:
     """A view of pools of key and value blocks. It keeps the tensors alive, and copies nothing.
 
     Plain caches: ``k`` is ``[num_blocks, block_size, kv_heads, k_dim]``, or with ``layout="head-major"``
-    ``[num_blocks, kv_heads, block_size, k_dim]``, in fp32, bf16 or fp16, or in fp8_e4m3 with one ``k_scale`` and one
+    ``[num_blocks, kv_heads, block_size, k_dim]``, in fp32, bf16 or fp16, or in fp8_e4m3 or fp8_e5m2 with one ``k_scale`` and one
     ``v_scale`` for all keys and values; ``v`` alike with its own width. Any strides but that of the last dimension.
 
     Latents (multi-head latent attention): ``v=None`` and ``v_dim``; the value of a key is its first ``v_dim`` elements.
@@ -51,15 +51,15 @@ class PagedCache:
             if len(t.shape) != 4 or (t.shape[3] > 1 and t.strides[3] != 1):
                 raise ValueError(f"cpattn: {name} of a cache is {list(t.shape)} with strides {list(t.strides)}; "
                                  "expected 4 dimensions, the last contiguous")
-            if t.dtype not in ("fp32", "bf16", "fp16", "fp8_e4m3"):
-                raise ValueError(f"cpattn: {name} of a cache is {t.dtype}; expected fp32, bf16, fp16 or fp8_e4m3")
+            if t.dtype not in DTYPES:
+                raise ValueError(f"cpattn: {name} of a cache is {t.dtype}; expected one of {', '.join(DTYPES)}")
         if (values is None) == (v_dim is None):
             raise ValueError("cpattn: a cache has either v, or v_dim for latents, whose values lie in their keys")
         if values is not None and (values.dtype != keys.dtype or values.shape[:3] != keys.shape[:3]
                                    or values[4:] != keys[4:]):
             raise ValueError(f"cpattn: k is {keys.dtype} {list(keys.shape)}, v {values.dtype} {list(values.shape)}; "
                              "expected the same but for the last dimension, on one device")
-        if keys.dtype == "fp8_e4m3" and not (k_scale > 0 and (v_scale > 0 or values is None)):
+        if keys.dtype.startswith("fp8") and not (k_scale > 0 and (v_scale > 0 or values is None)):
             raise ValueError("cpattn: a cache of fp8 elements needs k_scale and v_scale; with scales of rows it is "
                              "PagedCache.of_bytes")
 
@@ -69,7 +69,7 @@ class PagedCache:
                  v_scales: Any = None) -> PagedCache:
         """A cache over bytes: ``k`` and ``v`` are uint8 ``[num_blocks, block_bytes]`` with the ``block_bytes`` of
         the module or more. ``v=None``: latents. ``k_scales``, ``v_scales``: fp32 ``[1]`` or ``[kv_heads]`` on the
-        device, for fp8_e4m3."""
+        device, for fp8_e4m3 and fp8_e5m2."""
         scaled = k_scales is not None
         n_scales = read(k_scales).shape[0] if scaled else 0
         strides = []

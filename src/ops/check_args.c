@@ -165,8 +165,9 @@ static cpa_status check_head_scales(const char *where, const cpa_attention_shape
     REQUIRE(err, s->n_scales == 1 || s->n_scales == s->kv_heads, "%s: n_scales is %d, expected 1 or the %d KV heads",
             where, s->n_scales, s->kv_heads);
     REQUIRE(err, cpa_dtype_traits_of(s->kv_dtype)->tensor_scale && s->k_scale == 0,
-            "%s: k_scales and v_scales are given for a cache of %s whose k_scale is %g, expected fp8_e4m3 and 0", where,
-            cpa_dtype_name(s->kv_dtype), (double)s->k_scale);
+            "%s: k_scales and v_scales are given for a cache of %s whose k_scale is %g, expected fp8_e4m3 or fp8_e5m2, "
+            "and 0",
+            where, cpa_dtype_name(s->kv_dtype), (double)s->k_scale);
     REQUIRE(err, !s->v_in_k || v_scales == k_scales, "%s: v_in_k is 1 and v_scales are other scales than k_scales",
             where);
     CPA_TRY(cpa_check_aligned(where, "k_scales", k_scales, sizeof *k_scales, err));
@@ -181,8 +182,9 @@ static cpa_status check_scales(const char *where, const cpa_attention_shape *s, 
     REQUIRE(err, !s->v_in_k || v_scale == s->k_scale, "%s: v_in_k is 1, k_scale is %g and v_scale is %g, expected one",
             where, (double)s->k_scale, (double)v_scale);
     REQUIRE(err, none || (both && cpa_dtype_traits_of(s->kv_dtype)->tensor_scale),
-            "%s: k_scale is %g and v_scale is %g for a cache of %s, expected none, or both above 0 for fp8_e4m3", where,
-            (double)s->k_scale, (double)s->v_scale, cpa_dtype_name(s->kv_dtype));
+            "%s: k_scale is %g and v_scale is %g for a cache of %s, expected none, or both above 0 for fp8_e4m3 and "
+            "fp8_e5m2",
+            where, (double)s->k_scale, (double)s->v_scale, cpa_dtype_name(s->kv_dtype));
     return CPA_OK;
 }
 

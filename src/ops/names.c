@@ -19,6 +19,7 @@ static const alias dtypes[] = {
     {"fp8", CPA_FP8_E4M3},
     {"fp8_e4m3fn", CPA_FP8_E4M3},
     {"float8_e4m3fn", CPA_FP8_E4M3},
+    {"float8_e5m2", CPA_FP8_E5M2},
     {"turboquant_int8", CPA_INT8},
     {"fp8_ds_mla", CPA_FP8_T128},
 };
@@ -47,7 +48,8 @@ cpa_status cpa_dtype_of_name(const char *name, cpa_dtype *out, cpa_error *err) {
                         "int8, the only one of turboquant's that does",
                         name);
     REQUIRE(err, dtype >= 0,
-            "dtype: found '%s', expected fp32, bf16, fp16, fp8_e4m3, int8, fp8_t128 or another name of one of these",
+            "dtype: found '%s', expected fp32, bf16, fp16, fp8_e4m3, fp8_e5m2, int8, fp8_t128 or another name of one "
+            "of these",
             name);
     *out = (cpa_dtype)dtype;
     return CPA_OK;

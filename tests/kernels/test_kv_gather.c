@@ -118,10 +118,15 @@ static void gather(const gather_case *c) {
 
 static void spans_become_rows(void) {
     const gather_case cases[] = {
-        {CPA_F32, CPA_F32, CPA_TOKEN_MAJOR, 24, 40, 0, 0},    {CPA_BF16, CPA_BF16, CPA_HEAD_MAJOR, 64, 64, 0, 1},
-        {CPA_BF16, CPA_F32, CPA_TOKEN_MAJOR, 7, 5, 0, 1},     {CPA_F16, CPA_F16, CPA_VLLM_X, 64, 48, 0, 0},
-        {CPA_INT8, CPA_BF16, CPA_TOKEN_MAJOR, 64, 128, 0, 1}, {CPA_FP8_E4M3, CPA_F16, CPA_HEAD_MAJOR, 64, 64, 0.05f, 0},
-        {CPA_FP8_E4M3, CPA_F32, CPA_VLLM_X, 128, 64, 0, 1},   {CPA_FP8_E4M3, CPA_BF16, CPA_TOKEN_MAJOR, 192, 128, 0, 0},
+        {CPA_F32, CPA_F32, CPA_TOKEN_MAJOR, 24, 40, 0, 0},
+        {CPA_BF16, CPA_BF16, CPA_HEAD_MAJOR, 64, 64, 0, 1},
+        {CPA_BF16, CPA_F32, CPA_TOKEN_MAJOR, 7, 5, 0, 1},
+        {CPA_F16, CPA_F16, CPA_VLLM_X, 64, 48, 0, 0},
+        {CPA_INT8, CPA_BF16, CPA_TOKEN_MAJOR, 64, 128, 0, 1},
+        {CPA_FP8_E4M3, CPA_F16, CPA_HEAD_MAJOR, 64, 64, 0.05f, 0},
+        {CPA_FP8_E5M2, CPA_BF16, CPA_TOKEN_MAJOR, 64, 32, 0, 0},
+        {CPA_FP8_E4M3, CPA_F32, CPA_VLLM_X, 128, 64, 0, 1},
+        {CPA_FP8_E4M3, CPA_BF16, CPA_TOKEN_MAJOR, 192, 128, 0, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) gather(&cases[i]);
 }

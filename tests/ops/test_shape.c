@@ -53,6 +53,7 @@ static void sizes_of_dtypes(void) {
     } sizes[] = {
         {CPA_F32, 0, 4, 40, 0, 1280},     {CPA_BF16, 0, 2, 20, 0, 640},        {CPA_F16, 0, 2, 20, 0, 640},
         {CPA_FP8_E4M3, 0, 1, 10, 4, 448}, {CPA_FP8_E4M3, 0.5f, 1, 10, 0, 320}, {CPA_INT8, 0, 1, 10, 4, 448},
+        {CPA_FP8_E5M2, 0, 1, 10, 4, 448}, {CPA_FP8_E5M2, 2, 1, 10, 0, 320},
     };
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         CU_ASSERT_EQUAL(cpa_dtype_bytes(sizes[i].dtype), sizes[i].element);
@@ -137,7 +138,7 @@ static void bad_shapes(void) {
     bad = GOOD, bad.k_dim = 577, refuse(bad, CPA_INVALID, "k_dim is 577, expected 1..576");
     bad = GOOD, bad.v_dim = 0, refuse(bad, CPA_INVALID, "v_dim is 0");
     bad = GOOD, bad.dtype = CPA_INT8, refuse(bad, CPA_INVALID, "dtype is 4");
-    bad = GOOD, bad.kv_dtype = CPA_KV_DTYPE_COUNT, refuse(bad, CPA_INVALID, "kv_dtype is 6");
+    bad = GOOD, bad.kv_dtype = CPA_KV_DTYPE_COUNT, refuse(bad, CPA_INVALID, "kv_dtype is 7");
     bad = GOOD, bad.layout = (cpa_kv_layout)3, refuse(bad, CPA_INVALID, "layout is 3");
     bad = GOOD, bad.k_scale = bad.v_scale = 1, refuse(bad, CPA_INVALID, "k_scale is 1");
     bad.kv_dtype = CPA_FP8_E4M3;

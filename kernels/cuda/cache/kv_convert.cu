@@ -60,10 +60,6 @@ __device__ void unit_place(const side &s, int i, int unit, int tokens, int dim, 
     }
 }
 
-__device__ bool is_code(cpa_dtype dtype) {
-    return dtype == CPA_FP8_E4M3 || dtype == CPA_INT8;
-}
-
 /* Elements as cells; word: of the row, of codes. */
 template <int BYTES>
 __device__ uint32_t to_cell(uint32_t bits, cpa_dtype dtype, bool raw, uint32_t word) {

@@ -44,7 +44,7 @@ using elements = float[ROUNDS][WIDTH];
 __device__ void read_row(const rows_of &from, const row_place &at, int32_t dim, int lane, elements &x) {
     const char *row = from.row(at.block, at.offset, at.head);
     uint32_t word = 0;
-    if (from.dtype == CPA_FP8_E4M3 || from.dtype == CPA_INT8)
+    if (is_code(from.dtype))
         word = from.words_at ? *from.word(at.block, at.offset, at.head) : __float_as_uint(from.scale_of(at.head));
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
