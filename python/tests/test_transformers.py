@@ -16,7 +16,7 @@ from transformers.masking_utils import (  # noqa: E402
 import cpattn  # noqa: E402
 from cpattn import ops  # noqa: E402
 from cpattn.transformers import PagedCache, register  # noqa: E402
-from cpattn.transformers.attention import padding  # noqa: E402
+from cpattn.transformers.attention import attention, padding  # noqa: E402
 from cpattn.transformers.sequences import Sequences  # noqa: E402
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
@@ -36,6 +36,19 @@ def prompts():
     mask = torch.ones_like(ids)
     mask[1, :17] = 0
     return ids, mask
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_tensors_with_tokens_within_heads_are_attended_as_they_lie(batch):
+    """Contiguous [batch, heads, tokens, dim], and the transposes of dense rows, which give the same."""
+    q, k, v = (torch.randn(batch, heads, 21, 32, generator=torch.Generator().manual_seed(heads)) for heads in (4, 2, 2))
+    module = torch.nn.Module()
+    with torch.no_grad():
+        got = attention(module, q, k, v, None)[0]
+        dense = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+        assert torch.equal(got, attention(module, *dense, None)[0])
+        want = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(got.transpose(1, 2), want, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", MODELS)
