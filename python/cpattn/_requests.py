@@ -32,7 +32,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer. ``finish_reason``: "stop", "length", "cancelled" or "expired"; ``stop``: the text that ended it."""
+    """A whole answer. ``finish_reason``: "stop", "length", "cancelled" or "expired"; ``stop``: the text that ended it.
+    """
 
     text: str
     token_ids: list[int]
