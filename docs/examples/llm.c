@@ -2,8 +2,8 @@
  *
  *     ./llm FOLDER [PROMPT]
  *
- * One process, without MPI. A serving stack has a request for each of its clients, and one thread that reads them all by
- * cpa_llm_wait. */
+ * One process, without MPI. A serving stack has a request for each of its clients, and one thread that reads them all
+ * by cpa_llm_wait. */
 #include <cpattn/llm.h>
 #include <stdio.h>
 #include <string.h>

@@ -27,9 +27,9 @@ typedef struct cpa_llm_request cpa_llm_request;
 
 typedef struct cpa_llm_options {
     size_t size;
-    /* The engine; NULL: all defaults. Set here, whatever it says, are model, network, outputs_given and the callbacks of
-     * tokens. With device.size 0 it is a CUDA device, the first one, where there is one, or the host with a thread for
-     * each processor of the process. num_blocks 0: what memory holds and can be of use. Copied. */
+    /* The engine; NULL: all defaults. Set here, whatever it says, are model, network, outputs_given and the callbacks
+     * of tokens. With device.size 0 it is a CUDA device, the first one, where there is one, or the host with a thread
+     * for each processor of the process. num_blocks 0: what memory holds and can be of use. Copied. */
     const cpa_engine_options *engine;
     /* NULL: one rank. Else all of its ranks open the folder, with equal options; rank 0 takes requests, and the others
      * serve until it closes. Not one over MPI, which wants to be used by MPI's main thread. It must outlive the llm,
@@ -49,12 +49,13 @@ typedef struct cpa_llm_options {
 } cpa_llm_options;
 
 /* Opens the folder, as `cp_attn serve --model-dir` does: config.json, safetensors, and what there is of tokenizer and
- * chat template. Runs the engine's self-test and measurements, which takes seconds. Collective over options->comm; fails
- * on all ranks alike. CPA_IO, CPA_INVALID and CPA_UNSUPPORTED name the file and the key. `options` may be NULL; *out is
- * set only on success. */
+ * chat template. Runs the engine's self-test and measurements, which takes seconds. Collective over options->comm;
+ * fails on all ranks alike. CPA_IO, CPA_INVALID and CPA_UNSUPPORTED name the file and the key. `options` may be NULL;
+ * *out is set only on success. */
 CPA_API cpa_status cpa_llm_open(const char *folder, const cpa_llm_options *options, cpa_llm **out, cpa_error *err);
 
-/* From now on nothing is taken (CPA_STOPPED), and what is unfinished is cancelled, as its readers hear. Does not wait. */
+/* From now on nothing is taken (CPA_STOPPED), and what is unfinished is cancelled, as its readers hear. Does not
+ * wait. */
 CPA_API void cpa_llm_stop(cpa_llm *llm);
 
 /* Stops, and frees all of it, with every request that is not released yet; no other call may be under way. On ranks
@@ -93,8 +94,8 @@ typedef struct cpa_llm_request_options {
     size_t size;
     int64_t max_tokens;           /* most tokens of the answer; 0: what max_model_len leaves */
     const cpa_sampling *sampling; /* NULL = zeros: the most probable tokens. Without prompt_logprobs */
-    /* [n_stops] texts that end the answer where they begin, not within the first min_tokens of its tokens, each of 1 byte
-     * or more. They are looked for as the answer is read, and cancel the rest of it. */
+    /* [n_stops] texts that end the answer where they begin, not within the first min_tokens of its tokens, each of 1
+     * byte or more. They are looked for as the answer is read, and cancel the rest of it. */
     const char *const *stops;
     int32_t n_stops;
     int32_t keeps_stop;    /* the text, or the token, that ends the answer is part of its text */
@@ -104,10 +105,11 @@ typedef struct cpa_llm_request_options {
     const char *salt, *tenant;
 } cpa_llm_request_options;
 
-/* Submits a request. `options` may be NULL. CPA_INVALID with a line that says what of the prompt or the options is wrong;
- * CPA_UNSUPPORTED for text without a tokenizer, and messages without a template; CPA_BUSY if the engine's queue is full;
- * CPA_STOPPED after cpa_llm_stop, on another rank than 0, and after a failure of the engine, whose line comes with it.
- * Templates of Jinja are rendered within the call, by another process. *out, set only on success, is to be released. */
+/* Submits a request. `options` may be NULL. CPA_INVALID with a line that says what of the prompt or the options is
+ * wrong; CPA_UNSUPPORTED for text without a tokenizer, and messages without a template; CPA_BUSY if the engine's queue
+ * is full; CPA_STOPPED after cpa_llm_stop, and on another rank than 0; where the engine has failed, its status and
+ * line. Templates of Jinja are rendered within the call, by another process. *out, set only on success, is to be
+ * released. */
 CPA_API cpa_status cpa_llm_submit(cpa_llm *llm, const cpa_llm_prompt *prompt, const cpa_llm_request_options *options,
                                   cpa_llm_request **out, cpa_error *err);
 
@@ -129,8 +131,8 @@ typedef struct cpa_llm_piece {
     const char *error; /* with CPA_FINISH_FAILED: the line; else "" */
 } cpa_llm_piece;
 
-/* Waits until something has come, or the request has ended, for timeout_s at most (negative: without end), and takes it:
- * pieces together are the answer. After the end it returns pieces without tokens. CPA_BUSY if nothing came in time;
+/* Waits until something has come, or the request has ended, for timeout_s at most (negative: without end), and takes
+ * it: pieces together are the answer. After the end it returns pieces without tokens. CPA_BUSY if nothing came in time;
  * CPA_NO_MEMORY. `size` is that of *out, sizeof *out. */
 CPA_API cpa_status cpa_llm_next(cpa_llm_request *request, double timeout_s, cpa_llm_piece *out, size_t size,
                                 cpa_error *err);
@@ -140,8 +142,8 @@ CPA_API cpa_status cpa_llm_next(cpa_llm_request *request, double timeout_s, cpa_
  * releases meanwhile. CPA_BUSY if there is none in time, CPA_STOPPED if there is none and cpa_llm_stop was called. */
 CPA_API cpa_status cpa_llm_wait(cpa_llm *llm, double timeout_s, cpa_llm_request **out, cpa_error *err);
 
-/* Ends a request, which gives its blocks back within two steps; cpa_llm_next tells the end. Any thread, while the request
- * is not released. */
+/* Ends a request, which gives its blocks back within two steps; cpa_llm_next tells the end. Any thread, while the
+ * request is not released. */
 CPA_API void cpa_llm_cancel(cpa_llm_request *request);
 
 /* Frees a request, and cancels it if it has not ended. NULL does nothing. */

@@ -32,7 +32,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer. ``finish_reason`` is "stop", "length", "cancelled" or "expired"; ``stop`` is the text that ended it.
+    """A whole answer. ``finish_reason``: "stop", "length", "cancelled" or "expired"; ``stop``: the text that ended it.
     """
 
     text: str
@@ -159,7 +159,7 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 class Reader:
-    """The llm of the library, and the thread that reads all of its requests. It knows no Engine, which may end first."""
+    """The llm of the library, and the thread that reads its requests. It knows no Engine, which may end first."""
 
     def __init__(self, handle: ctypes.c_void_p, takes_requests: bool):
         self.handle = handle

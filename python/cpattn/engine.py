@@ -102,8 +102,8 @@ class Engine:
     ...         print(piece.text, end="")
 
     Requests run together, whatever threads and tasks submit them: the engine, which has a thread of its own, batches
-    them and shares what their prompts have in common. ``device`` is "host", "cuda" or "cuda:N"; without it the first GPU,
-    where there is one, or the host. ``dtype`` and ``kv_cache_dtype`` are names such as "bf16" and "fp8_e4m3".
+    them and shares what their prompts have in common. ``device`` is "host", "cuda" or "cuda:N"; without it the first
+    GPU, where there is one, or the host. ``dtype`` and ``kv_cache_dtype`` are names such as "bf16" and "fp8_e4m3".
     ``chat_template`` is a family ("chatml", "llama3", ...) or a file. ``verify`` is the share of attention results that
     are checked in float64 while it runs. Of numbers 0 stands for the library's defaults: ``num_blocks`` is what memory
     holds, ``max_model_len`` what the model is made for and the cache holds.

@@ -8,8 +8,8 @@
 /* Tokens that the cache on the host holds, all requests together, if none alone has more. */
 #define HOST_TOKENS ((int64_t)1 << 18)
 
-/* Blocks that can be of use: on a device those of all requests that run at once, each as long as it can be. `longest` is
- * the length of the longest request, 0 if the cache alone decides. */
+/* Blocks that can be of use: on a device those of all requests that run at once, each as long as it can be. `longest`
+ * is the length of the longest request, 0 if the cache alone decides. */
 static int64_t useful_blocks(const cpa_length_wishes *wishes, const cpa_cache_limits *limits, int64_t longest) {
     if (!wishes->on_cuda) return cpa_cache_blocks_of(limits, cpa_max64(longest, HOST_TOKENS));
     return longest > 0 ? cpa_cache_blocks_of(limits, longest) * limits->max_num_seqs : INT32_MAX;

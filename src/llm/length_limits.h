@@ -18,9 +18,9 @@ typedef struct cpa_length_wishes {
     const char *num_blocks_option, *max_model_len_option;
 } cpa_length_wishes;
 
-/* Chooses both. Blocks that are not asked for: on devices what memory holds and can be of use, on the host enough for the
- * longest request or many short ones, if memory holds that. CPA_INVALID, with the numbers, if the longest request is
- * to be longer than the model is made for, or than the cache holds. *out is set only on success. */
+/* Chooses both. Blocks that are not asked for: on devices what memory holds and can be of use, on the host enough for
+ * the longest request or many short ones, if memory holds that. CPA_INVALID, with the numbers, if the longest request
+ * is to be longer than the model is made for, or than the cache holds. *out is set only on success. */
 cpa_status cpa_length_limits_find(const cpa_length_wishes *wishes, const cpa_cache_limits *limits,
                                   cpa_length_limits *out, cpa_error *err);
 

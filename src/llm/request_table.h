@@ -1,5 +1,5 @@
-/* The requests of an llm: where the thread that runs the engine and those that read answers meet. One lock guards all of
- * it, which is held for moments. */
+/* The requests of an llm: where the thread that runs the engine and those that read answers meet. One lock guards all
+ * of it, which is held for moments. */
 #ifndef CPA_LLM_REQUEST_TABLE_H
 #define CPA_LLM_REQUEST_TABLE_H
 

@@ -21,8 +21,8 @@ typedef struct cpa_ending_text {
     const cpa_stop_text *stop; /* the one that has stopped it; NULL: none has */
 } cpa_ending_text;
 
-/* `keeps_special`: special tokens belong to the text. The tokenizer must outlive *out, which is to be closed on failure,
- * too. */
+/* `keeps_special`: special tokens belong to the text. The tokenizer must outlive *out, which is to be closed on
+ * failure, too. */
 cpa_status cpa_ending_text_open(const cpa_tokenizer *tokenizer, int keeps_special, cpa_ending_text *out,
                                 cpa_error *err);
 void cpa_ending_text_close(cpa_ending_text *text);

@@ -1,5 +1,5 @@
-/* A model's folder through libcpattn_llm, by its public header: the tokens of transformers, text, stops, cancelling, many
- * requests by one thread, two ranks, and what is refused. */
+/* A model's folder through libcpattn_llm, by its public header: the tokens of transformers, text, stops, cancelling,
+ * many requests by one thread, two ranks, and what is refused. */
 #include <cpattn/llm.h>
 
 #include <jansson.h>
