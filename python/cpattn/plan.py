@@ -15,7 +15,6 @@ from ._device import Device, device, enqueue
 from ._library import call, create, integers, lib, sized
 from ._tensors import DTYPES, read, read_on, vector
 
-ONE_RANK = c.cpa_owner_map(1, 1)
 
 
 def _int32s(values: Any, what: str) -> Any:
@@ -65,6 +64,7 @@ class AttendPlan:
         self.block_size = block_size
         self.widths = (q_heads, k_dim, self.shape.v_dim)
         self.rows = 0
+        self.order: list[int] | None = None  # of set: which row of the batch each row is, None: the same
         self.handle = create(lib.cpa_attend_plan_create, self.device.handle)
         self.number = next(_numbers)  # names the plan where only numbers go, as in operators of PyTorch
         _plans[self.number] = weakref.ref(self)
@@ -81,12 +81,18 @@ class AttendPlan:
             lib.cpa_attend_plan_destroy(self.handle)
 
     def set(self, query_lens: Sequence[int], seq_lens: Sequence[int], block_tables: Any, *,
-            cascade: bool = True) -> None:
+            cascade: bool = True, num_blocks: int = 0, shard: tuple[int, int, int] | None = None) -> None:
         """Plans the last ``query_lens[s]`` of the ``seq_lens[s]`` tokens of every sequence.
 
         ``block_tables``: int32 ``[sequences, blocks]``, on the host (a tensor or lists) or on the device of the plan,
-        where it must hold until the attends are done. Entry j of a row is the block of the tokens from
-        ``j * block_size`` on. Rows of q are those of the sequences one behind the other.
+        where it must hold until the attends are done, over caches of at least ``num_blocks`` blocks. Entry j of a row
+        is the block of the tokens from ``j * block_size`` on. Rows of q are those of the sequences one behind the
+        other.
+
+        ``shard``: (rank, ranks, interleave): the tables are of the tokens t of each sequence alone that have
+        (t / interleave) mod ranks = rank. All rows attend those, by what they are in the whole sequence: states that
+        ``ops.merge`` joins with those of the other ranks. Rows of a sequence are then sorted by the ranks of their
+        tokens: ``order`` says which row of the batch each of them is, None: they are as they were.
         """
         n = len(seq_lens)
         tables = block_tables
@@ -104,23 +110,42 @@ class AttendPlan:
                                  f"sequences on {self.device!r}; expected [sequences, blocks] there or on the host")
         if len(query_lens) != n:
             raise ValueError(f"cpattn: {len(query_lens)} query lengths for {n} sequences")
-        items = (c.cpa_attend_item * n)()
-        whole = c.cpa_token_set(c.CPA_TOKENS_ALL, 0)
-        row = 0
+        items, n_items = self._items(query_lens, seq_lens, width, shard)
+        owners = c.cpa_owner_map(*shard[1:]) if shard is not None else c.cpa_owner_map(1, 1)
+        batch = sized(c.cpa_attend_batch, map=owners, shape=self.shape, block_size=self.block_size,
+                      items=ctypes.addressof(items), n_items=n_items, block_tables=address, n_table_entries=entries,
+                      cascade_attention=c.CPA_CASCADE_AUTO if cascade else c.CPA_CASCADE_OFF,
+                      block_tables_on_device=int(on_device), num_blocks=num_blocks if on_device else 0)
+        call(lib.cpa_attend_plan_set, self.handle, ctypes.byref(batch))
+        self.rows = sum(query_lens)
+        self._held = tables if on_device else None
+
+    def _items(self, query_lens: Sequence[int], seq_lens: Sequence[int], width: int,
+               shard: tuple[int, int, int] | None) -> tuple[Any, int]:
+        """The items of ``set`` and how many there are; sets ``order``."""
+        rank, ranks, interleave = shard or (0, 1, 1)
+        owners = c.cpa_owner_map(ranks, interleave)
+        sets = [c.cpa_token_set(c.CPA_TOKENS_SHARD if shard else c.CPA_TOKENS_ALL, r) for r in range(ranks)]
+        items = (c.cpa_attend_item * (len(seq_lens) * ranks))()
+        n = row = 0
+        order: list[int] = []
         for s, (queries, tokens) in enumerate(zip(query_lens, seq_lens)):
-            if not 0 <= queries <= tokens or tokens > width * self.block_size:
+            held = lib.cpa_tokens_before(owners, sets[rank], max(tokens, 0))
+            if not 0 <= queries <= tokens or held > width * self.block_size:
                 raise ValueError(f"cpattn: {queries} queries of sequence {s} of {tokens} tokens with {width} blocks of "
                                  f"{self.block_size}; expected 0 <= queries <= tokens <= those of the blocks")
-            items[s] = c.cpa_attend_item(q_row=row, q_count=queries, q_first=tokens - queries, k_count=tokens,
-                                         table=s * width, q_set=whole, k_set=whole)
-            row += queries
-        batch = sized(c.cpa_attend_batch, map=ONE_RANK, shape=self.shape, block_size=self.block_size,
-                      items=ctypes.addressof(items), n_items=n, block_tables=address, n_table_entries=entries,
-                      cascade_attention=c.CPA_CASCADE_AUTO if cascade else c.CPA_CASCADE_OFF,
-                      block_tables_on_device=int(on_device))
-        call(lib.cpa_attend_plan_set, self.handle, ctypes.byref(batch))
-        self.rows = row
-        self._held = tables if on_device else None
+            start = tokens - queries
+            if shard is not None:
+                order += sorted(range(row, row + queries), key=lambda i: (start + i - row) // interleave % ranks)
+            for q_set in sets:
+                first, end = (lib.cpa_tokens_before(owners, q_set, t) for t in (start, tokens))
+                if end > first:
+                    items[n] = c.cpa_attend_item(q_row=row, q_count=end - first, q_first=first, k_count=held,
+                                                 table=s * width, q_set=q_set, k_set=sets[rank])
+                    n += 1
+                row += end - first
+        self.order = order if order != list(range(len(order))) else None
+        return items, n
 
     def set_indices(self, qo_indptr: Any, kv_indptr: Any, kv_indices: Any, last_page_len: Any = None) -> None:
         """The same from FlashInfer's arrays, all on the host: sequence s has the rows ``qo_indptr[s]`` to
