@@ -18,5 +18,7 @@ mkdir -p "$package"
 cp -rs "$source"/cpattn/. "$package"
 "$python" "$source/declarations.py" "${CC:-cc}" "$source/../include" "$package/_declarations.py"
 ln -s "$build/src/libcpattn.so" "$package/libcpattn.so"
+"$python" "$tests/entry_points.py" "$source/pyproject.toml" "$build/python"
+export CPATTN_TEST_MODEL=$source/../tests/data/tiny-llama
 cd "$build/python" # not where cpattn is without its library
 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$build/python exec "$python" -m pytest -q -p no:cacheprovider "$@" "$tests"

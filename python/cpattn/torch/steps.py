@@ -27,8 +27,7 @@ class StepPlans:
     def take(self) -> AttendPlan:
         """The plan to be set for a step, when the attends of the step that it was set for before are over."""
         if self._plans[0].device.backend == "cuda":
-            event = self._done[self._turn] = torch.cuda.Event()
-            event.record()
+            self._done[self._turn] = torch.cuda.current_stream().record_event()
         self._turn ^= 1
         event = self._done[self._turn]
         if event is not None:
@@ -48,8 +47,8 @@ class Pages:
         """The cache of pools of keys and values; scales count for 8-bit elements alone."""
         known = (k.data_ptr(), v.data_ptr(), k.shape, v.shape, k.stride(), v.stride(), k.dtype, k_scale, v_scale)
         if self._cache is None or self._known != known:
-            scales = {"k_scale": k_scale, "v_scale": v_scale} if k.dtype.itemsize == 1 else {}
-            self._cache, self._known = PagedCache(k, v, layout=self.layout, **scales), known
+            k_scale, v_scale = (k_scale, v_scale) if k.dtype.itemsize == 1 else (0.0, 0.0)
+            self._cache, self._known = PagedCache(k, v, layout=self.layout, k_scale=k_scale, v_scale=v_scale), known
         return self._cache
 
 
