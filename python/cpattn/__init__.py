@@ -2,7 +2,8 @@
 
 ``cpattn.ops`` has the operators, ``cpattn.Communicator`` and ``cpattn.Context`` attention of several ranks,
 ``cpattn.torch`` operators that torch.compile takes and ``context_parallel``, ``cpattn.transformers`` the attention
-``"cpattn"`` of transformers with its cache. Only the last two import PyTorch.
+``"cpattn"`` of transformers with its cache, ``cpattn.vllm`` and ``cpattn.sglang`` back ends for these. Only the last
+four import PyTorch.
 """
 
 from . import ops
