@@ -1,4 +1,4 @@
-/* Conversions between fp32 and the narrow dtypes, and from codes of FP8 e4m3: rounding to nearest even, NaN stays NaN. The
+/* Conversions between fp32 and the narrow dtypes, and from codes of FP8: rounding to nearest even, NaN stays NaN. The
  * loops have no branches, so that the compiler turns them into vector code for whatever target the including file is
  * compiled for. */
 #ifndef CPA_BASE_CONVERT_H
@@ -62,6 +62,11 @@ static inline float cpa_from_e4m3(uint8_t code) {
     uint32_t subnormal = cpa_float_bits((float)(int32_t)magnitude * 0x1p-9f);
     uint32_t bits = magnitude < 8 ? subnormal : normal;
     return cpa_bits_float(sign | (magnitude == 0x7f ? 0x7fc00000u : bits));
+}
+
+/* The upper byte of fp16. */
+static inline float cpa_from_e5m2(uint8_t code) {
+    return cpa_from_f16((uint16_t)(code << 8));
 }
 
 /* dst[0..n) = src[0..n) as floats. */

@@ -29,12 +29,24 @@ static const cpa_bench *const benches[] = {&cpa_bench_attend,       &cpa_bench_v
                                            &cpa_bench_step};
 enum { N_BENCHES = sizeof benches / sizeof benches[0] };
 
+static void print_names(void) {
+    char names[512] = "";
+    for (int i = 0; i <= N_BENCHES; i++) {
+        const size_t used = strlen(names);
+        snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "",
+                 i < N_BENCHES ? benches[i]->name : "scaling");
+    }
+    cpa_text_wrap(names, 2, 2, stdout);
+}
+
 static void print_help(void) {
     printf(
-        "usage: cp_attn bench attend|varlen|varlen_attend|merge|kv_write|kv_pack|kv_convert|linear|\n"
-        "                     expert_linear|rmsnorm|rmsnorm_codes|rmsnorm2|swiglu|qk_norm_rope|rotate|\n"
-        "                     latent_norm_rope|sample|exchange|step|scaling [options]\n"
-        "       cp_attn bench serve --url URL [options]    a server; 'cp_attn bench serve --help' lists them\n");
+        "usage: mpirun -np N cp_attn bench NAME [options]    measure one operation on N ranks\n"
+        "       cp_attn bench serve --url URL [options]    a server; 'cp_attn bench serve --help' lists them\n"
+        "\n"
+        "NAME is one of\n  ");
+    print_names();
+    printf("\n");
     cpa_bench_options_print_help();
     printf("shapes, and those without --shapes on the host / on cuda:\n");
     for (int i = 0; i < N_BENCHES; i++) {

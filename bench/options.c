@@ -13,10 +13,12 @@
 #include "base/check.h"
 #include "bench/rules.h"
 #include "comm/transports.h"
+#include "program/names.h"
 
 /* The dtypes by their number, and CPA_DTYPE_COUNT, or CPA_KV_DTYPE_COUNT, for none. */
 static const char *const dtypes[] = {"fp32", "bf16", "fp16", "auto", NULL};
-static const char *const kv_dtypes[] = {"fp32", "bf16", "fp16", "fp8_e4m3", "int8", "fp8_t128", "auto", NULL};
+static const char *const kv_dtypes[] = {"fp32",     "bf16",     "fp16", "fp8_e4m3", "int8",
+                                        "fp8_t128", "fp8_e5m2", "auto", NULL};
 _Static_assert(sizeof dtypes / sizeof dtypes[0] == CPA_DTYPE_COUNT + 2, "a word for each dtype");
 _Static_assert(sizeof kv_dtypes / sizeof kv_dtypes[0] == CPA_KV_DTYPE_COUNT + 2, "a word for each dtype of a cache");
 static const char *const devices[] = {"auto", "host", "cuda", NULL};
@@ -40,13 +42,14 @@ static const cpa_field table[] = {
      .help = "cases, comma-separated; a number may end in K, M or G (powers of 1024)"},
     {NULL, "device", "NAME", CHOICE_AT(device, devices), .initial = "auto",
      .help = "auto (cuda where there is one), host or cuda"},
-    {CASE, "dtype", "TYPE", CHOICE_AT(dtype, dtypes), .initial = "auto",
+    {CASE, "dtype", "TYPE", CHOICE_AT(dtype, dtypes), .named = cpa_named_dtype, .initial = "auto",
      .help = "fp32, bf16 or fp16; auto: fp32 on the host, bf16 on cuda"},
-    {CASE, "kv-cache-dtype", "TYPE", CHOICE_AT(kv_dtype, kv_dtypes), .initial = "auto",
-     .help = "of the KV cache, fp8_e4m3 and int8 with a scale for each token and head, fp8_t128 of latents; auto: as "
+    {CASE, "kv-cache-dtype", "TYPE", CHOICE_AT(kv_dtype, kv_dtypes), .named = cpa_named_dtype, .initial = "auto",
+     .help = "of the KV cache, fp8_e4m3, fp8_e5m2 and int8 with a scale for each token and head, fp8_t128 of latents; "
+             "auto: as "
              "--dtype"},
     {CASE, "tensor-scale", "S", CPA_FIELD_REAL, offsetof(cpa_bench_options, tensor_scale), .initial = "0", .max = 1e6,
-     .help = "one scale for all keys and values of an fp8_e4m3 cache; 0: one for each token and head"},
+     .help = "one scale for all keys and values of a cache in fp8_e4m3 or fp8_e5m2; 0: one for each token and head"},
     {CASE, "q-heads", "N", INT_AT(q_heads, 1, 1024), .initial = "auto", .word = "auto",
      .help = "query heads; auto: 8 on the host, 32 on cuda"},
     {CASE, "kv-heads", "N", INT_AT(kv_heads, 1, 1024), .initial = "auto", .word = "auto",
@@ -66,7 +69,7 @@ static const cpa_field table[] = {
              "tree, one of the new tokens alone"},
     {CASE, "pages", "ORDER", CHOICE_AT(pages_ordered, page_orders), .initial = "random",
      .help = "blocks lie in random order, or ordered, one after another"},
-    {CASE, "layout", "NAME", CHOICE_AT(layout, layouts), .initial = "token-major",
+    {CASE, "layout", "NAME", CHOICE_AT(layout, layouts), .named = cpa_named_layout, .initial = "token-major",
      .help = "of the KV cache: token-major, head-major or vllm-x; attend, and kv_convert, which makes it token-major"},
     {CASE, "ragged", NULL, FLAG_AT(ragged), .help = "attend: sequence i has (i mod 8 + 1) / 8 of the context"},
     {CASE, "shared", "N", INT_AT(shared, 0, 0x1p31), .initial = "0",
@@ -150,9 +153,9 @@ cpa_status cpa_bench_options_resolve(cpa_bench_options *o, cpa_backend backend, 
     if (!o->block_size) o->block_size = cuda ? 64 : 16;
     if (!o->interleave) o->interleave = o->block_size;
     if (!o->decode_context) o->decode_context = o->context;
-    if (o->tensor_scale > 0 && o->kv_dtype != CPA_FP8_E4M3)
+    if (o->tensor_scale > 0 && o->kv_dtype != CPA_FP8_E4M3 && o->kv_dtype != CPA_FP8_E5M2)
         return cpa_fail(err, CPA_INVALID,
-                        "bench: --tensor-scale: found %g, expected 0 unless --kv-cache-dtype is fp8_e4m3",
+                        "bench: --tensor-scale: found %g, expected 0 unless --kv-cache-dtype is fp8_e4m3 or fp8_e5m2",
                         o->tensor_scale);
     if (o->q_heads % o->kv_heads != 0) {
         return cpa_fail(err, CPA_INVALID, "bench: --q-heads: found %lld, expected a multiple of the %lld KV heads",

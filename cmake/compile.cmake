@@ -44,11 +44,12 @@ function(cpattn_part room)
   cpattn_in_library(cpattn_${room})
 endfunction()
 
-# cpattn_exports(TARGET HEADER...): the shared library exports what these headers, and those of cpattn/ that they include,
-# declare with CPA_API or CPA_INLINE, and nothing else.
+# cpattn_exports(TARGET [ALONE] HEADER...): the shared library exports what these headers, and those of cpattn/ that they
+# include (not with ALONE), declare with CPA_API or CPA_INLINE, and nothing else.
 function(cpattn_exports target)
+  cmake_parse_arguments(PARSE_ARGV 1 exports "ALONE" "" "")
   set(names "")
-  set(headers ${ARGN})
+  set(headers ${exports_UNPARSED_ARGUMENTS})
   set(seen "")
   while(headers)
     list(POP_FRONT headers header)
@@ -61,7 +62,9 @@ function(cpattn_exports target)
     file(STRINGS ${file} lines REGEX "^#include <cpattn/|^CPA_API |^(CPA_HOST_DEVICE )?CPA_INLINE ")
     foreach(line IN LISTS lines)
       if(line MATCHES "^#include <cpattn/([a-z_]+)\\.h>")
-        list(APPEND headers ${CMAKE_MATCH_1})
+        if(NOT exports_ALONE)
+          list(APPEND headers ${CMAKE_MATCH_1})
+        endif()
       elseif(line MATCHES "[ *](cpa_[a-z0-9_]+)\\(")
         string(APPEND names "        ${CMAKE_MATCH_1};\n")
       endif()

@@ -22,19 +22,31 @@ if(CPATTN_CUDA)
   target_compile_definitions(cpattn_deps INTERFACE CPA_HAVE_CUDA)
   target_include_directories(cpattn_deps SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS}) # NVTX
 endif()
+
+# What models of a folder and text stand on: the program, and libcpattn_llm, which a Python package may do without.
+set(CPATTN_LLM ON)
+set(required REQUIRED)
 if(CPATTN_PYTHON)
+  set(required)
+endif()
+pkg_check_modules(JANSSON ${required} IMPORTED_TARGET jansson)
+pkg_check_modules(PCRE2 ${required} IMPORTED_TARGET libpcre2-8)
+pkg_check_modules(SENTENCEPIECE ${required} IMPORTED_TARGET sentencepiece)
+find_library(UNISTRING_LIBRARY unistring ${required}) # which has no .pc file
+if(CPATTN_PYTHON)
+  if(NOT JANSSON_FOUND OR NOT PCRE2_FOUND OR NOT SENTENCEPIECE_FOUND OR NOT UNISTRING_LIBRARY)
+    set(CPATTN_LLM OFF)
+    message(NOTICE "cpattn: built without cpattn.Engine, which needs libjansson-dev, libpcre2-dev, "
+                   "libsentencepiece-dev and libunistring-dev")
+  endif()
   return()
 endif()
 
-# What the program stands on beside the library.
+# What the program stands on beside that.
 find_package(MPI REQUIRED COMPONENTS C)
 pkg_check_modules(OPENBLAS REQUIRED IMPORTED_TARGET openblas)
 pkg_check_modules(HWLOC REQUIRED IMPORTED_TARGET hwloc)
-pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson)
 pkg_check_modules(YAML REQUIRED IMPORTED_TARGET yaml-0.1)
-pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
-pkg_check_modules(SENTENCEPIECE REQUIRED IMPORTED_TARGET sentencepiece)
 pkg_check_modules(MICROHTTPD REQUIRED IMPORTED_TARGET libmicrohttpd)
 pkg_check_modules(CURL REQUIRED IMPORTED_TARGET libcurl)
 pkg_check_modules(CAIRO REQUIRED IMPORTED_TARGET cairo)
-find_library(UNISTRING_LIBRARY unistring REQUIRED) # which has no .pc file

@@ -45,12 +45,12 @@ typedef struct cpa_attend_place {
 } cpa_attend_place;
 
 /* A plan whose lengths and tables are read on the device: the limits of cpa_attend_plan_reserve, and in context
- * attention what of it lies on which rank. Sequences are sharded. A sequence's last `rows` tokens lie on one rank,
- * which asks for them; this rank attends them over its own shard, an item a sequence. */
+ * attention what of it lies on which rank. Sequences are sharded. Each rank asks for those of the last `rows` tokens of
+ * a sequence that it owns; this rank attends them over its own shard (attend_update.h). */
 typedef struct cpa_attend_reservation {
     cpa_attention_shape shape;
     int32_t block_size;
-    int32_t rows;         /* rows of a sequence; 1 where there are several ranks */
+    int32_t rows;         /* most rows of a sequence */
     int64_t sequences;    /* 0: the plan is not reserved */
     int64_t tokens;       /* most tokens of a sequence */
     int64_t table_stride; /* most table entries of a sequence on this rank */
@@ -59,11 +59,31 @@ typedef struct cpa_attend_reservation {
     int32_t rank;
     const cpa_attend_place *places; /* [cp_size], read by plan_reserve alone; NULL: one rank, with zeros */
     int64_t ready_row, ready_rows;  /* the rows that this rank asks for, if they are ready as in a fusion */
-    /* NULL; or device [cp_size, sequences]: an update makes entry (r, s) s where this rank asks for the rows of
-     * sequence s and rank r has keys of it, else -1. A sequence that is refused is attended by all ranks for
+    /* NULL; or device [cp_size, sequences * rows]: an update makes entry (r, row) the row where this rank asks for it
+     * and rank r has keys of its sequence, else -1. A sequence that is refused is attended by all ranks for
      * themselves. */
     int32_t *row_maps;
+    /* NULL; or device, for each row that is attended: an update makes it the row of the whole step that it is, in which
+     * row s * rows + j is the j-th of the new tokens of sequence s, whoever owns it. */
+    int32_t *step_rows;
+    int64_t total_rows; /* most rows of all sequences together */
+    /* 1: rows of sequence s begin at s * rows whatever qo_indptr says, which then counts the new tokens alone. */
+    int32_t fixed_rows;
 } cpa_attend_reservation;
+
+/* Why an update refuses a sequence. */
+typedef enum cpa_attend_why {
+    CPA_REFUSED_LENGTH = 1,
+    CPA_REFUSED_ROWS,
+    CPA_REFUSED_RANK,
+    CPA_REFUSED_TABLE
+} cpa_attend_why;
+
+/* What the last update that is done tells the host: the first sequence whose rows it has refused; -1: none. */
+typedef struct cpa_attend_refusal {
+    int64_t sequence;
+    int32_t why;
+} cpa_attend_refusal;
 
 /* What an update reads, as cpa_attend_update_args says. */
 typedef struct cpa_attend_update {
@@ -78,44 +98,6 @@ typedef struct cpa_attend_update {
     int64_t n_indices;
     const int32_t *qo_indptr; /* NULL: all sequences have the rows that are reserved */
 } cpa_attend_update;
-
-/* A sequence of an update whose tables lie one behind the other: where its own begins among them, and its length; the
- * length of one that has no such pages is -1. */
-typedef struct cpa_attend_extent {
-    int64_t table, length;
-} cpa_attend_extent;
-
-CPA_HOST_DEVICE static inline cpa_attend_extent cpa_attend_extent_of(const cpa_attend_update *update,
-                                                                     int32_t block_size, int64_t s) {
-    const int64_t begin = update->kv_indptr[s], end = update->kv_indptr[s + 1];
-    const int64_t last = update->last_page_len && end > begin ? update->last_page_len[s] : block_size;
-    cpa_attend_extent extent = {begin, end == begin ? 0 : (end - begin - 1) * block_size + last};
-    if (begin < 0 || end < begin || end > update->n_indices || last < 1 || last > block_size) extent.length = -1;
-    return extent;
-}
-
-/* The rows of a sequence of an update, as far as they can be its own: [first, first + count), at most `most` a
- * sequence. */
-typedef struct cpa_attend_rows {
-    int64_t first;
-    int32_t count, fits;
-} cpa_attend_rows;
-
-CPA_HOST_DEVICE static inline cpa_attend_rows cpa_attend_rows_of(const cpa_attend_update *update, int32_t most,
-                                                                 int64_t s) {
-    cpa_attend_rows rows = {s * most, most, 1};
-    if (!update->qo_indptr) return rows;
-    const int64_t begin = update->qo_indptr[s], end = update->qo_indptr[s + 1], all = update->sequences * most;
-    if (begin < 0 || end <= begin || begin >= all) {
-        rows.first = rows.count = 0;
-        return rows;
-    }
-    const int64_t last = end < all ? end : all;
-    rows.first = begin;
-    rows.count = (int32_t)(last - begin < most ? last - begin : most);
-    rows.fits = begin + rows.count == end;
-    return rows;
-}
 
 /* plan_set fills it by cpa_attend_plan_describe. */
 struct cpa_attend_plan {
@@ -136,7 +118,8 @@ struct cpa_attend_plan {
     int64_t keys_attended, keys_read;
     /* Rows of all items; of a reserved plan their largest number, as the actual one is on the device. */
     int64_t rows_attended;
-    int64_t k_rows; /* block_size CPA_TENSOR_BLOCK: of the tensors of keys and of values */
+    int64_t k_rows;                    /* block_size CPA_TENSOR_BLOCK: of the tensors of keys and of values */
+    const cpa_attend_refusal *refusal; /* of a reserved plan; memory of the host that its updates write */
 };
 
 static inline void cpa_attend_plan_describe(cpa_attend_plan *plan, const cpa_attend_batch *batch,

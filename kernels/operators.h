@@ -63,8 +63,8 @@ typedef struct cpa_hash_rows_args {
     cpa_dtype dtype;
 } cpa_hash_rows_args;
 
-/* project_states: partial states times a matrix of their head: O summed over v_dim in ascending order, in fp32; the LSE
- * keeps its bits. O of an empty state is not read, and becomes 0. */
+/* project_states: partial states times a matrix of their head: O summed over v_dim in fp32, on the host in ascending
+ * order, on devices in one that v_dim decides; the LSE keeps its bits. O of an empty state is not read, and becomes 0. */
 typedef struct cpa_project_states_args {
     int64_t rows;
     int32_t heads, v_dim, out_dim;
@@ -168,12 +168,14 @@ struct cpa_operator_table {
     cpa_status (*state_merge_packed)(const cpa_state_merge_packed_args *args, cpa_stream *stream);
     cpa_status (*project_states)(const cpa_project_states_args *args, cpa_stream *stream); /* args->rows is not 0 */
 
-    /* kv_copy and kv_pack may have CPA_VLLM_X on one side and rows in one piece on the other. */
+    /* kv_copy and kv_pack may have CPA_VLLM_X on one side and rows in one piece on the other. kv_gather: `rows` are
+     * its tensors as a cache whose block b, as long as those of src, begins at row b. */
     cpa_status (*kv_write)(const cpa_kv_write_args *args, cpa_stream *stream);
     cpa_status (*kv_copy)(const cpa_kv_copy_args *args, cpa_stream *stream);
     cpa_status (*kv_move)(const cpa_kv_move_args *args, cpa_stream *stream);
     cpa_status (*kv_convert)(const cpa_kv_convert_args *args, cpa_stream *stream);
     cpa_status (*kv_pack)(const cpa_kv_pack_args *args, cpa_stream *stream);
+    cpa_status (*kv_gather)(const cpa_kv_gather_args *args, const cpa_kv_view *rows, cpa_stream *stream);
     /* Strides are not 0; there are tokens to expand. */
     cpa_status (*latent_gather)(const cpa_latent_gather_args *args, cpa_stream *stream);
     cpa_status (*latent_expand)(const cpa_latent_expand_args *args, cpa_stream *stream);

@@ -11,17 +11,12 @@
 #include "launcher/settings/settings_check.h"
 #include "launcher/settings/settings_table.h"
 #include "program/output_file.h"
+#include "src/llm/folder_model.h"
 #include "src/schedule/planner.h"
 #include "src/schedule/scheduler.h"
 
 /* The mixed run chooses its length after the engine has measured its rates; until then the cache is made for this. */
 #define MIXED_RUN_TOKENS ((int64_t)1 << 18)
-
-/* A cache that is sized for the run leaves memory to everything else. */
-#define MEMORY_SHARE 2
-
-/* What exchanges take of a device where --staging-bytes is auto (cpa_context_options). */
-#define DEVICE_STAGING_BYTES ((int64_t)2 << 30)
 
 #define BYTES_PER_GIB ((double)(1 << 30))
 
@@ -244,14 +239,10 @@ cpa_transformer_options cpa_job_transformer_options(const cpa_job *job) {
     };
 }
 
-/* Bytes of the network on the rank that has the most of it. */
 static int64_t network_bytes(const cpa_job *job) {
     if (!job->has_network) return 0;
-    cpa_transformer_options options = cpa_job_transformer_options(job);
-    int64_t most = 0;
-    for (options.rank = 0; options.rank < options.ranks; options.rank++)
-        most = cpa_max64(most, cpa_transformer_bytes(&job->network, &options));
-    return most;
+    const cpa_transformer_options options = cpa_job_transformer_options(job);
+    return cpa_folder_model_bytes(&job->network, &options);
 }
 
 cpa_status cpa_job_check_memory(const cpa_job *job, int64_t memory_bytes, cpa_error *err) {
@@ -267,14 +258,16 @@ int cpa_job_is_on_cuda(const cpa_job *job) {
     return is_on_cuda(&job->settings);
 }
 
-/* What the cache may have of a rank's memory. */
+/* What the cache may have of a rank's memory; what the user asks for may be all that the network leaves. */
 static int64_t cache_bytes(const cpa_job *job, int64_t memory_bytes) {
     const cpa_settings *settings = &job->settings;
-    const int64_t left = memory_bytes - network_bytes(job);
-    if (settings->num_blocks) return left;
-    if (!settings->serve || !is_on_cuda(settings)) return left / MEMORY_SHARE;
-    const int64_t spared = (int64_t)((1 - settings->gpu_memory_utilization) * (double)memory_bytes);
-    return left - spared - (settings->staging_bytes ? settings->staging_bytes : DEVICE_STAGING_BYTES);
+    const cpa_cache_memory memory = {
+        .memory_bytes = memory_bytes,
+        .network_bytes = network_bytes(job),
+        .share = settings->serve && is_on_cuda(settings) ? settings->gpu_memory_utilization : 0,
+        .staging_bytes = settings->staging_bytes,
+    };
+    return settings->num_blocks ? memory_bytes - memory.network_bytes : cpa_cache_memory_bytes(&memory);
 }
 
 int32_t cpa_job_window_seqs(const cpa_job *job, int64_t requests) {
@@ -301,10 +294,21 @@ cpa_status cpa_job_cache_size(const cpa_job *job, const cpa_cache_limits *given,
     cpa_cache_limits limits = *given;
     limits.window_seqs = out->window_seqs = cpa_job_window_seqs(job, workload->count);
     out->num_blocks = job->settings.num_blocks;
-    if (out->num_blocks) return cpa_cache_check(&limits, out->num_blocks, err);
+    if (out->num_blocks) return cpa_cache_check(&limits, "--num-blocks", out->num_blocks, err);
     if (workload->count) return cpa_cache_size_for(&limits, workload->requests, workload->count, &out->num_blocks, err);
     out->num_blocks = cpa_min64(cpa_cache_blocks_of(&limits, MIXED_RUN_TOKENS), cpa_cache_most_blocks(&limits));
     return CPA_OK;
+}
+
+cpa_length_wishes cpa_job_length_wishes(const cpa_job *job) {
+    return (cpa_length_wishes){
+        .asked = {.num_blocks = job->settings.num_blocks, .max_model_len = job->settings.max_model_len},
+        .on_cuda = is_on_cuda(&job->settings),
+        .positions = job->has_network ? job->network.max_position : 0,
+        .model = job->model.name,
+        .num_blocks_option = "--num-blocks",
+        .max_model_len_option = "--max-model-len",
+    };
 }
 
 /* Whether `word` stands in `text` by itself, not in a longer name. */

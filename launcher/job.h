@@ -2,13 +2,13 @@
 #ifndef CPA_LAUNCHER_JOB_H
 #define CPA_LAUNCHER_JOB_H
 
-#include "launcher/cache_size.h"
 #include "launcher/generate/generate.h"
 #include "launcher/settings/model_file.h"
 #include "launcher/settings/settings.h"
 #include "program/exit_code.h"
 #include "program/placement.h"
 #include "program/workload.h"
+#include "src/llm/length_limits.h"
 #include "src/model/transformer.h"
 
 /* Plain memory: rank 0 broadcasts it. */
@@ -53,6 +53,9 @@ int32_t cpa_job_window_seqs(const cpa_job *job, int64_t requests);
 /* The size of a rank's cache: as --num-blocks and --window-seqs say, or enough for the workload. */
 cpa_status cpa_job_cache_size(const cpa_job *job, const cpa_cache_limits *limits, const cpa_workload *workload,
                               cpa_cache_size *out, cpa_error *err);
+
+/* What the settings of a server ask of its lengths. */
+cpa_length_wishes cpa_job_length_wishes(const cpa_job *job);
 
 /* Puts the option of the program in front of a message of the library that names an engine's option. */
 void cpa_job_name_option(cpa_error *err);

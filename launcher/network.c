@@ -2,42 +2,28 @@
 
 #include "base/check.h"
 
-static cpa_status load(const cpa_job *job, int32_t rank, cpa_network *network, cpa_error *err) {
-    cpa_transformer_options options = cpa_job_transformer_options(job);
-    cpa_safetensors *files = NULL;
-    options.rank = rank;
-    CPA_TRY(cpa_safetensors_open(job->settings.model_dir, &files, err));
-    cpa_status status =
-        cpa_transformer_create(network->device, &job->network, files, &options, &network->transformer, err);
-    cpa_safetensors_close(files);
-    const int wrong = status == CPA_INVALID || status == CPA_UNSUPPORTED; /* tensors, which are named without a file */
-    return wrong ? cpa_fail(err, status, "%s: %s", job->settings.model_dir, err->message) : status;
-}
-
 static cpa_status observe(const cpa_job *job, cpa_network *network, cpa_error *err) {
     const cpa_settings *settings = &job->settings;
     if (job->kept_logits == 0) return CPA_OK;
     CPA_TRY(cpa_logits_sample_open(job->kept_logits, job->network.vocabulary, (uint64_t)settings->seed,
                                    &network->sample, err));
-    cpa_transformer_set_observer(network->transformer, cpa_logits_sample_take, &network->sample);
+    cpa_transformer_set_observer(network->loaded.transformer, cpa_logits_sample_take, &network->sample);
     return CPA_OK;
 }
 
 cpa_status cpa_network_open(const cpa_job *job, int32_t rank, cpa_workload *workload, cpa_prompt_answer *answer,
                             const cpa_device_options *engine_device, cpa_network *network, cpa_error *err) {
-    cpa_device_options device = *engine_device;
-    device.threads = 1; /* nothing runs on it but copies */
-    device.cpus = NULL;
-    device.n_cpus = 0;
-    *network = (cpa_network){.device = NULL};
-    CPA_TRY(cpa_device_open(&device, &network->device, err));
-    cpa_status status = load(job, rank, network, err);
+    cpa_transformer_options options = cpa_job_transformer_options(job);
+    options.rank = rank;
+    *network = (cpa_network){.answer = NULL};
+    cpa_status status =
+        cpa_folder_model_open(job->settings.model_dir, &job->network, &options, engine_device, &network->loaded, err);
     if (status == CPA_OK) status = observe(job, network, err);
     if (status != CPA_OK) {
         cpa_network_close(network);
         return status == CPA_IO ? CPA_INVALID : status; /* a folder without its files is bad input */
     }
-    network->model = cpa_transformer_model(network->transformer);
+    network->model = cpa_transformer_model(network->loaded.transformer);
     network->answer = answer;
     network->tokens =
         (cpa_vocabulary_tokens){workload, (uint64_t)job->settings.seed, (uint32_t)job->network.vocabulary};
@@ -47,9 +33,8 @@ cpa_status cpa_network_open(const cpa_job *job, int32_t rank, cpa_workload *work
 void cpa_network_close(cpa_network *network) {
     cpa_answers_close(&network->answers);
     cpa_logits_sample_close(&network->sample);
-    cpa_transformer_destroy(network->transformer);
-    if (network->device) cpa_device_close(network->device);
-    *network = (cpa_network){.device = NULL};
+    cpa_folder_model_close(&network->loaded);
+    *network = (cpa_network){.answer = NULL};
 }
 
 /* The lengths of requests are those of the workload: the model's own end tokens do not end them. */

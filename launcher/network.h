@@ -6,12 +6,12 @@
 #include "comm/comm.h"
 #include "launcher/answers.h"
 #include "launcher/job.h"
+#include "src/llm/folder_model.h"
 #include "src/model/logits_check.h"
 
 /* One that was never opened has only zeros. It must not move. */
 typedef struct cpa_network {
-    cpa_device *device; /* a handle of its own; the memory is that of the engine's */
-    cpa_transformer *transformer;
+    cpa_folder_model loaded;
     cpa_model model;
     cpa_vocabulary_tokens tokens; /* rank 0 */
     cpa_prompt_answer *answer;    /* rank 0, the caller's: of `generate`; without a prompt: none */

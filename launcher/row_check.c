@@ -248,8 +248,11 @@ static cpa_status check_row(const cpa_row_read *r, int *is_wrong, cpa_error *err
 int cpa_row_check_main(int argc, char **argv) {
     int code = CPA_EXIT_DONE;
     if (argc < 2 || argv[1][0] == '-') {
-        fprintf(argc < 2 ? stderr : stdout,
-                "usage: cp_attn check FILE...    rows of --violation-dump, computed again\n");
+        fprintf(
+            argc < 2 ? stderr : stdout,
+            "usage: cp_attn check FILE...\n"
+            "Computes rows of --violation-dump again: how far a result is from float64, what attend of the host makes\n"
+            "of the same inputs, and which keys explain the difference.\n");
         return argc < 2 || strcmp(argv[1], "--help") != 0 ? CPA_EXIT_BAD_INPUT : CPA_EXIT_DONE;
     }
     for (int i = 1; i < argc; i++) {

@@ -10,10 +10,10 @@
 #include "launcher/output/result_json.h"
 #include "launcher/ranks/signals.h"
 #include "launcher/serve_front.h"
-#include "launcher/serve_limits.h"
 #include "launcher/settings/settings_check.h"
 #include "program/output_file.h"
 #include "program/report_line.h"
+#include "src/llm/length_limits.h"
 
 /* Of each latency the report tells of the last so many. */
 #define KEPT_LATENCIES ((int64_t)1 << 16)
@@ -22,7 +22,7 @@
 typedef struct serving {
     cpa_service *service;
     cpa_serve_front front; /* rank 0, as all that follows */
-    cpa_serve_limits limits;
+    cpa_length_limits limits;
     cpa_workload workload; /* counts the requests there were, at the end */
     cpa_metrics metrics;
     cpa_metrics_file metrics_file;
@@ -157,7 +157,8 @@ static cpa_exit_code listen_early(serving *s) {
 
 static cpa_status choose_cache(void *ctx, const cpa_cache_limits *limits, cpa_cache_size *out, cpa_error *err) {
     serving *s = ctx;
-    CPA_TRY(cpa_serve_limits_find(&s->service->job, limits, &s->limits, err));
+    const cpa_length_wishes wishes = cpa_job_length_wishes(&s->service->job);
+    CPA_TRY(cpa_length_limits_find(&wishes, limits, &s->limits, err));
     *out = (cpa_cache_size){s->limits.num_blocks, limits->window_seqs};
     return CPA_OK;
 }

@@ -47,7 +47,7 @@ cpa_exit_code cpa_service_create_engine(cpa_service *s, cpa_engine_options optio
     options.device = cpa_placement_device(&s->placement);
     if (s->job.has_network) {
         options.network = &s->network.model;
-        cpa_transformer_give_forms(s->network.transformer, &options.model);
+        cpa_transformer_give_forms(s->network.loaded.transformer, &options.model);
     }
     cpa_status status = cpa_job_store_open(&s->job.settings, s->ranks.control.rank, &s->store, &err);
     status = cpa_control_agree(&s->ranks.control, status, &err);

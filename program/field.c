@@ -127,6 +127,14 @@ static int parse_choice(const cpa_field *field, const char *text, int64_t *out) 
     return 0;
 }
 
+/* A choice by another name. CPA_UNSUPPORTED, err saying why, for a word that stands for none on purpose. */
+static cpa_status parse_named(const cpa_field *field, const char *text, int64_t *out, int *ok, cpa_error *err) {
+    const char *name;
+    cpa_status status = field->named(text, &name, err);
+    if (status == CPA_OK) *ok = parse_choice(field, name, out);
+    return status == CPA_UNSUPPORTED ? status : CPA_OK;
+}
+
 static int parse_text(const char *text, char *out) {
     size_t length = strlen(text);
     if (length >= CPA_TEXT_BYTES) return 0;
@@ -154,6 +162,11 @@ cpa_status cpa_field_set(const cpa_field *field, void *object, const char *where
         case CPA_FIELD_CHOICE: ok = parse_choice(field, text, value); break;
         case CPA_FIELD_TEXT: ok = parse_text(text, value); break;
         case CPA_FIELD_LONG_TEXT: ok = parse_long_text(text, value); break;
+    }
+    if (!ok && field->named) {
+        cpa_error why;
+        if (parse_named(field, text, value, &ok, &why) != CPA_OK)
+            return cpa_fail(err, CPA_INVALID, "%s: %s", where, why.message);
     }
     if (ok) return CPA_OK;
     if (field->type == CPA_FIELD_LONG_TEXT) return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for it", where);

@@ -36,6 +36,10 @@ typedef struct cpa_field {
     int secret;        /* the value is not written into results, nor sent to other ranks */
     int early;         /* each rank reads it before it meets the others: not from a settings file */
     const char *alias; /* another name of the field; NULL: none */
+    /* CHOICE: *name becomes the choice that another word stands for, or a word that is none of the choices.
+     * CPA_UNSUPPORTED, err saying why, for a word that is known and stands for nothing; else CPA_INVALID. NULL: the
+     * choices alone are known. */
+    cpa_status (*named)(const char *text, const char **name, cpa_error *err);
 } cpa_field;
 
 /* Parses `text` into the field of `object`. Otherwise CPA_INVALID, "WHERE: found 'TEXT', expected ...", and the object

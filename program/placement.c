@@ -6,66 +6,12 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/cgroup.h"
 #include "base/check.h"
 #include "comm/comm.h"
 #include "program/cores.h"
 #include "program/devices.h"
 #include "program/parent.h"
-
-#define CGROUP_ROOT "/sys/fs/cgroup"
-
-/* Opens a file of the cgroup (version 2) of this process. */
-static FILE *open_cgroup_file(const char *name) {
-    char line[1024] = "", path[2048];
-    FILE *self = fopen("/proc/self/cgroup", "r");
-    if (!self) return NULL;
-    while (fgets(line, sizeof line, self) && strncmp(line, "0::", 3) != 0) line[0] = 0;
-    fclose(self);
-    line[strcspn(line, "\n")] = 0;
-    if (!line[0]) return NULL;
-    snprintf(path, sizeof path, CGROUP_ROOT "%s/%s", line + 3, name);
-    FILE *file = fopen(path, "r");
-    /* Inside a container the path may be the host's; the container's own group is then at the root. */
-    snprintf(path, sizeof path, CGROUP_ROOT "/%s", name);
-    return file ? file : fopen(path, "r");
-}
-
-/* A number in a file of the cgroup; -1 if there is none ("max"). */
-static int64_t cgroup_number(const char *name) {
-    long long number = -1;
-    FILE *file = open_cgroup_file(name);
-    if (!file) return -1;
-    if (fscanf(file, "%lld", &number) != 1) number = -1;
-    fclose(file);
-    return number;
-}
-
-/* Cores that the CPU quota of the cgroup pays for, rounded up; 0 = no quota. */
-static int32_t quota_cores(void) {
-    long long quota = 0, period = 0;
-    FILE *file = open_cgroup_file("cpu.max");
-    if (!file) return 0;
-    int read = fscanf(file, "%lld %lld", &quota, &period);
-    fclose(file);
-    return read == 2 && quota > 0 && period > 0 ? (int32_t)((quota + period - 1) / period) : 0;
-}
-
-static int64_t available_memory(void) {
-    long long kib = -1;
-    char line[256];
-    FILE *file = fopen("/proc/meminfo", "r");
-    while (file && kib < 0 && fgets(line, sizeof line, file)) {
-        if (sscanf(line, "MemAvailable: %lld kB", &kib) != 1) kib = -1;
-    }
-    if (file) fclose(file);
-    int64_t bytes = kib >= 0 ? kib * 1024 : (int64_t)sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE);
-    int64_t limit = cgroup_number("memory.max"), used = cgroup_number("memory.current");
-    if (limit >= 0 && used >= 0) {
-        int64_t left = limit > used ? limit - used : 0;
-        if (left < bytes) bytes = left;
-    }
-    return bytes;
-}
 
 /* The PCI address of the device of each rank of this host. */
 typedef const char (*pci_list)[CPA_PCI_ADDRESS_BYTES];
@@ -100,7 +46,7 @@ static void list_cpus(hwloc_topology_t topology, hwloc_const_bitmap_t cores, cpa
 /* Fills cores, threads and cpus from what hwloc finds; leaves them alone if it finds nothing. */
 static void divide_cores(hwloc_topology_t topology, pci_list pci, cpa_rank_placement *out) {
     int32_t found = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_CORE);
-    int32_t quota = quota_cores();
+    int32_t quota = cpa_cgroup_cores();
     hwloc_bitmap_t share = hwloc_bitmap_alloc();
     if (found < 1 || !share) {
         hwloc_bitmap_free(share);
@@ -194,7 +140,7 @@ cpa_status cpa_placement_find(cpa_comm *comm, int32_t threads, int bind, cpa_ran
     cpa_control_close(&control);
     if (status == CPA_OK && topology) bind_rank(topology, NULL, out);
     if (topology) hwloc_topology_destroy(topology);
-    out->memory_bytes = available_memory() / out->ranks_here;
+    out->memory_bytes = cpa_cgroup_memory() / out->ranks_here;
     return status;
 }
 

@@ -3,8 +3,8 @@
     declarations.py COMPILER INCLUDE_FOLDER OUTPUT
 
 Needs pycparser and a C preprocessor. Every struct becomes a ctypes.Structure, every constant of an enum an int, and
-every function an entry of FUNCTIONS: (name, type of the result, types of the arguments). Pointers are addresses
-(c_void_p), which byref() and ctypes arrays fit.
+every function an entry of FUNCTIONS, or of LLM_FUNCTIONS where libcpattn_llm has it: (name, type of the result, types of
+the arguments). Pointers are addresses (c_void_p), which byref() and ctypes arrays fit.
 """
 
 import subprocess
@@ -35,7 +35,7 @@ def preprocess(compiler, include):
         done = subprocess.run(
             [compiler, "-E", "-P", "-nostdinc", "-x", "c", "-std=c11", f"-I{folder}", f"-I{include}",
              "-D__attribute__(x)=", "-"],
-            input="#include <cpattn/cpattn.h>\n", capture_output=True, text=True)
+            input="#include <cpattn/cpattn.h>\n#include <cpattn/llm.h>\n", capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"declarations.py: {compiler} -E of the headers failed:\n{done.stderr}")
     return done.stdout
@@ -129,11 +129,14 @@ class Declarations:
                "                    c_uint8, c_uint32, c_uint64, c_void_p)\n\n"]
         out += self.lines
         out += [f"{name} = {value}\n" for name, value in self.constants.items()]
-        out.append("\nFUNCTIONS = [\n")
-        for name, result, arguments in self.functions:
-            joined = "".join(self.argument(a) + ", " for a in arguments)
-            out.append(f'    ("{name}", {result}, ({joined})),\n')
-        out.append("]\n")
+        of_llm = [f for f in self.functions if f[0].startswith("cpa_llm_")]
+        for variable, functions in (("FUNCTIONS", [f for f in self.functions if f not in of_llm]),
+                                    ("LLM_FUNCTIONS", of_llm)):
+            out.append(f"\n{variable} = [\n")
+            for name, result, arguments in functions:
+                joined = "".join(self.argument(a) + ", " for a in arguments)
+                out.append(f'    ("{name}", {result}, ({joined})),\n')
+            out.append("]\n")
         return "".join(out)
 
 

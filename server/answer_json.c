@@ -37,7 +37,7 @@ static json_t *output_ids(const cpa_choice *choice) {
 }
 
 static json_t *stop_reason(const cpa_choice *choice) {
-    if (choice->stop_text) return json_string(choice->stop_text);
+    if (choice->text.stop) return json_string(choice->text.stop->text);
     return choice->stop_id >= 0 && choice->end == CPA_CHOICE_STOP ? json_integer(choice->stop_id) : json_null();
 }
 
@@ -48,7 +48,7 @@ static json_t *finish_reason(const cpa_choice *choice) {
 
 /* Ids are what there is where there is no text. */
 static int gives_ids(const cpa_choice *choice) {
-    return choice->generation->returns_ids || !choice->stream;
+    return choice->generation->returns_ids || !choice->text.stream;
 }
 
 /* What can be said, behind the prompt where that is wanted and was not said. */
@@ -56,9 +56,10 @@ static json_t *completion_text(const cpa_answer *answer, int64_t i) {
     const cpa_choice *choice = &answer->choices[i];
     const cpa_prompt_text *prompt = cpa_answer_echo(answer, i);
     cpa_bytes text = {.count = 0};
-    if (!prompt) return json_stringn(choice->text ? choice->text : "", (size_t)choice->ready);
+    if (!prompt) return json_stringn(choice->text.text.data ? choice->text.text.data : "", (size_t)choice->text.ready);
     const int is_made = cpa_bytes_add(&text, prompt->text, prompt->bytes) &&
-                        cpa_bytes_add(&text, choice->text, (size_t)choice->ready) && cpa_bytes_add(&text, "", 1);
+                        cpa_bytes_add(&text, choice->text.text.data, (size_t)choice->text.ready) &&
+                        cpa_bytes_add(&text, "", 1);
     json_t *value = is_made ? json_stringn(text.data, (size_t)text.count - 1) : NULL;
     cpa_bytes_release(&text);
     return value;

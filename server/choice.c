@@ -11,42 +11,19 @@ cpa_status cpa_choice_open(cpa_choice *choice, const cpa_server *server, const c
     *choice = (cpa_choice){.server = server, .generation = g, .stop_id = -1};
     if (!server->options.tokenizer) return CPA_OK;
     if (g->has_parts) CPA_TRY(cpa_reply_open(&g->reply, &choice->reply, err));
-    const int flags = CPA_TEXT_CONTINUES | (g->keeps_special ? 0 : CPA_TEXT_SKIP_SPECIAL);
-    return cpa_text_stream_open(server->options.tokenizer, flags, &choice->stream, err);
+    CPA_TRY(cpa_ending_text_open(server->options.tokenizer, g->keeps_special, &choice->text, err));
+    choice->text.stops = g->stops;
+    choice->text.n_stops = g->n_stops;
+    choice->text.keeps_stop = g->keeps_stop;
+    choice->text.min_tokens = g->sampling.min_tokens;
+    return CPA_OK;
 }
 
 void cpa_choice_close(cpa_choice *choice) {
-    cpa_text_stream_close(choice->stream);
+    cpa_ending_text_close(&choice->text);
     cpa_reply_close(choice->reply);
     free(choice->tokens);
     free(choice->ranks);
-    free(choice->text);
-}
-
-static cpa_status add_text(cpa_choice *choice, const char *text, size_t bytes, cpa_error *err) {
-    if (bytes == 0) return CPA_OK;
-    if (!cpa_array_reserve(&choice->text, &choice->text_capacity, choice->bytes + (int64_t)bytes, 1)) {
-        return cpa_fail(err, CPA_NO_MEMORY, "no memory for the text of an answer");
-    }
-    memcpy(choice->text + choice->bytes, text, bytes);
-    choice->bytes += (int64_t)bytes;
-    const cpa_generation *g = choice->generation;
-    if (choice->total_tokens <= g->sampling.min_tokens) { /* no text that begins here stops it */
-        choice->ready = choice->bytes;
-        return CPA_OK;
-    }
-    int which = 0;
-    const int64_t at = cpa_stop_text_find(g->stops, g->n_stops, choice->text, choice->bytes, choice->ready, &which);
-    if (at >= 0) {
-        choice->end = CPA_CHOICE_STOP;
-        choice->stop_text = g->stops[which].text;
-        choice->bytes = at + (g->keeps_stop ? (int64_t)g->stops[which].bytes : 0);
-        choice->ready = choice->bytes;
-    } else {
-        choice->ready = choice->bytes - cpa_stop_text_begun(g->stops, g->n_stops, choice->text + choice->ready,
-                                                            choice->bytes - choice->ready);
-    }
-    return CPA_OK;
 }
 
 static int is_among(uint32_t id, const uint32_t *ids, int64_t n) {
@@ -86,23 +63,25 @@ static cpa_status add_token(cpa_choice *choice, const cpa_arrival *arrival, int6
     const int is_stop = is_among(token.id, s->stop_ids, s->n_stop_ids);
     const int is_end = is_stop || (!s->ignore_eos && is_among(token.id, engine->end_ids, engine->n_end_ids));
     if (is_stop) choice->stop_id = token.id;
-    if (!choice->stream || (is_end && !choice->generation->keeps_stop)) return CPA_OK;
-    const char *text;
-    size_t bytes;
+    if (!choice->text.stream) return CPA_OK;
+    size_t bytes = 0;
     const char *mark = find_mark(choice, token.id, &bytes);
-    if (mark) return add_text(choice, mark, bytes, err);
-    CPA_TRY(cpa_text_stream_push(choice->stream, token.id, &text, &bytes, err));
-    return add_text(choice, text, bytes, err);
+    if (is_end && !choice->generation->keeps_stop) {
+        CPA_TRY(cpa_ending_text_push_as(&choice->text, "", 0, err));
+    } else if (mark) {
+        CPA_TRY(cpa_ending_text_push_as(&choice->text, mark, bytes, err));
+    } else {
+        CPA_TRY(cpa_ending_text_push(&choice->text, token.id, err));
+    }
+    if (choice->text.stop) choice->end = CPA_CHOICE_STOP;
+    return CPA_OK;
 }
 
 /* The engine has ended it: nothing is held back any more. */
 static cpa_status finish(cpa_choice *choice, const cpa_arrival *arrival, cpa_error *err) {
-    if (choice->stream) {
-        const char *text;
-        size_t bytes;
-        CPA_TRY(cpa_text_stream_finish(choice->stream, &text, &bytes, err));
-        CPA_TRY(add_text(choice, text, bytes, err));
-        choice->ready = choice->bytes;
+    if (choice->text.stream) {
+        CPA_TRY(cpa_ending_text_finish(&choice->text, err));
+        if (choice->text.stop) choice->end = CPA_CHOICE_STOP;
     }
     if (choice->end != CPA_CHOICE_GOES_ON) return CPA_OK;
     switch (arrival->reason) {
@@ -118,16 +97,10 @@ static cpa_status finish(cpa_choice *choice, const cpa_arrival *arrival, cpa_err
     return CPA_OK;
 }
 
-static void drop_ready(cpa_choice *choice) {
-    if (choice->ready > 0) memmove(choice->text, choice->text + choice->ready, (size_t)(choice->bytes - choice->ready));
-    choice->bytes -= choice->ready;
-    choice->ready = 0;
-}
-
 /* Reads what can be said. Enough calls end it, as a text does that stops it. */
 static cpa_status read_reply(cpa_choice *choice, cpa_error *err) {
-    CPA_TRY(cpa_reply_push(choice->reply, choice->text, (size_t)choice->ready, err));
-    drop_ready(choice);
+    CPA_TRY(cpa_reply_push(choice->reply, choice->text.text.data, (size_t)choice->text.ready, err));
+    cpa_ending_text_forget(&choice->text);
     if (choice->end == CPA_CHOICE_GOES_ON && cpa_reply_is_over(choice->reply)) choice->end = CPA_CHOICE_STOP;
     return choice->end == CPA_CHOICE_GOES_ON ? CPA_OK : cpa_reply_finish(choice->reply, err);
 }
@@ -142,7 +115,7 @@ cpa_status cpa_choice_add(cpa_choice *choice, const cpa_arrival *arrival, cpa_er
 }
 
 int cpa_choice_has_text(const cpa_choice *choice) {
-    if (!choice->reply) return choice->ready > 0;
+    if (!choice->reply) return choice->text.ready > 0;
     int64_t n;
     const cpa_reply_call *calls = cpa_reply_calls(choice->reply, &n);
     int has_text = n > choice->told_calls || cpa_reply_content(choice->reply)->count > 0 ||
@@ -156,7 +129,7 @@ void cpa_choice_forget(cpa_choice *choice) {
         choice->forgotten_characters += cpa_token_name_characters(choice->server, choice->tokens[i].id);
     }
     choice->n_tokens = 0;
-    drop_ready(choice);
+    cpa_ending_text_forget(&choice->text);
     if (!choice->reply) return;
     cpa_reply_calls(choice->reply, &choice->told_calls);
     cpa_reply_forget(choice->reply);

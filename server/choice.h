@@ -6,7 +6,7 @@
 #include "server/in_flight.h"
 #include "server/server_internal.h"
 #include "src/reply/reply.h"
-#include "src/text/text_stream.h"
+#include "src/text/ending_text.h"
 
 /* Why it ended. */
 typedef enum cpa_choice_end {
@@ -20,21 +20,17 @@ typedef enum cpa_choice_end {
 typedef struct cpa_choice {
     const cpa_server *server;
     const cpa_generation *generation;
-    cpa_text_stream *stream; /* NULL without a tokenizer */
-    cpa_reply *reply;        /* reads the text as far as it can be said; NULL: it is text alone */
-    int64_t told_calls;      /* calls whose names have been told */
-    /* Since cpa_choice_forget. The first `ready` bytes of the text, whole characters, can be said; what follows may be
-     * the beginning of a text that stops the choice. */
+    cpa_ending_text text; /* text since cpa_choice_forget; without a stream where there is no tokenizer */
+    cpa_reply *reply;     /* reads the text as far as it can be said; NULL: it is text alone */
+    int64_t told_calls;   /* calls whose names have been told */
+    /* Since cpa_choice_forget. */
     cpa_output_token *tokens; /* [n_tokens] */
     int64_t n_tokens, capacity;
     cpa_token_ranks *ranks; /* [n_tokens] where ranks are asked for */
     int64_t ranks_capacity;
-    char *text;
-    int64_t bytes, ready, text_capacity;
     /* Since the beginning of the choice. */
     int64_t total_tokens, forgotten_characters; /* tokens so far; characters of those that were forgotten */
     cpa_choice_end end;
-    const char *stop_text;   /* the text that stopped the choice, or NULL */
     int64_t stop_id;         /* the token of stop_token_ids that stopped the choice, or -1 */
     const char *error;       /* why, with CPA_CHOICE_ERROR; the arrival's */
     int is_begun, is_closed; /* the first event has been written; the last one has */

@@ -29,7 +29,7 @@ static int write_event(cpa_answer *answer, json_t *value) {
 static int has_news(const cpa_choice *choice) {
     if (choice->is_closed) return 0;
     const int shows_tokens =
-        choice->generation->returns_ids || choice->generation->sampling.logprobs || !choice->stream;
+        choice->generation->returns_ids || choice->generation->sampling.logprobs || !choice->text.stream;
     return choice->end != CPA_CHOICE_GOES_ON || cpa_choice_has_text(choice) || (choice->n_tokens > 0 && shows_tokens);
 }
 

@@ -54,11 +54,6 @@ cpa_flight_group *cpa_flight_group_create(cpa_in_flight *in, int64_t n, cpa_toke
     return group;
 }
 
-void cpa_arrival_release(cpa_arrival *arrival) {
-    free(arrival->tokens);
-    free(arrival->ranks);
-}
-
 int cpa_flight_group_rank_prompts(cpa_flight_group *group, int32_t top) {
     group->prompt_ranks = calloc((size_t)group->n_prompts, sizeof *group->prompt_ranks);
     int is_made = group->prompt_ranks != NULL;
@@ -118,14 +113,6 @@ static cpa_flight_group *land(cpa_flight *flight) {
     HASH_DEL(group->in->flights, flight);
     group->with_engine--;
     return group->with_engine == 0 && !group->connection ? group : NULL;
-}
-
-static void fail(cpa_flight *flight, const char *message) {
-    cpa_arrival *arrived = &flight->arrived;
-    if (arrived->has_ended) return;
-    arrived->has_ended = 1;
-    arrived->reason = CPA_FINISH_FAILED;
-    snprintf(arrived->error, sizeof arrived->error, "%s", message);
 }
 
 /* Both tables have the group, or neither: without memory for an entry. */
@@ -193,15 +180,9 @@ void cpa_in_flight_collect(cpa_flight_group *group, cpa_arrival *arrivals) {
     pthread_mutex_lock(&group->in->lock);
     group->has_news = 0;
     for (int64_t i = 0; i < group->n; i++) {
-        cpa_arrival *arrived = &group->flights[i].arrived, emptied = arrivals[i];
         const cpa_prompt_ranks *ranks = prompt_ranks(&group->flights[i]);
-        arrivals[i] = *arrived;
+        cpa_arrival_collect(&group->flights[i].arrived, &arrivals[i]);
         arrivals[i].prompt_ranked = ranks ? ranks->count : 0;
-        arrived->tokens = emptied.tokens;
-        arrived->capacity = emptied.capacity;
-        arrived->ranks = emptied.ranks;
-        arrived->ranks_capacity = emptied.ranks_capacity;
-        arrived->count = 0;
     }
     pthread_mutex_unlock(&group->in->lock);
 }
@@ -273,15 +254,10 @@ static int is_awaited(const cpa_flight *flight, int64_t index) {
 void cpa_in_flight_ranks(cpa_in_flight *in, uint64_t id, int64_t position, const cpa_token_ranks *ranks) {
     pthread_mutex_lock(&in->lock);
     cpa_flight *flight = find(in, id);
-    cpa_arrival *arrived = flight ? &flight->arrived : NULL;
     if (flight && flight->group->connection && position < flight->prompt->count) {
         if (prompt_ranks(flight)) cpa_prompt_ranks_add(prompt_ranks(flight), position, ranks);
     } else if (flight && is_awaited(flight, position - flight->prompt->count)) {
-        if (cpa_array_reserve(&arrived->ranks, &arrived->ranks_capacity, arrived->count + 1, sizeof *arrived->ranks)) {
-            arrived->ranks[arrived->count] = *ranks;
-        } else {
-            fail(flight, "no memory for the answer");
-        }
+        cpa_arrival_add_ranks(&flight->arrived, ranks);
     }
     pthread_mutex_unlock(&in->lock);
 }
@@ -289,15 +265,10 @@ void cpa_in_flight_ranks(cpa_in_flight *in, uint64_t id, int64_t position, const
 void cpa_in_flight_token(cpa_in_flight *in, uint64_t id, int64_t index, uint32_t token, float logprob) {
     pthread_mutex_lock(&in->lock);
     cpa_flight *flight = find(in, id);
-    cpa_arrival *arrived = flight ? &flight->arrived : NULL;
     if (is_awaited(flight, index)) {
         flight->received++;
-        if (cpa_array_reserve(&arrived->tokens, &arrived->capacity, arrived->count + 1, sizeof *arrived->tokens)) {
-            arrived->tokens[arrived->count++] = (cpa_output_token){.id = token, .logprob = logprob};
-        } else {
-            fail(flight, "no memory for the answer");
-        }
-        if (flight->group->wakes_on_tokens || arrived->has_ended) wake_later(flight->group);
+        cpa_arrival_add_token(&flight->arrived, token, logprob);
+        if (flight->group->wakes_on_tokens || flight->arrived.has_ended) wake_later(flight->group);
     }
     pthread_mutex_unlock(&in->lock);
 }
@@ -332,11 +303,7 @@ void cpa_in_flight_finish(cpa_in_flight *in, const cpa_request_result *result) {
     cpa_flight_group *unused = NULL;
     if (flight) {
         cpa_flight_group *group = flight->group;
-        if (result->reason == CPA_FINISH_FAILED) fail(flight, result->error);
-        if (!flight->arrived.has_ended) {
-            flight->arrived.has_ended = 1;
-            flight->arrived.reason = result->reason;
-        }
+        cpa_arrival_end(&flight->arrived, result->reason, result->error);
         unused = land(flight);
         const int is_due = group->wakes_on_tokens || group->with_engine == 0 || result->reason == CPA_FINISH_FAILED;
         if (group->connection && is_due) wake(group);
@@ -365,7 +332,7 @@ void cpa_in_flight_fail(cpa_in_flight *in, const char *message) {
     atomic_store(&in->state, CPA_SERVER_FAILED);
     HASH_ITER(hh, in->flights, flight, next) {
         cpa_flight_group *group = flight->group;
-        fail(flight, message);
+        cpa_arrival_end(&flight->arrived, CPA_FINISH_FAILED, message);
         cpa_flight_group *unused = land(flight);
         if (group->connection) wake(group);
         if (unused) cpa_flight_group_destroy(unused);

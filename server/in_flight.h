@@ -15,6 +15,7 @@
 
 #include "base/hash_table.h"
 #include "server/prompt_ranks.h"
+#include "src/llm/arrival.h"
 #include "src/text/tokenizer.h"
 
 typedef enum cpa_server_state {
@@ -23,25 +24,6 @@ typedef enum cpa_server_state {
     CPA_SERVER_DRAINING,
     CPA_SERVER_FAILED
 } cpa_server_state;
-
-typedef struct cpa_output_token {
-    uint32_t id;
-    float logprob;
-} cpa_output_token;
-
-/* What has come of one request since it was asked last. */
-typedef struct cpa_arrival {
-    cpa_output_token *tokens; /* [count] */
-    int64_t count, capacity;
-    cpa_token_ranks *ranks; /* [count] ranks and log-probabilities, where wanted */
-    int64_t ranks_capacity;
-    int64_t prompt_ranked; /* prompt tokens so far of which log-probabilities were told */
-    int has_ended;         /* nothing more comes; `reason` says why */
-    cpa_finish_reason reason;
-    char error[256]; /* why, with CPA_FINISH_FAILED */
-} cpa_arrival;
-
-void cpa_arrival_release(cpa_arrival *arrival);
 
 struct cpa_flight_group;
 

@@ -88,7 +88,8 @@ json_t *cpa_message_json(const cpa_answer *answer, int64_t i) {
     if (choice->reply) {
         is_made &= put_parts(answer, i, message);
     } else {
-        is_made &= put(message, "content", json_stringn(choice->text ? choice->text : "", (size_t)choice->ready));
+        is_made &= put(message, "content",
+                       json_stringn(choice->text.text.data ? choice->text.text.data : "", (size_t)choice->text.ready));
     }
     if (message && is_made) return message;
     json_decref(message);

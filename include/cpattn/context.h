@@ -128,7 +128,7 @@ typedef struct cpa_form_rows {
     const void *q;          /* [rows, q_heads, k_dim], dtype */
     void *out;              /* [rows, q_heads, out_dim], dtype or fp8; with replicated rows only the own heads */
     float *lse;             /* [rows, q_heads], or NULL; with replicated rows only the own heads */
-    const float *out_scale; /* device [1]: `out` holds CPA_FP8_E4M3, as that of cpa_attend; NULL with replicated rows */
+    const float *out_scale; /* device [1]: `out` holds CPA_FP8_E4M3, as that of cpa_attend */
     cpa_mask mask;
     float scale; /* 0 = 1 / sqrt(k_dim) */
     const void
@@ -155,12 +155,12 @@ typedef struct cpa_context_args {
     /* What else is done to scores (cpattn/score.h), and which keys are attended (cpattn/selection.h); NULL: nothing,
      * and all keys. Equal on every rank. Rows of `selection` and `bias` are all those of the step, chunk after chunk,
      * whoever owns them, and their row_map is NULL: every rank has what it needs for the rows that come to it, so
-     * nothing of it travels. Sink logits are applied once, on the rank that has the result of the row. A reserved step
-     * takes rules, and on several ranks neither `selection` nor `bias`. */
+     * nothing of it travels. Sink logits are applied once, on the rank that has the result of the row. Rows of a
+     * reserved step are those that its limits allow: row s * rows + j is the j-th of the new tokens of sequence s. */
     const cpa_score_rules *rules;
     const cpa_key_selection *selection;
     const cpa_score_bias *bias;
-    const float *out_scale; /* device [1]: `out` holds CPA_FP8_E4M3, as that of cpa_attend; NULL with replicated rows */
+    const float *out_scale; /* device [1]: `out` holds CPA_FP8_E4M3, as that of cpa_attend */
     /* [n_forms] in the place of q, mask, scale, out, lse and out_scale; NULL: those are of form 0, and no other form has
      * rows in the step. Rules, custom mask and bias are those of all forms. */
     const cpa_form_rows *rows;
@@ -237,26 +237,34 @@ CPA_API cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chun
  * CUDA_MODULE_LOADING=EAGER first: the first launch of a kernel waits for what runs, rank or not, without a limit. */
 CPA_API cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args, cpa_stream *stream);
 
-/* Decode in graphs of the caller's: one row a sequence by pass-Q, over lengths and tables that lie on the device. All
- * sequences are sharded. Reserving allocates for these limits once; from then on what an update or an attend of the
- * reserved step enqueues does not depend on the lengths and the tables, and nothing that it uses moves.
+/* Decode in graphs of the caller's: the new tokens of each sequence, one or a few with drafts among them, by pass-Q, over
+ * lengths and tables that lie on the device. All sequences are sharded. Reserving allocates for these limits once; from
+ * then on what an update or an attend of the reserved step enqueues does not depend on the lengths and the tables, and
+ * nothing that it uses moves.
  *
- * Row s of q, out and lse belongs to sequence s on every rank; each rank has `sequences` rows. The rank that owns the
- * token at position length - 1 puts the query in its row s and gets the result there. On the other ranks the row's
- * query means nothing, and its result is the empty state, O = 0 and LSE = -inf, as it is on all ranks for a length of
- * 0; rows past those of the update mean nothing. A length that is negative or above `tokens`, and a first rank that is
- * none, make the row NaN on all ranks; so does a used table entry that is no block below num_blocks, on the owner. */
+ * Rows [s * rows, (s + 1) * rows) of q, out and lse belong to sequence s on every rank; each rank has sequences * rows of
+ * them. The new tokens are the last `rows` of a sequence, or as many as an update says. A rank puts the queries of those
+ * that it owns in the first of its rows of the sequence, in their order, and gets the results there: with one row it is
+ * the rank that owns the token at position length - 1. Of rows beyond these the queries mean nothing, and the results are
+ * the empty state, O = 0 and LSE = -inf, as all are for a length of 0; on a single rank they mean nothing, and neither do
+ * rows past those of the update anywhere. A length that is negative, below its new tokens or above `tokens`, more new
+ * tokens than `rows`, and a first rank that is none, make the first rows of a sequence NaN on all ranks, as many as it
+ * says, at most `rows`; a used table entry that is no block below num_blocks makes those NaN that it would have had,
+ * where they are owned. cpa_context_refused tells of it.
+ *
+ * Masks by bits go by the new tokens (cpa_context_args.selection), so that chains and trees of drafts are replayed: each
+ * draft lies at a position of its own behind the last verified token, and bits say which of these it sees. */
 typedef struct cpa_context_limits {
     size_t size;
-    int64_t sequences;  /* 1 to max_rows of the options */
+    int64_t sequences;  /* at least 1; times rows at most max_rows of the options */
     int64_t tokens;     /* most tokens of a sequence, on all ranks together */
     int64_t num_blocks; /* blocks that the caches that are attended have at least */
     int64_t form;       /* form of all rows */
+    int32_t rows;       /* most new tokens of a sequence in a step; 0 = 1 */
 } cpa_context_limits;
 
 /* Collective, once a context; waits for the device. The limits are the same on every rank but for num_blocks. Steps of
- * cpa_context_plan go on as before, beside the reserved one. CPA_UNSUPPORTED on a CUDA device for more than 512 query
- * heads a KV head. */
+ * cpa_context_plan go on as before, beside the reserved one. */
 CPA_API cpa_status cpa_context_reserve(cpa_context *context, const cpa_context_limits *limits);
 
 /* Makes the reserved step that of these arrays, and the step that cpa_context_attend attends, until the next plan.
@@ -267,9 +275,13 @@ CPA_API cpa_status cpa_context_reserve(cpa_context *context, const cpa_context_l
  *
  * Arguments are those of cpa_attend_plan_update: lengths count the tokens of a sequence on all ranks, its
  * new one included; table s holds this rank's blocks of its tokens; first_ranks [sequences], on the device, tells which
- * rank owns position 0, NULL: rank 0. Lengths and first ranks are the same on every rank, which is not compared; every
+ * rank owns position 0, NULL: rank 0; qo_indptr [sequences + 1] counts the new tokens of sequence s as qo_indptr[s + 1] -
+ * qo_indptr[s], NULL: `rows` of the limits each. Lengths, first ranks and counts are the same on every rank, which is not compared; every
  * rank makes the same updates. */
 CPA_API cpa_status cpa_context_update(cpa_context *context, const cpa_attend_update_args *args, cpa_stream *stream);
+
+/* As cpa_attend_plan_refused, of the reserved step on this rank; cpa_context_error has the line. */
+CPA_API cpa_status cpa_context_refused(cpa_context *context);
 
 /* On a device the times are those of the steps that were done when the next was planned, or when this is called: the
  * stream of a step must be idle by then for its times to count. `size` is that of *out, sizeof *out: as much of the

@@ -12,6 +12,7 @@
 #include <cpattn/experts.h>
 #include <cpattn/latent.h>
 #include <cpattn/model.h>
+#include <cpattn/names.h>
 #include <cpattn/ngram.h>
 #include <cpattn/nn.h>
 #include <cpattn/ops.h>

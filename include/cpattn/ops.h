@@ -38,6 +38,7 @@ typedef struct cpa_kv_write_args {
     int64_t k_row_stride; /* 0 = kv_heads * k_dim; more where k is a slice of a wider tensor, of queries, keys and
                              values as one product leaves them, say */
     int64_t v_row_stride; /* 0 = kv_heads * v_dim */
+    int64_t k_head_stride, v_head_stride; /* from head to head; 0 = k_dim and v_dim; rows may lie within heads */
 } cpa_kv_write_args;
 CPA_API cpa_status cpa_kv_write(const cpa_kv_write_args *args, cpa_stream *stream);
 
@@ -53,6 +54,21 @@ typedef struct cpa_kv_copy_args {
     int64_t n_pairs;
 } cpa_kv_copy_args;
 CPA_API cpa_status cpa_kv_copy(const cpa_kv_copy_args *args, cpa_stream *stream);
+
+/* kv_swap (known elsewhere as swap_blocks): copies whole blocks between a pool in memory of the stream's device and one
+ * in host memory, either way: pairs[i] = (source block of `src`, destination block of `dst`). Copy engines do it, block
+ * by block, neighbours together: bytes as they are, with the scales of their rows. Host memory that is page-locked is
+ * read and written as the work of the stream comes to it, and must stay until then; of other memory the call may wait.
+ * Both views have one shape, dtype and strides of tokens and heads, and blocks in one piece, or CPA_UNSUPPORTED:
+ * cpa_kv_copy takes any strides, and page-locked host memory too. No block is the destination of two pairs. */
+typedef struct cpa_kv_swap_args {
+    size_t size;
+    cpa_kv_view src;
+    cpa_kv_view dst;
+    const int64_t (*pairs)[2]; /* [n_pairs], host */
+    int64_t n_pairs;
+} cpa_kv_swap_args;
+CPA_API cpa_status cpa_kv_swap(const cpa_kv_swap_args *args, cpa_stream *stream);
 
 /* kv_move: moves tokens from slot to slot, as a tree of drafts needs when the path that was accepted becomes the next
  * tokens of its sequence: slots[i] = (source slot of `src`, target slot of `dst`), slots as in kv_write. All sources of
@@ -103,6 +119,32 @@ typedef struct cpa_kv_pack_args {
     int64_t n_ranges;
 } cpa_kv_pack_args;
 CPA_API cpa_status cpa_kv_pack(const cpa_kv_pack_args *args, cpa_stream *stream);
+
+/* kv_gather: tokens of paged sequences, from any first one on, into rows of tensors of keys and of values: each element,
+ * or what a code stands for, is rounded once to dst_dtype; where that is the dtype of the cache the bits are kept. Rows
+ * that no span names are left as they were. (Latents: cpa_latent_gather of cpattn/latent.h.) */
+typedef struct cpa_kv_span {
+    int64_t table;       /* index into block_tables of the entry that holds token 0 of the sequence */
+    int64_t first;       /* first token, anywhere in a block */
+    int64_t count;       /* tokens */
+    int64_t dst_row;     /* row that receives the first one; no row is filled twice */
+    int64_t reserved[4]; /* zero */
+} cpa_kv_span;
+typedef struct cpa_kv_gather_args {
+    size_t size;
+    cpa_kv_view src;             /* v_in_k is 0 */
+    const int32_t *block_tables; /* [n_table_entries], host */
+    int64_t n_table_entries;
+    const cpa_kv_span *spans; /* [n_spans], host */
+    int64_t n_spans;
+    void *k;             /* [dst_rows, kv_heads, k_dim]; overlaps nothing of src */
+    void *v;             /* [dst_rows, kv_heads, v_dim]; overlaps nothing of src, nor k */
+    int64_t dst_rows;    /* at most 2^31 - 1 */
+    cpa_dtype dst_dtype; /* fp32, bf16 or fp16 */
+    /* Elements from row to row and from head to head; 0: dense. Rows may lie within heads. */
+    int64_t k_row_stride, k_head_stride, v_row_stride, v_head_stride;
+} cpa_kv_gather_args;
+CPA_API cpa_status cpa_kv_gather(const cpa_kv_gather_args *args, cpa_stream *stream);
 
 /* A slice of queries of one sequence against a slice of its keys. Each side is a range of local indices of a set of the
  * sequence's tokens (see owner_map.h), which gives every row and key its global position. */
@@ -168,40 +210,57 @@ typedef struct cpa_attend_indices {
     const int32_t *last_page_len; /* host [sequences], 1 to block_size; NULL: all pages are full */
     const int32_t *kv_indices;    /* [kv_indptr[sequences]] */
     int64_t num_blocks;           /* with indices_on_device, as in a batch */
+    /* host [sequences]: index in its sequence of the first token of a sequence's first page, a multiple of block_size,
+     * where the pages before it are gone, as those are that a window has left; masks and rules count from the true
+     * beginning. NULL: 0 */
+    const int64_t *k_first;
 } cpa_attend_indices;
 CPA_API cpa_status cpa_attend_plan_set_indices(cpa_attend_plan *plan, const cpa_attend_indices *indices,
                                                cpa_error *err);
 CPA_API void cpa_attend_plan_destroy(cpa_attend_plan *plan);
 
-/* Plans for graphs of the caller's: decode over lengths and block tables that lie on the device.
- * cpa_attend_plan_reserve allocates for all that the limits allow, once; from then on nothing of the plan moves or
- * grows, and what an update or an attend enqueues does not depend on the lengths and the tables. So both may be
- * enqueued on a stream that the caller captures (cpa_stream_wrap), together or each by itself, and a graph of them can
- * be launched again for whatever the arrays hold by then. Attend once with the same arguments outside of a capture
- * before: kernels are loaded then.
+/* Plans for graphs of the caller's: decode, prefill and batches of both over lengths, rows and block tables that lie on
+ * the device. cpa_attend_plan_reserve allocates for all that the limits allow, once; from then on nothing of the plan
+ * moves or grows, and what an update or an attend enqueues does not depend on the lengths, the rows and the tables. So
+ * both may be enqueued on a stream that the caller captures (cpa_stream_wrap), together or each by itself, and a graph of
+ * them can be launched again for whatever the arrays hold by then. Attend once with the same arguments outside of a
+ * capture before: kernels are loaded then.
  *
  * Sequence s has the rows [s * rows, (s + 1) * rows) of q, of the state and of out, or those that an update says, the
- * queries of its last `rows` tokens, and the keys of all its tokens. A length of 0 fills a batch up: its rows see no
- * key, and become O = 0, LSE = -inf (with resume = 1 they stay as they are). A length that is negative, above `tokens`
- * or below `rows`, and a used table entry that is negative or not below num_blocks, are refused: nothing is read by
- * them, and the rows of that sequence become NaN in O, LSE and out. Where keys are cut follows from the lengths, as in
- * a plan that is set; on a device how many CTAs there are follows from the limits, so that last bits may differ from
- * those of such a plan. */
+ * queries of its last tokens, and the keys of all its tokens. A length of 0 fills a batch up: its rows see no key, and
+ * become O = 0, LSE = -inf (with resume = 1 they stay as they are). A length that is negative, above `tokens` or below
+ * its rows, more rows than the limits allow, and a used table entry that is negative or not below num_blocks, are
+ * refused: nothing is read by them, and the rows of that sequence become NaN in O, LSE and out; cpa_attend_plan_refused
+ * tells of it.
+ *
+ * On the host results have the bits of a plan that is set. A CUDA device cuts keys by the lengths, as for a plan that is
+ * set, but
+ *   - with rows * q_heads / kv_heads up to 512 all rows are those of decode, for CTAs whose number follows from the
+ *     limits;
+ *   - beyond that, items of few rows are, and those of more become prefill tiles, cut as those of a plan that is set
+ *     where they fill the device fewer than three times, with the same bits by the same kernel; where there are more
+ *     tiles, the last are not cut, and the order of pieces may differ. A CTA for each tile that the limits allow is
+ *     there in every attend, and leaves at once where it has none: limits of several times the usual rows cost some
+ *     microseconds for each 1,000 tiles and KV heads. CTAs that stay ("persistent") do not take such plans, and keys are
+ *     not widened: quantised caches go to the portable kernel, and rows of CPA_VLLM_X are all those of decode. */
 typedef struct cpa_attend_limits {
     size_t size;
     cpa_attention_shape shape; /* as in a batch */
     int32_t block_size;
-    int32_t rows;      /* most rows of each sequence; on a CUDA device rows * q_heads / kv_heads is at most 512 */
+    int32_t rows;      /* most rows of each sequence */
     int64_t sequences; /* most sequences of an update, at least 1 */
     /* Most tokens of a sequence, those of its rows included; at least 1, on a CUDA device at most 2^30. */
     int64_t tokens;
     int64_t num_blocks; /* blocks that the caches that are attended have at least */
+    /* Most rows of all sequences of an update together; 0: sequences * rows. What q, state and out have room for. On a
+     * CUDA device times q_heads / kv_heads at most 2^30. */
+    int64_t total_rows;
 } cpa_attend_limits;
 
 /* Reserves a plan that has been neither set nor reserved; it cannot be set any more. Until the first update every
  * sequence has length 0. Memory on a device: 4 bytes for each block of `tokens` tokens, for each sequence, and less
- * than 1 KiB for each CTA, and for each 16 rows of a sequence that share a KV head. Waits for the device; not in a
- * capture. */
+ * than 1 KiB for each CTA, for each 16 rows that share a KV head, and for each prefill tile; and work space for the
+ * states of keys that are cut. Waits for the device; not in a capture. */
 CPA_API cpa_status cpa_attend_plan_reserve(cpa_attend_plan *plan, const cpa_attend_limits *limits, cpa_error *err);
 
 /* The arrays are read when the work of the stream comes to it; what a graph holds is their addresses, `sequences` and
@@ -221,9 +280,9 @@ typedef struct cpa_attend_update_args {
     const int32_t *last_page_len; /* [sequences], 1 to block_size; NULL: all pages are full */
     int64_t n_indices;
     /* NULL: each sequence has as many rows as the limits say. Otherwise sequence s has the rows [qo_indptr[s],
-     * qo_indptr[s + 1]), none or up to those of the limits, which lie below `sequences` times the rows of the limits. A
-     * sequence of more is refused as well, its first rows becoming NaN; one whose rows descend or begin nowhere has
-     * none. */
+     * qo_indptr[s + 1]), none or up to those of the limits, which lie below `sequences` times the rows of the limits,
+     * and below total_rows. A sequence of more is refused as well, its first rows becoming NaN; one whose rows descend,
+     * begin nowhere or before the end of those in front has none. */
     const int32_t *qo_indptr; /* [sequences + 1], ascending */
 } cpa_attend_update_args;
 
@@ -232,6 +291,11 @@ typedef struct cpa_attend_update_args {
  * at a time. On a device it allocates nothing. */
 CPA_API cpa_status cpa_attend_plan_update(cpa_attend_plan *plan, const cpa_attend_update_args *args,
                                           cpa_stream *stream);
+
+/* Whether the last update of a reserved plan that is done, replayed or not, refused a sequence that has rows: CPA_INVALID,
+ * with a line that names the first one and what of it did not fit. CPA_OK where it refused none. Reads memory of the host
+ * that the update wrote: wait for the stream before. */
+CPA_API cpa_status cpa_attend_plan_refused(const cpa_attend_plan *plan, cpa_error *err);
 
 /* The range in which attend takes scores for what they are, as score * log2(e): scores of -1.16e7 and 9.3e7. So a key
  * weighs beside others of its piece. Keys lie in several pieces where an attend has more than cpa_attend_split_tokens
@@ -270,12 +334,13 @@ enum { CPA_LOWEST_EXPONENT = -(1 << 24), CPA_HIGHEST_EXPONENT = 1 << 27 };
  * as the cache holds them; results then depend on where chunks begin.
  *
  * On a CUDA device bf16 and fp16 run on tensor cores where q, k, v, out and state.o are aligned to 16 bytes, dims and
- * strides are multiples of 8 elements (16 of a quantised cache; 4 of state.o), the cache is quantised or of q_dtype,
+ * strides are multiples of 8 elements (16 of a quantised cache and its queries; 4 of state.o), the cache is quantised or of q_dtype,
  * and scale is positive. Score rules, biases and masks of bits do so over every cache on compute capability 9.0, but for
  * an fp8 cache of CPA_VLLM_X in prefill, with a bias or heads above 128, and for a bias over keys that rows share; before
  * 9.0 over rows of q_dtype in blocks of 16 tokens and more. Keys selected by lists or blocks are left to the plain one,
- * and so are latents (v_in_k) and heads above 256. All else is computed by plain kernels, often 100 to 1,000 times
- * slower, which is told once for each reason at CPA_LOG_WARN; cpa_attend_plan_kernel tells which kernels run.
+ * and so are latents (v_in_k), heads above 256, and CPA_FP8_E5M2 but for prefill on 9.0 without a bias over rows of one
+ * run. All else is computed by plain kernels, often 100 to 1,000 times slower, which is told once for each reason at
+ * CPA_LOG_WARN; cpa_attend_plan_kernel tells which kernels run.
  * Prefill over a quantised cache or one of CPA_VLLM_X widens keys and values first, in memory of the plan that grows with
  * its items up to 1 GiB, however long they are; where memory is short in less, which is told at CPA_LOG_WARN.
  *
@@ -294,7 +359,7 @@ typedef struct cpa_attend_args {
     float scale; /* 0 = 1 / sqrt(k_dim); not over latents */
     int32_t resume;
     cpa_partial state;
-    void *out; /* [rows, q_heads, v_dim] contiguous, in q_dtype or fp8; or NULL */
+    void *out; /* [rows, q_heads, v_dim], in q_dtype or fp8; or NULL. No two of its heads overlap, of whatever rows. */
     /* What else is done to scores, see cpattn/score.h, and which keys are attended, see cpattn/selection.h; NULL:
      * nothing, and all. Rows are those of q. Sink logits count in `out` alone: a state stays one that can be resumed
      * and merged. */
@@ -302,6 +367,14 @@ typedef struct cpa_attend_args {
     const cpa_key_selection *selection;
     const cpa_score_bias *bias;
     const float *out_scale; /* device [1]: `out` holds CPA_FP8_E4M3; or NULL */
+    /* Elements from head to head, and from row to row of out; rows may lie within heads. So a contiguous tensor
+     * [sequences, heads, tokens, dim] has a row stride of dim and a head stride of tokens * dim, and the rows of its
+     * sequence s begin at q_row = s * heads * tokens; other rows are not touched. */
+    int64_t q_head_stride;   /* 0 = k_dim */
+    int64_t out_row_stride;  /* 0 = q_heads * v_dim */
+    int64_t out_head_stride; /* 0 = v_dim */
+    /* Not 0: state.lse is [q_heads, rows], so many elements from head to head; its lse_row_stride is 0 or 1 then. */
+    int64_t lse_head_stride;
 } cpa_attend_args;
 CPA_API cpa_status cpa_attend(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_stream *stream);
 
@@ -421,10 +494,10 @@ typedef struct cpa_state_merge_packed_args {
     int64_t rows;
     int32_t heads; /* heads of the slice; 0: nothing is done */
     int32_t v_dim;
-    cpa_dtype dtype;          /* dtype of the slices */
-    int32_t n_parts;          /* at most CPA_MERGE_MAX_STATES */
-    const void *const *parts; /* host [n_parts] of device [rows, heads, cpa_packed_width] */
-    cpa_dtype out_dtype;
+    cpa_dtype dtype;            /* dtype of the slices */
+    int32_t n_parts;            /* at most CPA_MERGE_MAX_STATES */
+    const void *const *parts;   /* host [n_parts] of device [rows, heads, cpa_packed_width] */
+    cpa_dtype out_dtype;        /* fp32, bf16, fp16 or CPA_FP8_E4M3 */
     void *out;                  /* [rows, heads, v_dim], out_row_stride elements from row to row; overlaps no part */
     int64_t out_row_stride;     /* 0 = heads * v_dim */
     float *out_lse;             /* [rows, heads], or NULL */
@@ -434,6 +507,7 @@ typedef struct cpa_state_merge_packed_args {
     const int32_t *order;
     int32_t foreign_lse;      /* as for cpa_merge */
     const float *sink_logits; /* [heads] of the slice; as for cpa_merge */
+    const float *out_scale;   /* [1]: if out_dtype is CPA_FP8_E4M3, else NULL; as for cpa_merge */
 } cpa_state_merge_packed_args;
 CPA_API cpa_status cpa_state_merge_packed(const cpa_state_merge_packed_args *args, cpa_stream *stream);
 

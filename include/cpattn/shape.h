@@ -22,6 +22,7 @@ typedef enum cpa_dtype {
     CPA_FP8_E4M3 = CPA_DTYPE_COUNT, /* 1 sign, 4 exponent, 3 mantissa bits; no infinity, at most 448 */
     CPA_INT8,
     CPA_FP8_T128, /* rows of latents: e4m3 with a scale for every 128, and the last 64 elements in bf16 */
+    CPA_FP8_E5M2, /* 1 sign, 5 exponent, 2 mantissa bits: the upper byte of fp16; finite up to 57,344 */
     CPA_KV_DTYPE_COUNT
 } cpa_dtype;
 
@@ -56,11 +57,12 @@ CPA_INLINE const cpa_dtype_traits *cpa_dtype_traits_of(cpa_dtype dtype) {
         {"fp8_e4m3", 1, 1, 16, {{8, 4, 0, 0, 0}, {8, 4, 0, 0, 0}}},
         {"int8", 1, 0, 16, {{8, 4, 0, 0, 0}, {8, 4, 0, 0, 0}}},
         {"fp8_t128", 1, 0, 16, {{8, 4, 1, 128, 64}, {8, 4, 1, 128, 64}}},
+        {"fp8_e5m2", 1, 1, 16, {{8, 4, 0, 0, 0}, {8, 4, 0, 0, 0}}},
     };
     return (uint32_t)dtype < CPA_KV_DTYPE_COUNT ? &table[dtype] : NULL;
 }
 
-/* "fp32", "bf16", "fp16", "fp8_e4m3", "int8" or "fp8_t128"; "none" for a value that is no dtype. */
+/* "fp32", "bf16", "fp16", "fp8_e4m3", "int8", "fp8_t128" or "fp8_e5m2"; "none" for a value that is no dtype. */
 CPA_INLINE const char *cpa_dtype_name(cpa_dtype dtype) {
     const cpa_dtype_traits *traits = cpa_dtype_traits_of(dtype);
     return traits ? traits->name : "none";
@@ -90,6 +92,7 @@ CPA_INLINE int64_t cpa_dtype_bytes(cpa_dtype dtype) {
  *
  *     CPA_FP8_E4M3  x = scale * code; scale given for the whole tensor, or for each KV head, or that of the row,
  *                   max |x| / 448
+ *     CPA_FP8_E5M2  the same with codes of that form, and max |x| / 57344
  *     CPA_INT8      x = scale * (code - zero); scale and the integer zero are those of the row, for its range and 0
  *     CPA_FP8_T128  x = bf16(scale * code); scale, fp32, that of 128 elements, max(max |x| / 448, FLT_MIN); the last 64
  *                   elements are bf16. Rows of latents alone (v_in_k): 512 codes, 4 scales and 64 elements, 656 bytes
@@ -146,7 +149,7 @@ typedef enum cpa_kv_layout { CPA_TOKEN_MAJOR = 0, CPA_HEAD_MAJOR, CPA_VLLM_X } c
  * latents, and none of values (multi-head latent attention, DeepSeek-AI, arXiv:2405.04434: k_dim = latent + rope, v_dim =
  * latent, one KV head, queries absorbed). Its layout is not CPA_VLLM_X, and scales are those of keys: v_scale is k_scale,
  * or 0, v_scales is k_scales, or NULL. k_scale and v_scale are those of all keys and of all values, for
- * CPA_FP8_E4M3; both 0: each row has its own, or k_scales and v_scales are given: n_scales of each in memory of the
+ * CPA_FP8_E4M3 and CPA_FP8_E5M2; both 0: each row has its own, or k_scales and v_scales are given: n_scales of each in memory of the
  * device, 1 for all heads or kv_heads. They are read when work of a stream comes to them, belong to the caller, and
  * hold the same numbers on every rank. */
 typedef struct cpa_attention_shape {

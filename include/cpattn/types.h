@@ -28,11 +28,11 @@ typedef struct cpa_kv_view {
     int32_t v_dim; /* width of a value (and output) head */
     int64_t k_block_stride, k_token_stride, k_head_stride;
     int64_t v_block_stride, v_token_stride, v_head_stride;
-    /* CPA_FP8_E4M3: scales of all keys and of all values; both 0: scales are k_scales and v_scales, or each row has its
+    /* CPA_FP8_E4M3, CPA_FP8_E5M2: scales of all keys and of all values; both 0: scales are k_scales and v_scales, or each row has its
      * own. */
     float k_scale, v_scale;
     cpa_kv_layout layout; /* strides that are not 0 outweigh it, but for CPA_VLLM_X */
-    int32_t n_scales;     /* CPA_FP8_E4M3: scales in k_scales and in v_scales: 1, or kv_heads, one a head; 0: none */
+    int32_t n_scales; /* of the same dtypes: scales in k_scales and in v_scales: 1, or kv_heads, one a head; 0: none */
     const float *k_scales, *v_scales; /* device, [n_scales]; NULL: none */
     int32_t v_in_k;                   /* 1: values are the first v_dim elements of keys (cpattn/shape.h) */
     int32_t reserved[15];             /* zero */

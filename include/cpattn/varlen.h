@@ -31,8 +31,11 @@ typedef struct cpa_varlen_batch {
     int32_t q_heads, kv_heads; /* query head h reads KV head h / (q_heads / kv_heads) */
     int32_t k_dim, v_dim;      /* 1 to CPA_MAX_HEAD_DIM each */
     int64_t n_segments;
-    const int64_t *q_starts, *k_starts; /* host [n_segments + 1]; k_starts NULL: as q_starts */
+    const int64_t *q_starts, *k_starts; /* host [n_segments + 1]; k_starts NULL: as q_starts, and
+                                           k_counts as q_counts */
     int32_t causal;                     /* 1: attends will be causal. How work is dealt; any attend gives its result */
+    /* host [n_segments] or NULL: rows of each segment, from its start on, where it does not go on to the next start */
+    const int64_t *q_counts, *k_counts;
 } cpa_varlen_batch;
 
 /* Makes a plan of cpa_attend_plan_create that of these segments, for cpa_varlen_attend alone, until it is set again;
@@ -44,7 +47,7 @@ CPA_API cpa_status cpa_varlen_plan_set(cpa_attend_plan *plan, const cpa_varlen_b
  * keys, no more is read than up to the last k_starts.
  *
  * On a CUDA device bf16 and fp16 run on tensor cores where q, k, v, out and state.o are aligned to 16 bytes, dims and
- * row strides are multiples of 8 elements (4 of state.o) and scale is positive; all else is computed by plain, slower
+ * strides are multiples of 8 elements (4 of state.o) and scale is positive; all else is computed by plain, slower
  * kernels. On the host the result of a row has the same bits whatever other segments the batch has. */
 typedef struct cpa_varlen_attend_args {
     size_t size;
@@ -61,7 +64,13 @@ typedef struct cpa_varlen_attend_args {
     float softcap;       /* a rule of cpattn/score.h, for devices whose attend takes it; 0: none */
     int32_t resume;
     cpa_partial state;
-    void *out; /* [rows of q, q_heads, v_dim] contiguous, or NULL */
+    void *out; /* [rows of q, q_heads, v_dim], or NULL */
+    /* Elements from head to head, and from row to row of out; 0: dense, as in cpa_attend, whose rules hold. Contiguous
+     * tensors [batch, heads, tokens, dim] are rows of dim elements with heads tokens * dim apart: segment b starts at
+     * row b * heads * tokens and has `tokens` rows (q_counts, k_counts), heads being those of each tensor. */
+    int64_t q_head_stride, k_head_stride, v_head_stride;
+    int64_t out_row_stride, out_head_stride;
+    int64_t lse_head_stride; /* as in cpa_attend */
 } cpa_varlen_attend_args;
 CPA_API cpa_status cpa_varlen_attend(const cpa_attend_plan *plan, const cpa_varlen_attend_args *args,
                                      cpa_stream *stream);
@@ -93,8 +102,10 @@ typedef struct cpa_varlen_part {
 CPA_INLINE cpa_varlen_part cpa_varlen_part_of(const cpa_varlen_batch *batch, int32_t owner, int64_t segment,
                                               int32_t ranks, int32_t rank) {
     const int64_t *k_starts = batch->k_starts ? batch->k_starts : batch->q_starts;
-    const int64_t rows = batch->q_starts[segment + 1] - batch->q_starts[segment];
-    const int64_t keys = k_starts[segment + 1] - k_starts[segment];
+    const int64_t *k_counts = batch->k_counts || batch->k_starts ? batch->k_counts : batch->q_counts;
+    const int64_t rows =
+        batch->q_counts ? batch->q_counts[segment] : batch->q_starts[segment + 1] - batch->q_starts[segment];
+    const int64_t keys = k_counts ? k_counts[segment] : k_starts[segment + 1] - k_starts[segment];
     cpa_varlen_part part = {0, 0, 0, 0};
     if (owner == CPA_VARLEN_CUT) {
         part.q_first = cpa_slice_begin(rows, ranks, rank);
@@ -131,7 +142,8 @@ CPA_API cpa_status cpa_varlen_context_plan(cpa_varlen_context *context, const cp
                                            const int32_t *owners /* [n_segments] */);
 
 /* Attends a layer of the planned batch. The rows of q, of out and of state.lse, which may be NULL, are this rank's: its
- * parts of the segments one behind the other, in their order; those of k and v likewise. resume is 0 and state.o NULL.
+ * parts of the segments one behind the other, in their order; those of k and v likewise. resume is 0 and state.o NULL,
+ * and heads and rows of out have no strides (CPA_UNSUPPORTED).
  * Collective if segments are cut, with the same mask, scale and order of layers on every rank. Segments that are cut
  * travel while whole ones are attended. On the host a row has the bits that it has on one rank. */
 CPA_API cpa_status cpa_varlen_context_attend(cpa_varlen_context *context, const cpa_varlen_attend_args *args,

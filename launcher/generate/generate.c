@@ -11,6 +11,12 @@
 #include "launcher/generate/prompt_text.h"
 #include "launcher/settings/settings_table.h"
 
+static cpa_status open_text(const cpa_settings *settings, cpa_prompt_answer *answer, cpa_error *err) {
+    answer->stop = (cpa_stop_text){strdup(settings->stop), strlen(settings->stop)};
+    if (!answer->stop.text) return cpa_fail(err, CPA_NO_MEMORY, "--stop: no memory for it");
+    return cpa_ending_text_open(answer->tokenizer, 0, &answer->text, err);
+}
+
 /* The prompt as text, which the tokenizer of the folder makes ids of. */
 static cpa_status read_text(const cpa_settings *settings, int64_t vocabulary, cpa_prompt_answer *answer,
                             cpa_error *err) {
@@ -20,8 +26,7 @@ static cpa_status read_text(const cpa_settings *settings, int64_t vocabulary, cp
                         "--prompt: found neither tokenizer.json nor tokenizer.model in %s, expected one; --prompt-ids "
                         "takes ids",
                         settings->model_dir);
-    CPA_TRY(cpa_answer_text_open(answer->tokenizer, settings->stop, &answer->text, err));
-    answer->text.min_tokens = settings->min_tokens;
+    CPA_TRY(open_text(settings, answer, err));
     return cpa_prompt_text_read(settings, answer->tokenizer, vocabulary, &answer->prompt, err);
 }
 
@@ -66,11 +71,15 @@ cpa_status cpa_prompt_answer_open(const cpa_settings *settings, int64_t vocabula
         return status;
     }
     *out = answer;
+    out->text.stops = &out->stop;
+    out->text.n_stops = out->stop.bytes > 0;
+    out->text.min_tokens = settings->min_tokens;
     return CPA_OK;
 }
 
 void cpa_prompt_answer_close(cpa_prompt_answer *answer) {
-    cpa_answer_text_close(&answer->text);
+    cpa_ending_text_close(&answer->text);
+    free(answer->stop.text);
     cpa_tokenizer_close(answer->tokenizer);
     cpa_ids_release(&answer->prompt);
     cpa_ids_release(&answer->stop_ids);
@@ -105,26 +114,34 @@ cpa_sampling cpa_prompt_answer_sampling(const cpa_prompt_answer *answer) {
     };
 }
 
+/* Prints what is there and cannot be the beginning of the stop. */
+static void print_text(cpa_prompt_answer *answer, FILE *out) {
+    const cpa_ending_text *text = &answer->text;
+    if (text->ready <= answer->printed) return;
+    fwrite(text->text.data + answer->printed, 1, (size_t)(text->ready - answer->printed), out);
+    answer->printed = text->ready;
+}
+
 int cpa_prompt_answer_show(cpa_prompt_answer *answer, int64_t index, uint32_t id, float logprob, FILE *out) {
-    if (answer->text.has_stopped) return 0;
-    cpa_answer_text_push(&answer->text, id);
-    if (answer->settings->json) return answer->text.has_stopped;
+    if (answer->text.stop) return 0;
+    if (answer->text.stream) (void)cpa_ending_text_push(&answer->text, id, NULL); /* without memory: less is shown */
+    if (answer->settings->json) return answer->text.stop != NULL;
     if (answer->text.stream) {
-        cpa_answer_text_print(&answer->text, out);
+        print_text(answer, out);
     } else {
         fprintf(out, "%s%" PRIu32, index > 0 ? " " : "", id);
     }
     if (answer->settings->logprobs) fprintf(out, " (%.4f)", (double)logprob);
     fflush(out);
-    return answer->text.has_stopped;
+    return answer->text.stop != NULL;
 }
 
 void cpa_prompt_answer_take(cpa_prompt_answer *answer, const cpa_request_result *result) {
     answer->count = cpa_min64(result->output_tokens, answer->most);
     answer->has_ended = 1;
     answer->reason = result->reason;
-    cpa_answer_text_finish(&answer->text);
-    if (answer->text.has_stopped) { /* tokens behind that were under way */
+    if (answer->text.stream) (void)cpa_ending_text_finish(&answer->text, NULL);
+    if (answer->text.stop) { /* tokens behind that were under way */
         answer->count = cpa_min64(answer->count, answer->text.tokens);
         answer->reason = CPA_FINISH_STOP;
     }
@@ -215,7 +232,7 @@ void cpa_prompt_answer_print(cpa_prompt_answer *answer, FILE *out) {
         print_json(answer, out);
         return;
     }
-    cpa_answer_text_print(&answer->text, out);
+    print_text(answer, out);
     fprintf(out, "\n%" PRId64 " tokens (%s) after %" PRId64 " of the prompt", answer->count, reason_name(answer),
             answer->prompt.count);
     if (answer->count > 0) fprintf(out, ", TTFT %.1f ms", 1e3 * answer->token_s[0]);

@@ -6,18 +6,20 @@
 
 #include <cpattn/engine.h>
 
-#include "launcher/generate/answer_text.h"
 #include "launcher/generate/biases.h"
 #include "launcher/generate/ids.h"
 #include "launcher/settings/settings.h"
 #include "src/model/logits_sample.h"
+#include "src/text/ending_text.h"
 #include "src/text/tokenizer.h"
 
 /* Rank 0. One that was never opened has only zeros. */
 typedef struct cpa_prompt_answer {
     const cpa_settings *settings; /* the caller's */
     cpa_tokenizer *tokenizer;     /* for prompts of text; NULL: ids alone */
-    cpa_answer_text text;         /* text of the answer as it comes, to a prompt of text */
+    cpa_ending_text text;         /* the text of the answer, to a prompt of text */
+    cpa_stop_text stop;           /* the text that stops it, of 0 bytes: none */
+    int64_t printed;              /* bytes of the text that are printed */
     cpa_ids prompt;
     cpa_ids stop_ids;
     cpa_biases biases;

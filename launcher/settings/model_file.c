@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "launcher/settings/yaml_file.h"
+#include "program/names.h"
 
 static const char *const dtypes[] = {"fp32", "bf16", "fp16", NULL};
 
@@ -33,7 +34,8 @@ static const cpa_field table[] = {
     {NULL, "latent_dim", NULL, INT(latent_dim, "0", 0, CPA_MAX_HEAD_DIM), .help = NULL},
     {NULL, "rope_dim", NULL, INT(rope_dim, "0", 0, CPA_MAX_HEAD_DIM), .help = NULL},
     {NULL, "scale", NULL, CPA_FIELD_REAL, offsetof(model_keys, scale), "0", 0, 1e6, .help = NULL},
-    {NULL, "dtype", NULL, CPA_FIELD_CHOICE, offsetof(model_keys, dtype), NULL, .choices = dtypes},
+    {NULL, "dtype", NULL, CPA_FIELD_CHOICE, offsetof(model_keys, dtype), NULL, .choices = dtypes,
+     .named = cpa_named_dtype},
     {NULL, "causal", NULL, CPA_FIELD_FLAG, offsetof(model_keys, causal), "true", .help = NULL},
     {NULL, "window", NULL, INT(window, "0", 0, 0x1p40), .help = NULL},
     {NULL, "sinks", NULL, INT(sinks, "0", 0, 0x1p30), .help = NULL},

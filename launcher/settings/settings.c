@@ -241,7 +241,7 @@ static void print_usage(const cpa_settings *settings, FILE *out) {
                 "       cp_attn bench serve --url URL ...    measure a server\n"
                 "       cp_attn plot FILE...    draw results and timelines\n"
                 "       cp_attn check FILE...    compute rows of --violation-dump again\n"
-                "       cp_attn serve, generate, bench or plot with --help    options of these\n");
+                "       cp_attn COMMAND --help    options of serve, generate, bench, bench serve or plot\n");
     }
 }
 

@@ -172,8 +172,9 @@ cpa_status cpa_settings_check(const cpa_settings *settings, cpa_error *err) {
     }
     if (settings->v_scale > 0 && settings->k_scale == 0)
         return cpa_fail(err, CPA_INVALID, "--v-scale: found without --k-scale, expected both or none");
-    if (settings->k_scale > 0 && settings->kv_cache_dtype != CPA_FP8_E4M3 + 1) {
-        return cpa_fail(err, CPA_INVALID, "--k-scale: found with --kv-cache-dtype %s, expected fp8_e4m3",
+    if (settings->k_scale > 0 && settings->kv_cache_dtype != CPA_FP8_E4M3 + 1 &&
+        settings->kv_cache_dtype != CPA_FP8_E5M2 + 1) {
+        return cpa_fail(err, CPA_INVALID, "--k-scale: found with --kv-cache-dtype %s, expected fp8_e4m3 or fp8_e5m2",
                         kv_dtype_name(settings));
     }
     if (settings->preemption_mode == CPA_PREEMPT_SWAP && settings->swap_space == 0)

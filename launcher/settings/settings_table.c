@@ -11,12 +11,14 @@
 
 #include "comm/transports.h"
 #include "launcher/settings/model_file.h"
+#include "program/names.h"
 #include "program/trace.h"
 
 static const char *const dtypes[] = {"auto", "fp32", "bf16", "fp16", NULL};
 static const char *const state_dtypes[] = {"fp32", "bf16", "fp16", NULL};
 static const char *const prompt_ways[] = {"auto", "expand", "absorb", NULL};
-static const char *const kv_dtypes[] = {"auto", "fp32", "bf16", "fp16", "fp8_e4m3", "int8", "fp8_t128", NULL};
+static const char *const kv_dtypes[] = {"auto", "fp32",     "bf16",     "fp16", "fp8_e4m3",
+                                        "int8", "fp8_t128", "fp8_e5m2", NULL};
 static const char *const layouts[] = {"token-major", "head-major", "vllm-x", NULL};
 static const char *const algorithms[] = {"auto", "pass-kv", "pass-q", NULL};
 static const char *const devices[] = {"auto", "host", "cuda", NULL};
@@ -138,7 +140,7 @@ const cpa_field cpa_settings_rows[] = {
      .help = "of a model with experts, on several ranks: replicated: each has all; spread: each has some, and tokens "
              "travel "
              "to the ranks of their experts"},
-    {"Model", "dtype", NULL, CHOICE(dtype, "auto", dtypes),
+    {"Model", "dtype", NULL, CHOICE(dtype, "auto", dtypes), .named = cpa_named_dtype,
      .help = "of weights, queries, keys, values and results; auto: as the model says; without a model bf16 on CUDA, "
              "fp32 on the host, there with --model-dir too"},
     {"Model", "window", "N", INT(window, "model", 0, TOKENS_MAX), .word = "model", .word_value = -1,
@@ -153,16 +155,17 @@ const cpa_field cpa_settings_rows[] = {
      .help = "scores fall with the distance of a key, a slope for each head"},
     {"Model", "sink-logits", NULL, FLAG(sink_logits, "false"),
      .help = "each head has a sink: one more term of every sum"},
-    {"Cache", "kv-cache-dtype", NULL, CHOICE(kv_cache_dtype, "auto", kv_dtypes),
-     .help = "of the KV cache; auto: that of the model; fp8_e4m3 and int8 have a scale for each token and head, "
+    {"Cache", "kv-cache-dtype", NULL, CHOICE(kv_cache_dtype, "auto", kv_dtypes), .named = cpa_named_dtype,
+     .help = "of the KV cache, here and in --dtype by the names of others as well (bfloat16, half, fp8); auto: that of "
+             "the model; fp8_e4m3, fp8_e5m2 and int8 have a scale for each token and head, "
              "fp8_t128, of latents alone, four for each token"},
     {"Cache", "k-scale", "S", REAL(k_scale, "auto", FLT_MIN, 1e30), .word = "auto",
-     .help =
-         "fp8_e4m3 keys are multiples of S, one scale for all of them; with --v-scale, but over latents, where it is "
-         "that of values too; auto: see above"},
+     .help = "keys in fp8_e4m3 or fp8_e5m2 are multiples of S, one scale for all of them; with --v-scale, but over "
+             "latents, where it is "
+             "that of values too; auto: see above"},
     {"Cache", "v-scale", "S", REAL(v_scale, "auto", FLT_MIN, 1e30), .word = "auto", .help = "the same of values"},
-    {"Cache", "kv-layout", NULL, CHOICE(kv_layout, "token-major", layouts),
-     .help = "order in a block of the cache: [tokens, heads] or [heads, tokens]"},
+    {"Cache", "kv-layout", NULL, CHOICE(kv_layout, "token-major", layouts), .named = cpa_named_layout,
+     .help = "order in a block of the cache: [tokens, heads], also NHD, or [heads, tokens], HND"},
     {"Cache", "block-size", "N", INT(block_size, "16", 1, 512), .power_of_two = 1,
      .help = "tokens in a block of the cache"},
     {"Cache", "num-blocks", "N", INT(num_blocks, "auto", 0, 0x1p31 - 1), .word = "auto",
@@ -225,7 +228,7 @@ const cpa_field cpa_settings_rows[] = {
      .help = "move keys and values (pass-kv), or queries (pass-q); auto: the cheaper one, chunk by chunk"},
     {"Exchange", "staging-bytes", "N", INT(staging_bytes, "auto", 0, 0x1p40), .word = "auto",
      .help = "bound on the memory of one rank for keys and values on their way; auto: 64 MiB, on a GPU 2 GiB"},
-    {"Exchange", "state-dtype", NULL, CHOICE(state_dtype, "fp32", state_dtypes),
+    {"Exchange", "state-dtype", NULL, CHOICE(state_dtype, "fp32", state_dtypes), .named = cpa_named_dtype,
      .help =
          "of partial results that travel between ranks: fp32, or that of the model in 16 bits, half the bytes, where "
          "results depend on --algorithm by as much as it rounds"},

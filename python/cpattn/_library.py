@@ -55,16 +55,26 @@ _ERRORS: dict[int, type[Error]] = {
 }
 
 
-def _load() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(Path(__file__).with_name("libcpattn.so")))
-    for name, result, arguments in c.FUNCTIONS:
+def _load(file: str, functions: list[Any]) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(Path(__file__).with_name(file)))
+    for name, result, arguments in functions:
         function = getattr(library, name)
         function.restype = result
         function.argtypes = arguments
     return library
 
 
-lib = _load()
+lib = _load("libcpattn.so", c.FUNCTIONS)
+
+
+def load_beside(what: str, file: str, functions: list[Any]) -> ctypes.CDLL:
+    """A library that stands on more than this one, for ``what``. ImportError, with one line, where it cannot be had."""
+    if not Path(__file__).with_name(file).exists():
+        raise ImportError(f"{what}: this package was built without {file}, for want of the packages that it stands on")
+    try:
+        return _load(file, functions)
+    except OSError as error:
+        raise ImportError(f"{what}: {error}") from None
 
 
 def raise_status(status: int, message: bytes | None) -> None:

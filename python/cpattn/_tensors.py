@@ -32,12 +32,13 @@ class Place(NamedTuple):
 
 
 THE_HOST = Place(HOST, 0)
-DTYPES = {"fp32": c.CPA_F32, "bf16": c.CPA_BF16, "fp16": c.CPA_F16, "fp8_e4m3": c.CPA_FP8_E4M3, "int8": c.CPA_INT8,
-          "fp8_t128": c.CPA_FP8_T128}
-_ALIASES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8_e4m3", "int8": "i8",
+DTYPES = {"fp32": c.CPA_F32, "bf16": c.CPA_BF16, "fp16": c.CPA_F16, "fp8_e4m3": c.CPA_FP8_E4M3,
+          "fp8_e5m2": c.CPA_FP8_E5M2}
+_ALIASES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8_e4m3",
+            "float8_e5m2": "fp8_e5m2", "int8": "i8",
             "uint8": "u8", "int32": "i32", "int64": "i64", "uint32": "u32", "bool": "bool"}
 _NAMES = {ours: name for name, ours in _ALIASES.items()}
-_BY_TYPE = {(2, 32): "fp32", (2, 16): "fp16", (4, 16): "bf16", (10, 8): "fp8_e4m3", (0, 8): "i8", (1, 8): "u8",
+_BY_TYPE = {(2, 32): "fp32", (2, 16): "fp16", (4, 16): "bf16", (10, 8): "fp8_e4m3", (12, 8): "fp8_e5m2", (0, 8): "i8", (1, 8): "u8",
             (0, 32): "i32", (0, 64): "i64", (1, 32): "u32", (6, 8): "bool"}
 
 _torch: Any = None
@@ -190,6 +191,20 @@ def rows(t: Tensor, what: str, *inner: int) -> int:
     if shape[0] > 1 and strides[0] < step:
         raise ValueError(f"cpattn: rows of {what} are {strides[0]} elements apart; expected {step} or more")
     return strides[0] if strides[0] > step else step
+
+
+def heads(t: Tensor, what: str, count: int, dim: int) -> tuple[int, int]:
+    """The strides from row to row and from head to head of a tensor [rows, count, dim] whose heads are contiguous, each
+    by itself; that of heads is 0 where they lie one behind the other. ValueError for another tensor."""
+    shape, strides = t[2], t[3]
+    if shape[1:] != (count, dim) or len(shape) != 3:
+        raise ValueError(f"cpattn: {what} is {list(shape)}; expected [rows, {count}, {dim}]")
+    head = strides[1] if count > 1 else dim
+    row = strides[0] if shape[0] > 1 else max(strides[0], count * dim)
+    if (dim > 1 and strides[2] != 1) or head < dim or row < (count * dim if head == dim else dim):
+        raise ValueError(f"cpattn: {what} has strides {list(strides)} of {list(shape)}; expected contiguous heads that "
+                         "do not overlap")
+    return row, 0 if head == dim else head
 
 
 def vector(x: Any, what: str, dtype: str, length: int | None = None, *, place: Any = None,

@@ -7,16 +7,15 @@ from typing import Any
 from . import _declarations as c
 from ._device import Device, device_of
 from ._library import lib
+from ._names import dtype_of, layout_of
 from ._tensors import DTYPES, Tensor, read, read_on, vector
-
-LAYOUTS = {"token-major": c.CPA_TOKEN_MAJOR, "head-major": c.CPA_HEAD_MAJOR, "vllm-x": c.CPA_VLLM_X}
 
 
 class PagedCache:
     """A view of pools of key and value blocks. It keeps the tensors alive, and copies nothing.
 
     Plain caches: ``k`` is ``[num_blocks, block_size, kv_heads, k_dim]``, or with ``layout="head-major"``
-    ``[num_blocks, kv_heads, block_size, k_dim]``, in fp32, bf16 or fp16, or in fp8_e4m3 with one ``k_scale`` and one
+    ``[num_blocks, kv_heads, block_size, k_dim]``, in fp32, bf16 or fp16, or in fp8_e4m3 or fp8_e5m2 with one ``k_scale`` and one
     ``v_scale`` for all keys and values; ``v`` alike with its own width. Any strides but that of the last dimension.
 
     Latents (multi-head latent attention): ``v=None`` and ``v_dim``; the value of a key is its first ``v_dim`` elements.
@@ -26,11 +25,12 @@ class PagedCache:
 
     def __init__(self, k: Any, v: Any = None, *, v_dim: int | None = None, layout: str = "token-major",
                  k_scale: float = 0.0, v_scale: float = 0.0):
-        if layout not in ("token-major", "head-major"):
+        order = layout_of(layout)
+        if order == c.CPA_VLLM_X:
             raise ValueError(f"cpattn: layout {layout!r} of a plain cache; expected 'token-major' or 'head-major'")
         keys = read(k)
         values = read(v) if v is not None else None
-        token, head = (1, 2) if layout == "token-major" else (2, 1)
+        token, head = (1, 2) if order == c.CPA_TOKEN_MAJOR else (2, 1)
         self._check_plain(keys, values, v_dim, token, head, k_scale, v_scale)
         self.view = c.cpa_kv_view(
             k=keys.address, v=values.address if values else None, dtype=DTYPES[keys.dtype],
@@ -39,7 +39,7 @@ class PagedCache:
             k_token_stride=keys.strides[token], k_head_stride=keys.strides[head],
             v_block_stride=values.strides[0] if values else 0, v_token_stride=values.strides[token] if values else 0,
             v_head_stride=values.strides[head] if values else 0, k_scale=k_scale, v_scale=v_scale,
-            layout=LAYOUTS[layout], v_in_k=int(values is None))
+            layout=order, v_in_k=int(values is None))
         self._keep(k, v, keys)
 
     @staticmethod
@@ -51,15 +51,15 @@ class PagedCache:
             if len(t.shape) != 4 or (t.shape[3] > 1 and t.strides[3] != 1):
                 raise ValueError(f"cpattn: {name} of a cache is {list(t.shape)} with strides {list(t.strides)}; "
                                  "expected 4 dimensions, the last contiguous")
-            if t.dtype not in ("fp32", "bf16", "fp16", "fp8_e4m3"):
-                raise ValueError(f"cpattn: {name} of a cache is {t.dtype}; expected fp32, bf16, fp16 or fp8_e4m3")
+            if t.dtype not in DTYPES:
+                raise ValueError(f"cpattn: {name} of a cache is {t.dtype}; expected one of {', '.join(DTYPES)}")
         if (values is None) == (v_dim is None):
             raise ValueError("cpattn: a cache has either v, or v_dim for latents, whose values lie in their keys")
         if values is not None and (values.dtype != keys.dtype or values.shape[:3] != keys.shape[:3]
                                    or values[4:] != keys[4:]):
             raise ValueError(f"cpattn: k is {keys.dtype} {list(keys.shape)}, v {values.dtype} {list(values.shape)}; "
                              "expected the same but for the last dimension, on one device")
-        if keys.dtype == "fp8_e4m3" and not (k_scale > 0 and (v_scale > 0 or values is None)):
+        if keys.dtype.startswith("fp8") and not (k_scale > 0 and (v_scale > 0 or values is None)):
             raise ValueError("cpattn: a cache of fp8 elements needs k_scale and v_scale; with scales of rows it is "
                              "PagedCache.of_bytes")
 
@@ -69,10 +69,7 @@ class PagedCache:
                  v_scales: Any = None) -> PagedCache:
         """A cache over bytes: ``k`` and ``v`` are uint8 ``[num_blocks, block_bytes]`` with the ``block_bytes`` of
         the module or more. ``v=None``: latents. ``k_scales``, ``v_scales``: fp32 ``[1]`` or ``[kv_heads]`` on the
-        device, for fp8_e4m3."""
-        for name, known, value in (("layout", LAYOUTS, layout), ("dtype", DTYPES, dtype)):
-            if value not in known:
-                raise ValueError(f"cpattn: {name} {value!r} of a cache; expected one of {', '.join(known)}")
+        device, for fp8_e4m3 and fp8_e5m2."""
         scaled = k_scales is not None
         n_scales = read(k_scales).shape[0] if scaled else 0
         strides = []
@@ -91,9 +88,9 @@ class PagedCache:
             raise ValueError(f"cpattn: {keys.shape[0]} blocks of k and {read(v).shape[0]} of v")
         self = cls.__new__(cls)
         self.view = c.cpa_kv_view(
-            k=keys.address, v=read(v).address if v is not None else None, dtype=DTYPES[dtype], block_size=block_size,
+            k=keys.address, v=read(v).address if v is not None else None, dtype=dtype_of(dtype), block_size=block_size,
             num_blocks=keys.shape[0], kv_heads=kv_heads, k_dim=k_dim, v_dim=v_dim, k_block_stride=strides[0],
-            v_block_stride=strides[1], k_scale=k_scale, v_scale=v_scale, layout=LAYOUTS[layout], n_scales=n_scales,
+            v_block_stride=strides[1], k_scale=k_scale, v_scale=v_scale, layout=layout_of(layout), n_scales=n_scales,
             k_scales=vector(k_scales, "k_scales", "fp32", place=keys) if scaled else None,
             v_scales=(vector(v_scales, "v_scales", "fp32", n_scales, place=keys)
                       if scaled and v_scales is not None else None),
@@ -133,14 +130,14 @@ class PagedCache:
 
 
 def _element_bytes(dtype: str) -> int:
-    return lib.cpa_dtype_bytes(DTYPES[dtype])
+    return lib.cpa_dtype_bytes(dtype_of(dtype))
 
 
 def block_bytes(dtype: str, block_size: int, kv_heads: int, dim: int, *, part: str = "k",
                 tensor_scale: bool = False) -> int:
     """Bytes of a block of keys (``part="k"``) or values, the scales of its rows included unless all have one."""
     side = c.CPA_KEYS if part == "k" else c.CPA_VALUES
-    return lib.cpa_kv_block_bytes(DTYPES[dtype], side, float(tensor_scale), block_size, kv_heads, dim)
+    return lib.cpa_kv_block_bytes(dtype_of(dtype), side, float(tensor_scale), block_size, kv_heads, dim)
 
 
 __all__ = ["PagedCache", "block_bytes"]

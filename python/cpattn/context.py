@@ -185,18 +185,21 @@ class Context:
         self._check(lib.cpa_context_attend(self.handle, ctypes.byref(args), self.device.stream(stream)))
         return out if lse is None else (out, lse)
 
-    def reserve(self, sequences: int, tokens: int, num_blocks: int) -> None:
+    def reserve(self, sequences: int, tokens: int, num_blocks: int, rows: int = 1) -> None:
         """Allocates once for decode of at most ``sequences`` sharded sequences of ``tokens`` tokens on all ranks
-        together, over caches of at least ``num_blocks`` blocks on this rank. Collective, once."""
-        limits = sized(c.cpa_context_limits, sequences=sequences, tokens=tokens, num_blocks=num_blocks)
+        together, of which at most ``rows`` are new in a step, over caches of at least ``num_blocks`` blocks on this
+        rank. Collective, once."""
+        limits = sized(c.cpa_context_limits, sequences=sequences, tokens=tokens, num_blocks=num_blocks, rows=rows)
         self._check(lib.cpa_context_reserve(self.handle, ctypes.byref(limits)))
-        self._reserved = sequences
+        self._reserved = sequences * rows
 
-    def update(self, lengths: Any, block_tables: Any, *, first_ranks: Any = None, stream: int | None = None) -> None:
+    def update(self, lengths: Any, block_tables: Any, *, first_ranks: Any = None, qo_indptr: Any = None,
+               stream: int | None = None) -> None:
         """Enqueues what makes the reserved step that of ``lengths``, int32 or int64 ``[sequences]``, tokens on all
         ranks; of this rank's ``block_tables``, int32 ``[sequences, entries]``; and of ``first_ranks``, int32
-        ``[sequences]`` or None: rank 0. All on the device; also in a capture. Row s of q, out and lse is sequence s on
-        every rank, and counts where the last token of the sequence is owned."""
+        ``[sequences]`` or None: rank 0. All on the device; also in a capture. The rows from ``s * rows`` on of q, out
+        and lse are those of sequence s on every rank: its new tokens that this rank owns, of ``rows``, or of
+        ``qo_indptr[s + 1] - qo_indptr[s]`` ones, int32 ``[sequences + 1]``."""
         t, tables = read(lengths), read_on(self.device, block_tables, "block_tables")
         if t.dtype not in ("i32", "i64") or tables.shape[0] != t.shape[0]:
             raise ValueError(f"cpattn: lengths are {t.dtype} {list(t.shape)}, tables {list(tables.shape)}; expected "
@@ -208,7 +211,9 @@ class Context:
                      lengths=vector(lengths, "lengths", t.dtype, place=self.device),
                      block_tables=vector(block_tables, "block_tables", "i32"), table_stride=tables.shape[1],
                      first_ranks=firsts)
-        self._held = (lengths, block_tables, first_ranks)
+        if qo_indptr is not None:
+            args.qo_indptr = vector(qo_indptr, "qo_indptr", "i32", t.shape[0] + 1, place=self.device)
+        self._held = (lengths, block_tables, first_ranks, qo_indptr)
         handle = self.device.stream(stream)
         self._check(lib.cpa_context_update(self.handle, ctypes.byref(args), handle))
         self.n_rows = self._reserved

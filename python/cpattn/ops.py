@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from . import _declarations as c
 from ._device import device, device_of, enqueue
 from ._library import integers, lib, raise_status, sized
-from ._tensors import (Tensor, address_of, check_writable, empty_like, plain_dtype, read, read_on, rows, signature,
-                       vector)
+from ._names import dtype_of
+from ._tensors import (DTYPES, Tensor, address_of, check_writable, empty_like, heads, plain_dtype, read, read_on, rows,
+                       signature, vector)
 from .cache import PagedCache
 from .plan import AttendPlan, shape_of
 
@@ -57,8 +59,8 @@ def kv_write(cache: PagedCache, k: Any, v: Any, slot_mapping: Any, *, nonfinite:
              stream: int | None = None) -> None:
     """Stores new keys ``[tokens, kv_heads, k_dim]`` and values ``[tokens, kv_heads, v_dim]`` in their pages.
 
-    ``slot_mapping``: int64 ``[tokens]`` on the device, block * block_size + offset; -1 skips the token. Rows may be
-    slices of a wider tensor. ``v`` is None for a cache of latents. ``nonfinite``: uint8 ``[tokens]``, becomes 1 where a
+    ``slot_mapping``: int64 ``[tokens]`` on the device, block * block_size + offset; -1 skips the token. Rows and heads
+    may have any strides, as those of a slice or a transposed tensor. ``v`` is None for a cache of latents. ``nonfinite``: uint8 ``[tokens]``, becomes 1 where a
     written key or value is NaN or infinite.
     """
     view, on = cache.view, cache.device
@@ -66,12 +68,14 @@ def kv_write(cache: PagedCache, k: Any, v: Any, slot_mapping: Any, *, nonfinite:
     tokens = keys.shape[0]
     check_writable(cache.k, "k of the cache")
     check_writable(cache.v, "v of the cache")
-    args = sized(c.cpa_kv_write_args, tokens=tokens, dtype=plain_dtype(keys, "k"), k=keys.address,
-                 k_row_stride=rows(keys, "k", view.kv_heads, view.k_dim),
+    k_row, k_head = heads(keys, "k", view.kv_heads, view.k_dim)
+    args = sized(c.cpa_kv_write_args, tokens=tokens, dtype=plain_dtype(keys, "k"), k=keys.address, k_row_stride=k_row,
+                 k_head_stride=k_head,
                  slot_mapping=vector(slot_mapping, "slot_mapping", "i64", tokens, place=on), kv=view)
     if v is not None:
         values = read_on(on, v, "v")
-        args.v, args.v_row_stride = values.address, rows(values, "v", view.kv_heads, view.v_dim)
+        args.v = values.address
+        args.v_row_stride, args.v_head_stride = heads(values, "v", view.kv_heads, view.v_dim)
         if values.dtype != keys.dtype or values.shape[0] != tokens:
             raise ValueError(f"cpattn: k is {keys.dtype} of {tokens} tokens, v {values.dtype} of {values.shape[0]}; "
                              "expected the same")
@@ -80,6 +84,28 @@ def kv_write(cache: PagedCache, k: Any, v: Any, slot_mapping: Any, *, nonfinite:
     if nonfinite is not None:
         args.nonfinite = vector(nonfinite, "nonfinite", "u8", tokens, place=on, written=True)
     enqueue(lib.cpa_kv_write, args, on, stream)
+
+
+def as_rows(x: Any) -> tuple[Any, list[int]]:
+    """A tensor ``[sequences, heads, tokens, dim]`` of PyTorch or NumPy as rows ``[rows, heads, dim]``, without a copy,
+    and the row at which each sequence begins, for ``q_starts`` of a plan. Other rows among them are not sequences'.
+
+    ValueError where sequences are not whole rows apart, which those of contiguous tensors and their transposes are.
+    """
+    t = read(x)
+    if len(t.shape) != 4:
+        raise ValueError(f"cpattn: {list(t.shape)}; expected [sequences, heads, tokens, dim]")
+    (n, count, tokens, dim), (apart, head, row, last) = t.shape, t.strides
+    row = row if tokens > 1 else max(count * dim, 1) if n == 1 else apart
+    if (dim > 1 and last != 1) or row <= 0 or (n > 1 and (apart % row or apart < row)):
+        raise ValueError(f"cpattn: strides {list(t.strides)} of {list(t.shape)}; expected sequences of whole rows")
+    between = apart // row if n > 1 else tokens
+    shape, strides = (max(n - 1, 0) * between + tokens, count, dim), (row, head, 1)
+    starts = [s * between for s in range(n)]
+    if hasattr(x, "as_strided"):
+        return x.as_strided(shape, strides), starts
+    strided = sys.modules["numpy"].lib.stride_tricks.as_strided
+    return strided(x, shape, [s * x.itemsize for s in strides]), starts
 
 
 def _blocks(pairs: Any) -> Any:
@@ -130,15 +156,50 @@ def kv_gather(src: PagedCache, dst: PagedCache, block_tables: Sequence[Sequence[
     return firsts
 
 
+def kv_swap(src: PagedCache, dst: PagedCache, pairs: Sequence[tuple[int, int]], *, stream: int | None = None) -> None:
+    """Copies whole blocks between a cache on a device and one in host memory of one form: (block of ``src``, block of
+    ``dst``) for each pair. Page-locked host memory is read and written when the stream comes to it."""
+    for name, x in (("k", dst.k), ("v", dst.v)):
+        check_writable(x, f"{name} of dst")
+    flat = _blocks(pairs)
+    args = sized(c.cpa_kv_swap_args, src=src.view, dst=dst.view, pairs=ctypes.addressof(flat), n_pairs=len(flat) // 2)
+    enqueue(lib.cpa_kv_swap, args, src.device if src.device.backend != "host" else dst.device, stream)
+
+
+def gather_rows(cache: PagedCache, block_tables: Sequence[Sequence[int]], firsts: Sequence[int], counts: Sequence[int],
+                *, dtype: str | None = None, stream: int | None = None) -> tuple[Any, Any]:
+    """Keys ``[rows, kv_heads, k_dim]`` and values of the tokens from ``firsts[s]`` on, ``counts[s]`` of them, of each
+    sequence, whose blocks are ``block_tables[s]``; sequences one behind the other. Of ``dtype``: fp32, bf16 or fp16, by
+    default that of the cache."""
+    view = cache.view
+    kind = view.dtype if dtype is None else dtype_of(dtype)
+    name = next((name for name, value in DTYPES.items() if value == kind), "none")
+    flat = integers(c.c_int32, [block for table in block_tables for block in table], "blocks")
+    spans = (c.cpa_kv_span * len(counts))()
+    at = row = 0
+    for s, (table, first, count) in enumerate(zip(block_tables, firsts, counts, strict=True)):
+        spans[s] = c.cpa_kv_span(table=at, first=first, count=count, dst_row=row)
+        if not 0 <= first <= first + count <= len(table) * view.block_size:
+            raise ValueError(f"cpattn: tokens {first} to {first + count} of sequence {s}, which has {len(table)} blocks")
+        at, row = at + len(table), row + count
+    k, v = (empty_like(cache.k, (row, view.kv_heads, dim), name) for dim in (view.k_dim, view.v_dim))
+    args = sized(c.cpa_kv_gather_args, src=view, block_tables=ctypes.addressof(flat), n_table_entries=at,
+                 spans=ctypes.addressof(spans), n_spans=len(counts), k=address_of(k), v=address_of(v), dst_rows=row,
+                 dst_dtype=kind)
+    enqueue(lib.cpa_kv_gather, args, cache.device, stream)
+    return k, v
+
+
 def attend(plan: AttendPlan, q: Any, cache: PagedCache, *, out: Any = None, lse: Any = None, state: Any = None,
            resume: bool = False, causal: bool = True, window: int = 0, sinks: int = 0, right: int = 0,
            scale: float = 0.0, rules: ScoreRules | None = None, stream: int | None = None) -> Any:
     """softmax(scale q k^T) v for every row of the plan over its pages.
 
-    ``q``: ``[rows, q_heads, k_dim]``, its rows may be slices of a wider tensor; ``scale`` 0: 1 / sqrt(k_dim). The mask
-    is that of ``mask_of``. Returns ``out``, ``[rows, q_heads, v_dim]`` in the dtype of q.
+    ``q``: ``[rows, q_heads, k_dim]``, rows and heads of any strides (``as_rows``); ``scale`` 0: 1 / sqrt(k_dim). The mask
+    is that of ``mask_of``. Returns ``out``, ``[rows, q_heads, v_dim]`` in the dtype of q; that and what lies behind its
+    rows are left alone where no sequence has them.
 
-    ``lse``: fp32 ``[rows, q_heads]``, gets ln sum exp(scores); or True, and ``(out, lse)`` is returned. ``state``: a
+    ``lse``: fp32 ``[rows, q_heads]``, or of contiguous ``[q_heads, rows]`` transposed, gets ln sum exp(scores); or True, and ``(out, lse)`` is returned. ``state``: a
     pair of fp32 ``[rows, q_heads, v_dim]`` and ``[rows, q_heads]`` that gets the partial state, which can be resumed by
     ``resume=True`` and merged; then it is returned, and ``out`` only written where it is given.
     """
@@ -162,7 +223,10 @@ def attend(plan: AttendPlan, q: Any, cache: PagedCache, *, out: Any = None, lse:
             raise ValueError(f"cpattn: the cache lies on {cache.device!r}, the plan on {plan.device!r}")
         if rules is not None:
             rules.check(plan.device, widths[0])
-        args.q_dtype, args.q_row_stride = plain_dtype(read(q), "q"), rows(read(q), "q", *widths[:2])
+        args.q_dtype = plain_dtype(read(q), "q")
+        args.q_row_stride, args.q_head_stride = heads(read(q), "q", *widths[:2])
+        args.out_row_stride, args.out_head_stride = (
+            (0, 0) if out_layout is None else heads(read(out), "out", widths[0], widths[2]))
         args.kv, args.mask = cache.view, mask_of(causal, window, sinks, right)
         args.scale, args.resume = scale, resume
         args.rules = ctypes.addressof(rules.rules) if rules is not None else None
@@ -182,16 +246,16 @@ def attend(plan: AttendPlan, q: Any, cache: PagedCache, *, out: Any = None, lse:
 
 def _check_rows(plan: AttendPlan, q: Any, out: Any) -> None:
     """ValueError for queries and results that do not fit the plan."""
-    (heads, k_dim, v_dim), n = plan.widths, plan.rows
+    (q_heads, k_dim, v_dim), n = plan.widths, plan.rows
     t = read_on(plan.device, q, "q")
-    rows(t, "q", heads, k_dim)
+    heads(t, "q", q_heads, k_dim)
     if t.shape[0] < n:
         raise ValueError(f"cpattn: q has {t.shape[0]} rows; the plan has {n}")
     if out is not None:
         o = read_on(plan.device, out, "out", written=True)
-        if rows(o, "out", heads, v_dim) != heads * v_dim or o.shape[0] < n or o.dtype != t.dtype:
-            raise ValueError(f"cpattn: out is {o.dtype} {list(o.shape)}; expected {t.dtype} [{n}, {heads}, {v_dim}], "
-                             "contiguous")
+        heads(o, "out", q_heads, v_dim)
+        if o.shape[0] < n or o.dtype != t.dtype:
+            raise ValueError(f"cpattn: out is {o.dtype} {list(o.shape)}; expected {t.dtype} [{n}, {q_heads}, {v_dim}]")
 
 
 def _take(plan: AttendPlan, part: str, x: Any, *inner: int) -> None:
@@ -201,6 +265,12 @@ def _take(plan: AttendPlan, part: str, x: Any, *inner: int) -> None:
         setattr(partial, part, None)
         return
     t = read_on(plan.device, x, part, written=True)
+    if part == "lse":
+        by_head = len(t.shape) == 2 and t.strides[0] == 1 and t.strides[1] > 1 and t.shape[0] > 1
+        plan.args.lse_head_stride = t.strides[1] if by_head else 0
+        if by_head and t.shape[1:] == inner:
+            t = Tensor(t.address, t.dtype, (t.shape[0], 1), (1, 1), t.backend, t.ordinal)
+            inner = (1,)
     stride = rows(t, part, *inner)
     if t.dtype != "fp32" or t.shape[0] < n:
         raise ValueError(f"cpattn: {part} is {t.dtype} of {t.shape[0]} rows; expected fp32 of {n}")
@@ -349,5 +419,5 @@ def attend_supported(q_heads: int, kv_heads: int, k_dim: int, v_dim: int, *, dty
     return status == c.CPA_OK
 
 
-__all__ = ["AttendPlan", "PagedCache", "ScoreRules", "attend", "attend_supported", "kv_copy", "kv_gather", "kv_write",
-           "linear", "mask_of", "merge", "rmsnorm", "rotate", "swiglu"]
+__all__ = ["AttendPlan", "PagedCache", "ScoreRules", "as_rows", "attend", "attend_supported", "gather_rows", "kv_copy",
+           "kv_gather", "kv_swap", "kv_write", "linear", "mask_of", "merge", "rmsnorm", "rotate", "swiglu"]

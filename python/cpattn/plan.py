@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import operator
 import sys
 import weakref
 from collections.abc import Sequence
@@ -13,8 +14,8 @@ from typing import Any
 from . import _declarations as c
 from ._device import Device, device, enqueue
 from ._library import call, create, integers, lib, sized
-from ._tensors import DTYPES, read, read_on, vector
-
+from ._names import dtype_of
+from ._tensors import read, read_on, vector
 
 
 def _int32s(values: Any, what: str) -> Any:
@@ -24,13 +25,12 @@ def _int32s(values: Any, what: str) -> Any:
 
 def shape_of(q_heads: int, kv_heads: int, k_dim: int, v_dim: int | None, dtype: str, kv_dtype: str | None,
              v_in_k: bool) -> Any:
-    """The shape of an attention; ``kv_dtype`` None: that of ``dtype``."""
-    for name in (dtype, kv_dtype or dtype):
-        if name not in DTYPES:
-            raise ValueError(f"cpattn: dtype {name!r}; expected one of {', '.join(DTYPES)}")
+    """The shape of an attention; ``kv_dtype`` None or "auto": that of ``dtype``."""
+    if kv_dtype is None or kv_dtype == "auto":
+        kv_dtype = dtype
     return c.cpa_attention_shape(q_heads=q_heads, kv_heads=kv_heads, k_dim=k_dim,
-                                 v_dim=k_dim if v_dim is None else v_dim, v_in_k=int(v_in_k), dtype=DTYPES[dtype],
-                                 kv_dtype=DTYPES[kv_dtype or dtype])
+                                 v_dim=k_dim if v_dim is None else v_dim, v_in_k=int(v_in_k), dtype=dtype_of(dtype),
+                                 kv_dtype=dtype_of(kv_dtype))
 
 
 _plans: dict[int, weakref.ref[AttendPlan]] = {}
@@ -80,19 +80,21 @@ class AttendPlan:
             del _plans[self.number]
             lib.cpa_attend_plan_destroy(self.handle)
 
-    def set(self, query_lens: Sequence[int], seq_lens: Sequence[int], block_tables: Any, *,
-            cascade: bool = True, num_blocks: int = 0, shard: tuple[int, int, int] | None = None) -> None:
+    def set(self, query_lens: Sequence[int], seq_lens: Sequence[int], block_tables: Any, *, cascade: bool = True,
+            q_starts: Sequence[int] | None = None, num_blocks: int = 0,
+            shard: tuple[int, int, int] | None = None) -> None:
         """Plans the last ``query_lens[s]`` of the ``seq_lens[s]`` tokens of every sequence.
 
         ``block_tables``: int32 ``[sequences, blocks]``, on the host (a tensor or lists) or on the device of the plan,
         where it must hold until the attends are done, over caches of at least ``num_blocks`` blocks. Entry j of a row
         is the block of the tokens from ``j * block_size`` on. Rows of q are those of the sequences one behind the
-        other.
+        other, or begin at ``q_starts[s]``.
 
         ``shard``: (rank, ranks, interleave): the tables are of the tokens t of each sequence alone that have
         (t / interleave) mod ranks = rank. All rows attend those, by what they are in the whole sequence: states that
         ``ops.merge`` joins with those of the other ranks. Rows of a sequence are then sorted by the ranks of their
-        tokens: ``order`` says which row of the batch each of them is, None: they are as they were.
+        tokens: ``order`` says which row of the batch each of them is, None: they are as they were. Not with
+        ``q_starts``.
         """
         n = len(seq_lens)
         tables = block_tables
@@ -108,19 +110,22 @@ class AttendPlan:
             if t.shape[0] < n or (on_device and (t.backend, t.ordinal) != (self.device.backend, self.device.ordinal)):
                 raise ValueError(f"cpattn: block_tables is {list(t.shape)} on {t.backend}:{t.ordinal} for {n} "
                                  f"sequences on {self.device!r}; expected [sequences, blocks] there or on the host")
-        if len(query_lens) != n:
-            raise ValueError(f"cpattn: {len(query_lens)} query lengths for {n} sequences")
-        items, n_items = self._items(query_lens, seq_lens, width, shard)
+        if len(query_lens) != n or (q_starts is not None and len(q_starts) != n):
+            raise ValueError(f"cpattn: {len(query_lens)} query lengths for {n} sequences"
+                             + (f" and {len(q_starts)} starts" if q_starts is not None else ""))
+        if shard is not None and q_starts is not None:
+            raise ValueError("cpattn: q_starts of a plan of a shard; expected rows one behind the other")
+        items, n_items = self._items(query_lens, seq_lens, width, q_starts, shard)
         owners = c.cpa_owner_map(*shard[1:]) if shard is not None else c.cpa_owner_map(1, 1)
         batch = sized(c.cpa_attend_batch, map=owners, shape=self.shape, block_size=self.block_size,
                       items=ctypes.addressof(items), n_items=n_items, block_tables=address, n_table_entries=entries,
                       cascade_attention=c.CPA_CASCADE_AUTO if cascade else c.CPA_CASCADE_OFF,
                       block_tables_on_device=int(on_device), num_blocks=num_blocks if on_device else 0)
         call(lib.cpa_attend_plan_set, self.handle, ctypes.byref(batch))
-        self.rows = sum(query_lens)
+        self.rows = sum(query_lens) if q_starts is None else max(map(operator.add, q_starts, query_lens), default=0)
         self._held = tables if on_device else None
 
-    def _items(self, query_lens: Sequence[int], seq_lens: Sequence[int], width: int,
+    def _items(self, query_lens: Sequence[int], seq_lens: Sequence[int], width: int, q_starts: Sequence[int] | None,
                shard: tuple[int, int, int] | None) -> tuple[Any, int]:
         """The items of ``set`` and how many there are; sets ``order``."""
         rank, ranks, interleave = shard or (0, 1, 1)
@@ -135,6 +140,7 @@ class AttendPlan:
                 raise ValueError(f"cpattn: {queries} queries of sequence {s} of {tokens} tokens with {width} blocks of "
                                  f"{self.block_size}; expected 0 <= queries <= tokens <= those of the blocks")
             start = tokens - queries
+            row = row if q_starts is None else q_starts[s]
             if shard is not None:
                 order += sorted(range(row, row + queries), key=lambda i: (start + i - row) // interleave % ranks)
             for q_set in sets:
@@ -147,36 +153,42 @@ class AttendPlan:
         self.order = order if order != list(range(len(order))) else None
         return items, n
 
-    def set_indices(self, qo_indptr: Any, kv_indptr: Any, kv_indices: Any, last_page_len: Any = None) -> None:
+    def set_indices(self, qo_indptr: Any, kv_indptr: Any, kv_indices: Any, last_page_len: Any = None, *,
+                    k_first: Any = None) -> None:
         """The same from FlashInfer's arrays, all on the host: sequence s has the rows ``qo_indptr[s]`` to
         ``qo_indptr[s + 1]``, its last tokens, and the pages ``kv_indices[kv_indptr[s]:kv_indptr[s + 1]]``, of which
-        the last holds ``last_page_len[s]`` tokens (None: all pages are full)."""
+        the last holds ``last_page_len[s]`` tokens (None: all pages are full). ``k_first[s]`` (None: 0), a multiple of
+        the block size: index of the first token of its first page, where pages before that are gone."""
         q, kv = _int32s(qo_indptr, "qo_indptr"), _int32s(kv_indptr, "kv_indptr")
         pages = _int32s(kv_indices, "kv_indices")
         last = None if last_page_len is None else _int32s(last_page_len, "last_page_len")
+        first = None if k_first is None else integers(c.c_int64, list(k_first), "k_first")
         n = len(q) - 1
-        if n < 0 or len(kv) != n + 1 or len(pages) < kv[n] or (last is not None and len(last) != n):
+        if n < 0 or (first is not None and len(first) != n) or len(kv) != n + 1 or len(pages) < kv[n] or (last is not None and len(last) != n):
             raise ValueError(f"cpattn: {len(q)} qo_indptr, {len(kv)} kv_indptr and {len(pages)} kv_indices; expected "
                              "n + 1, n + 1 and kv_indptr[n]")
         indices = sized(c.cpa_attend_indices, shape=self.shape, block_size=self.block_size, sequences=n,
                         qo_indptr=ctypes.addressof(q), kv_indptr=ctypes.addressof(kv),
                         last_page_len=ctypes.addressof(last) if last is not None else None,
+                        k_first=ctypes.addressof(first) if first is not None else None,
                         kv_indices=ctypes.addressof(pages))
         call(lib.cpa_attend_plan_set_indices, self.handle, ctypes.byref(indices))
         self.rows = q[n]
         self._held = None
 
-    def reserve(self, sequences: int, tokens: int, num_blocks: int, rows: int = 1) -> None:
-        """Allocates once for at most ``sequences`` sequences of ``tokens`` tokens with ``rows`` rows each, over caches
-        of at least ``num_blocks`` blocks. From then on the plan is updated, never set."""
+    def reserve(self, sequences: int, tokens: int, num_blocks: int, rows: int = 1, total_rows: int = 0) -> None:
+        """Allocates once for at most ``sequences`` sequences of ``tokens`` tokens with at most ``rows`` rows each, and
+        ``total_rows`` together (0: no other bound), over caches of at least ``num_blocks`` blocks. From then on the
+        plan is updated, never set."""
         limits = sized(c.cpa_attend_limits, shape=self.shape, block_size=self.block_size, rows=rows,
-                       sequences=sequences, tokens=tokens, num_blocks=num_blocks)
+                       sequences=sequences, tokens=tokens, num_blocks=num_blocks, total_rows=total_rows)
         call(lib.cpa_attend_plan_reserve, self.handle, ctypes.byref(limits))
-        self._limit_rows = rows
+        self._limit_rows, self._limit_total = rows, total_rows or sequences * rows
 
-    def update(self, lengths: Any, block_tables: Any, *, stream: int | None = None) -> None:
-        """Enqueues what makes a reserved plan that of ``lengths``, int32 or int64 ``[sequences]``, and of
-        ``block_tables``, int32 ``[sequences, entries]``, both on the device of the plan: also in a capture."""
+    def update(self, lengths: Any, block_tables: Any, *, qo_indptr: Any = None, stream: int | None = None) -> None:
+        """Enqueues what makes a reserved plan that of ``lengths``, int32 or int64 ``[sequences]``, of
+        ``block_tables``, int32 ``[sequences, entries]``, and of ``qo_indptr``, int32 ``[sequences + 1]``: which rows
+        each has (None: as many as are reserved). All on the device of the plan; also in a capture."""
         t, tables = read(lengths), read_on(self.device, block_tables, "block_tables")
         if tables.shape[0] != t.shape[0] or t.dtype not in ("i32", "i64"):
             raise ValueError(f"cpattn: lengths are {t.dtype} {list(t.shape)}, tables {list(tables.shape)}; expected "
@@ -184,9 +196,15 @@ class AttendPlan:
         args = sized(c.cpa_attend_update_args, sequences=t.shape[0], length_bytes=4 if t.dtype == "i32" else 8,
                      lengths=vector(lengths, "lengths", t.dtype, place=self.device),
                      block_tables=vector(block_tables, "block_tables", "i32"), table_stride=tables.shape[1])
-        self._held = (lengths, block_tables)
-        self.rows = t.shape[0] * self._limit_rows
+        if qo_indptr is not None:
+            args.qo_indptr = vector(qo_indptr, "qo_indptr", "i32", t.shape[0] + 1, place=self.device)
+        self._held = (lengths, block_tables, qo_indptr)
+        self.rows = min(t.shape[0] * self._limit_rows, self._limit_total)
         enqueue(functools.partial(lib.cpa_attend_plan_update, self.handle), args, self.device, stream)
+
+    def check_refused(self) -> None:
+        """Raises if the last update refused a sequence, and says which and why. Wait for the stream before."""
+        call(lib.cpa_attend_plan_refused, self.handle)
 
     def kernels(self) -> dict[str, str]:
         """Which kernels an attend runs, by the kind of work: ``decode``, ``prefill``, ``shared``."""

@@ -6,19 +6,13 @@ set -euo pipefail
 build=$(realpath "$1") python=$2
 shift 2
 tests=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
-source=$(dirname "$tests")
 
 if ! missing=$("$python" -c 'import numpy, pycparser, pytest' 2>&1); then
     echo "skipped: $python has no numpy, pycparser or pytest: ${missing##*$'\n'}"
     exit 77
 fi
-package=$build/python/cpattn
-rm -rf "$package"
-mkdir -p "$package"
-cp -rs "$source"/cpattn/. "$package"
-"$python" "$source/declarations.py" "${CC:-cc}" "$source/../include" "$package/_declarations.py"
-ln -s "$build/src/libcpattn.so" "$package/libcpattn.so"
-"$python" "$tests/entry_points.py" "$source/pyproject.toml" "$build/python"
-export CPATTN_TEST_MODEL=$source/../tests/data/tiny-llama
+bash "$tests/lay_out.sh" "$build" "$python" "$build/python"
+"$python" "$tests/entry_points.py" "$tests/../pyproject.toml" "$build/python"
+export CPATTN_TEST_MODEL=$tests/../../tests/data/tiny-llama
 cd "$build/python" # not where cpattn is without its library
 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$build/python exec "$python" -m pytest -q -p no:cacheprovider "$@" "$tests"

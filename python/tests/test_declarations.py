@@ -22,7 +22,7 @@ def test_structs_have_the_compilers_layout(tmp_path):
         for name, _ in struct._fields_:
             lines.append(f'printf("{struct.__name__}.{name} %zu\\n", offsetof({struct.__name__}, {name}));')
     source = tmp_path / "layout.c"
-    source.write_text("#include <cpattn/cpattn.h>\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {"
+    source.write_text("#include <cpattn/cpattn.h>\n#include <cpattn/llm.h>\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {"
                       + "\n".join(lines) + "return 0; }\n")
     program = str(tmp_path / "layout")
     subprocess.run([os.environ.get("CC", "cc"), "-std=c11", f"-I{INCLUDE}", str(source), "-o", program], check=True)

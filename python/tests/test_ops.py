@@ -71,6 +71,22 @@ def test_reserved_plan_follows_its_arrays(rng):
     np.testing.assert_array_equal(ops.attend(reserved, q, cache), want)
 
 
+def test_reserved_plan_of_prefill_and_decode(rng):
+    pages, cache, plan, q = step(rng, [70, 33], [40, 1])
+    want = ops.attend(plan, q, cache)
+    reserved = cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16)
+    reserved.reserve(2, 80, cache.num_blocks, rows=64, total_rows=41)
+    tables = np.zeros((2, 5), np.int32)
+    for s, table in enumerate(pages.tables):
+        tables[s, :len(table)] = table
+    reserved.update(np.array([70, 33], np.int32), tables, qo_indptr=np.array([0, 40, 41], np.int32))
+    reserved.check_refused()
+    np.testing.assert_array_equal(ops.attend(reserved, q, cache), want)
+    reserved.update(np.array([70, 33], np.int32), tables, qo_indptr=np.array([0, 40, 42], np.int32))
+    with pytest.raises(ValueError, match="refused sequence 1: it has more than 64 rows, or all have more than 41"):
+        reserved.check_refused()
+
+
 def test_halves_of_the_keys_merge_to_the_whole(rng):
     pages, cache, plan, q = step(rng, [96], [3])
     whole = ops.attend(plan, q, cache, lse=True, causal=False)
@@ -107,6 +123,60 @@ def test_shards_of_the_keys_merge_to_the_whole(rng, interleave):
     want = [attend(q[:50], k[0], v[0], 33, window=window), attend(q[50:], k[1], v[1], 39, window=window)]
     np.testing.assert_allclose(out, np.concatenate([w[0] for w in want])[order], atol=3e-5)
     np.testing.assert_allclose(lse, np.concatenate([w[1] for w in want])[order], atol=3e-5)
+
+
+def test_batches_of_heads_are_attended_as_they_lie(rng):
+    lengths, tokens = [70, 33], 20
+    pages, cache, plan, dense = step(rng, lengths, [tokens] * 2)
+    want, want_lse = ops.attend(plan, dense, cache, lse=True)
+    q = np.ascontiguousarray(dense.reshape(2, tokens, HEADS, DIM).transpose(0, 2, 1, 3))
+    rows, starts = ops.as_rows(q)
+    assert np.shares_memory(rows, q) and starts == [0, HEADS * tokens]
+    plan.set([tokens] * 2, lengths, pages.tables, q_starts=starts)
+    out = np.full_like(q, np.nan)
+    lse = np.full((2, HEADS, tokens), np.nan, np.float32)
+    lse_rows = ops.as_rows(lse[..., None])[0][..., 0]
+    ops.attend(plan, rows, cache, out=ops.as_rows(out)[0], lse=lse_rows)
+    np.testing.assert_array_equal(out.transpose(0, 2, 1, 3).reshape(want.shape), want)
+    np.testing.assert_array_equal(lse.transpose(0, 2, 1).reshape(want_lse.shape), want_lse)
+    with pytest.raises(ValueError, match="whole rows"):
+        ops.as_rows(np.zeros((2, 61), np.float32)[:, :60].reshape(2, 5, 3, 4))
+    again = [np.full_like(x, np.nan) for x in (cache.k, cache.v)]  # written from tensors with tokens within heads
+    for x, y in zip(pages.k[:1], pages.v[:1]):
+        within = [np.ascontiguousarray(t.transpose(1, 0, 2)).transpose(1, 0, 2) for t in (x, y)]
+        ops.kv_write(cpattn.PagedCache(*again), *within, pages.slots[0])
+    for mine, its in zip(again, (cache.k, cache.v)):
+        np.testing.assert_array_equal(mine.reshape(-1, *mine.shape[2:])[pages.slots[0]],
+                                      its.reshape(-1, *its.shape[2:])[pages.slots[0]])
+
+
+def test_rows_are_gathered_from_any_token_and_blocks_swapped(rng):
+    pages, cache, plan, _ = step(rng, [70, 33], [1, 1])
+    k, v = ops.gather_rows(cache, pages.tables, [37, 5], [20, 28])
+    np.testing.assert_array_equal(k, np.concatenate([pages.k[0][37:57], pages.k[1][5:33]]))
+    np.testing.assert_array_equal(v, np.concatenate([pages.v[0][37:57], pages.v[1][5:33]]))
+    half = ops.gather_rows(cache, pages.tables[:1], [1], [3], dtype="half")[0]
+    np.testing.assert_array_equal(half, pages.k[0][1:4].astype(np.float16))
+    with pytest.raises(ValueError, match="tokens 60 to 90 of sequence 0, which has 5 blocks"):
+        ops.gather_rows(cache, pages.tables[:1], [60], [30])
+    host = cpattn.PagedCache(*[np.full_like(x, np.nan) for x in (cache.k, cache.v)])
+    first, second = pages.tables[0][:2]
+    ops.kv_swap(cache, host, [(first, second)])
+    np.testing.assert_array_equal(host.k[second], cache.k[first])
+    np.testing.assert_array_equal(host.v[second], cache.v[first])
+
+
+def test_formats_have_the_names_of_others(rng):
+    pools = [np.zeros((2, KV_HEADS, 16, DIM), np.float32) for _ in range(2)]
+    assert cpattn.PagedCache(*pools, layout="HND").view.layout == cpattn.PagedCache(*pools, layout="head-major").view.layout
+    for ours, theirs in (("bf16", "bfloat16"), ("fp8_e4m3", "fp8"), ("fp16", "half"), ("fp16", "auto")):
+        mine, other = (cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16, dtype="float16", kv_dtype=name)
+                       for name in (ours, theirs))
+        assert mine.shape.kv_dtype == other.shape.kv_dtype
+    with pytest.raises(NotImplementedError, match="rotated codes"):
+        cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16, kv_dtype="turboquant_4bit_nc")
+    with pytest.raises(ValueError, match="dtype: found 'int3'"):
+        cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16, dtype="int3")
 
 
 def test_rows_may_be_slices_and_pools_head_major(rng):
@@ -205,11 +275,11 @@ def test_rows_that_are_not_one_behind_the_other_are_refused(rng):
     pages, cache, plan, q = step(rng, [40], [2])
     k, v, slots = pages.k[0], pages.v[0], pages.slots[0]
     for rows in (q[::-1], np.broadcast_to(q[:1], q.shape)):
-        with pytest.raises(ValueError, match=r"rows of q are (-128|0) elements apart; expected 128 or more"):
+        with pytest.raises(ValueError, match=r"q has strides \[(-128|0), 32, 1\]"):
             ops.attend(plan, rows, cache)
         with pytest.raises(ValueError, match="x is .* with strides"):
             ops.rotate(rows, slots[:2], cpattn.rope_table(np.empty((2000, DIM), np.float32), 1e4))
-    with pytest.raises(ValueError, match="rows of v are -64 elements apart"):
+    with pytest.raises(ValueError, match=r"v has strides \[-64, 32, 1\]"):
         ops.kv_write(cache, k, v[::-1], slots)
     last = q[1::-2]  # one row, whatever its stride
     assert last.strides[0] < 0

@@ -109,7 +109,7 @@ def test_a_forward_that_fails_leaves_the_cache_as_it_was(monkeypatch):
     for layer in range(2):  # which fails, of all
         calls, write = [], ops.kv_write
 
-        def fail(*arguments, layer=layer, calls=calls, write=write):
+        def fail(*arguments, layer=layer, calls=calls, write=write, **_):
             calls.append(1)
             if len(calls) > layer:
                 raise ValueError("of this test")

@@ -58,6 +58,11 @@ CPA_VECTOR_LOOPS void cpa_reference_widen(const void *src, cpa_dtype dtype, int6
     }
 }
 
+/* The upper byte of fp16. */
+static float widen_e5m2(uint8_t code) {
+    return widen_f16((uint16_t)(code << 8));
+}
+
 /* Shifted into the places of an fp32, exponent and mantissa read 2^-120 of their value, subnormals included. */
 static float widen_e4m3(uint8_t code) {
     if ((code & 127) == 127) return NAN;
@@ -94,8 +99,12 @@ void cpa_reference_read_rows(const void *rows, const void *words, cpa_dtype dtyp
         const float scale = dtype == CPA_INT8 ? float_of(word & 0xffffff00u)
                             : tensor_scale    ? tensor_scale
                                               : float_of(word);
-        for (int32_t d = 0; d < dim; d++)
-            out[d] = scale * (dtype == CPA_INT8 ? (float)((int8_t)codes[d] - zero) : widen_e4m3(codes[d]));
+        for (int32_t d = 0; d < dim; d++) {
+            const float code = dtype == CPA_INT8       ? (float)((int8_t)codes[d] - zero)
+                               : dtype == CPA_FP8_E5M2 ? widen_e5m2(codes[d])
+                                                       : widen_e4m3(codes[d]);
+            out[d] = scale * code;
+        }
     }
 }
 
@@ -130,10 +139,12 @@ int cpa_reference_may_hold(const float *have, const float *want, cpa_dtype dtype
     double low, high;
     if (dtype == CPA_FP8_T128) return tiles_may_hold(have, want, dim);
     range_of(want, dim, &low, &high);
+    const int wide = dtype == CPA_FP8_E5M2;
+    const double most = wide ? 57344 : 448;
     double scale = dtype == CPA_INT8 ? (high - low) / 255
                    : tensor_scale    ? (double)tensor_scale
-                                     : fmax(high, -low) / 448;
-    if (dtype == CPA_FP8_E4M3) high = 448 * scale, low = -high;
+                                     : fmax(high, -low) / most;
+    if (dtype == CPA_FP8_E4M3 || wide) high = most * scale, low = -high;
     for (int32_t d = 0; d < dim; d++) {
         if (!cpa_dtype_is_quantised(dtype)) {
             const float rounded = cpa_reference_round(want[d], dtype);
@@ -141,7 +152,9 @@ int cpa_reference_may_hold(const float *have, const float *want, cpa_dtype dtype
             continue;
         }
         double x = isnan(want[d]) ? 0 : fmin(fmax((double)want[d], low), high);
-        double step = dtype == CPA_INT8 ? scale / 2 : fmax(fabs(x) * 0x1p-4, scale * 0x1p-10);
+        double step = dtype == CPA_INT8 ? scale / 2
+                      : wide            ? fmax(fabs(x) * 0x1p-3, scale * 0x1p-17)
+                                        : fmax(fabs(x) * 0x1p-4, scale * 0x1p-10);
         if (!(fabs((double)have[d] - x) <= step * slack + 0x1p-20 * fabs(x) + 0x1p-126)) return 0;
     }
     return 1;

@@ -117,7 +117,7 @@ cpa_status cpa_self_test_write_pages(cpa_kernel_test *t, cpa_error *err) {
     CPA_TRY(cpa_self_test_device(t, n * (int64_t)sizeof *slots, slots, &slots_device, err));
     CPA_TRY(cpa_self_test_device(t, n * shape->kv_heads * shape->k_dim * element, t->k_raw, &k_device, err));
     if (!shape->v_in_k) CPA_TRY(cpa_self_test_device(t, n * values_of_token(t) * element, t->v_raw, &v_device, err));
-    cpa_kv_write_args args = {sizeof args, n, shape->dtype, k_device, v_device, slots_device, t->kv, NULL, 0, 0};
+    cpa_kv_write_args args = {sizeof args, n, shape->dtype, k_device, v_device, slots_device, t->kv, NULL, 0, 0, 0, 0};
     return cpa_kv_write(&args, t->stream);
 }
 

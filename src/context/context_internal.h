@@ -37,7 +37,7 @@ struct cpa_context {
     cpa_score_rows score_rows;
     cpa_context_buffer slices_memory; /* parts that other ranks send in cpa_context_slices */
     cpa_row_placement rows;           /* placement of the rows of the steps that are planned next */
-    /* Of cpa_context_reserve: a step of one row a sequence and no chunks, beside the planned step. */
+    /* Of cpa_context_reserve: a step of the same few rows of each sequence and no chunks, beside the planned step. */
     cpa_planned_step reserved_step;
     cpa_form_lane reserved;
     const cpa_planned_step *attended; /* the step whose layers are attended: `step` or `reserved_step` */

@@ -21,10 +21,6 @@ static cpa_status check_score(cpa_context *c, const cpa_context_args *args) {
     if (cpa_selection_maps_rows(args->selection) || (args->bias && args->bias->row_map))
         return cpa_fail(&c->ops.error, CPA_INVALID,
                         "attend: the row_map of the selection or of the bias is set, expected NULL in a context");
-    if (cpa_context_is_reserved(c) && c->ops.map.cp_size > 1 && (args->selection || args->bias))
-        return cpa_fail(&c->ops.error, CPA_UNSUPPORTED,
-                        "attend: a selection or a bias in a reserved step of %d ranks, expected none",
-                        c->ops.map.cp_size);
     return CPA_OK;
 }
 
@@ -44,8 +40,6 @@ static cpa_status check_rows(cpa_context *c, const cpa_form *form, const cpa_for
     if (step->rows[form->index] > 0 && (!rows->q || (has_results && !rows->out)))
         return cpa_fail(err, CPA_INVALID, "%s: %" PRId64 " rows, but q %p and out %p, expected both", where,
                         step->rows[form->index], rows->q, rows->out);
-    if (rows->out_scale && cpa_step_is_replicated(step))
-        return cpa_fail(err, CPA_UNSUPPORTED, "%s: out_scale with replicated rows, expected NULL", where);
     if (form->has_matrix != (rows->matrix != NULL))
         return cpa_fail(err, CPA_INVALID, "%s: the matrix is %p, expected %s", where, rows->matrix,
                         form->has_matrix ? "one, as the form has an out_dim" : "NULL, as the form has no out_dim");
@@ -232,8 +226,10 @@ static cpa_status check_layer(cpa_context *c, const cpa_context_args *given, con
     CPA_TRY(check_args(c, &args, stream));
     cpa_forms_layer(&c->ops.forms, &args, layer);
     CPA_TRY(check_forms(c, &args, layer));
-    CPA_TRY(cpa_score_rows_begin(&c->score_rows, &c->ops, cpa_context_is_reserved(c) ? NULL : c->lanes, layer));
-    if (cpa_context_is_reserved(c) || cpa_step_is_replicated(&c->step)) return CPA_OK;
+    const int is_reserved = cpa_context_is_reserved(c);
+    CPA_TRY(cpa_score_rows_begin(&c->score_rows, &c->ops, is_reserved ? NULL : c->lanes,
+                                 is_reserved ? c->reserved.q.step_rows : NULL, layer));
+    if (is_reserved || cpa_step_is_replicated(&c->step)) return CPA_OK;
     for (int32_t f = 0; f < c->ops.forms.count; f++) {
         sent[f] = layer->forms[f].rows.mask;
         if (layer->selection && layer->selection->bits) sent[f].causal = 0; /* bits may show what lies behind a query */

@@ -23,7 +23,8 @@ static cpa_status check_limits(cpa_context *c, const cpa_context_limits *given, 
     *out = (cpa_attend_reservation){
         .shape = c->reserved.form->shape,
         .block_size = o->block_size,
-        .rows = 1,
+        .rows = limits.rows ? limits.rows : 1,
+        .fixed_rows = 1,
         .sequences = limits.sequences,
         .tokens = limits.tokens,
         .num_blocks = limits.num_blocks,
@@ -32,9 +33,9 @@ static cpa_status check_limits(cpa_context *c, const cpa_context_limits *given, 
     };
     REQUIRE(err, o->rows == CPA_ROWS_OWNED, "context: a step of replicated rows cannot be reserved");
     CPA_TRY(cpa_check_reservation("context", out, err));
-    REQUIRE(err, limits.sequences <= o->max_rows,
-            "context: reserved for %lld sequences, expected at most max_rows, %lld", (long long)limits.sequences,
-            (long long)o->max_rows);
+    REQUIRE(err, out->total_rows <= o->max_rows,
+            "context: reserved for %lld sequences of %d rows, expected at most max_rows, %lld, in all",
+            (long long)limits.sequences, out->rows, (long long)o->max_rows);
     REQUIRE(err, !c->reserved.q.ops, "context: a step is reserved already");
     return CPA_OK;
 }
@@ -44,13 +45,13 @@ static cpa_status reserve_step(cpa_context *c, const cpa_attend_reservation *r) 
         .map = c->ops.map,
         .rank = c->ops.rank,
         .kind = CPA_STEP_RESERVED,
-        .padded_rows = r->sequences,
+        .padded_rows = r->total_rows,
         .max_block = {(int32_t)(r->num_blocks - 1)},
     };
-    c->reserved_step.rows[c->reserved.form->index] = r->sequences;
+    c->reserved_step.rows[c->reserved.form->index] = r->total_rows;
     CPA_TRY(cpa_pass_q_create(&c->reserved.q, &c->ops, c->reserved.form, &c->reserved_step));
     if (cpa_step_exchanges(&c->reserved_step)) return cpa_pass_q_reserve(&c->reserved.q, *r);
-    if (c->reserved.form->has_matrix) CPA_TRY(cpa_form_lane_ensure(&c->reserved, &c->ops, r->sequences));
+    if (c->reserved.form->has_matrix) CPA_TRY(cpa_form_lane_ensure(&c->reserved, &c->ops, r->total_rows));
     return c->ops.device->operators->plan_reserve(c->reserved.q.plans.list[0]->attend, r, &c->ops.error);
 }
 
@@ -59,8 +60,10 @@ cpa_status cpa_context_reserve(cpa_context *c, const cpa_context_limits *limits)
     if (!c) return CPA_INVALID;
     cpa_error *err = &c->ops.error;
     CPA_TRY(cpa_control_agree(&c->control, check_limits(c, limits, &r), err));
-    const cpa_named_value values[] = {
-        {"sequences", (double)r.sequences}, {"tokens", (double)r.tokens}, {"form", c->reserved.form->index}};
+    const cpa_named_value values[] = {{"sequences", (double)r.sequences},
+                                      {"tokens", (double)r.tokens},
+                                      {"form", c->reserved.form->index},
+                                      {"rows", r.rows}};
     CPA_TRY(cpa_control_same(&c->control, "context: reserve", values, sizeof values / sizeof values[0], err));
     cpa_status status = cpa_control_agree(&c->control, reserve_step(c, &r), err);
     if (status == CPA_OK) return CPA_OK;
@@ -80,11 +83,16 @@ cpa_status cpa_context_update(cpa_context *c, const cpa_attend_update_args *args
     cpa_attend_plan *plan = c->reserved.q.plans.list[0]->attend;
     CPA_TRY(cpa_take_attend_update("context", &plan->reservation, args, &update, err));
     REQUIRE(err, !update.kv_indptr, "context: kv_indptr counts the pages of one rank, expected lengths of sequences");
-    REQUIRE(err, !update.qo_indptr, "context: qo_indptr counts the rows of one rank, expected NULL");
     c->attended = &c->reserved_step;
     c->ops.table_set = 0;
     c->planned = 0;
     CPA_TRY(cpa_context_check(&c->ops, c->ops.device->operators->plan_update(plan, &update, stream), stream));
     c->planned = 1;
     return CPA_OK;
+}
+
+cpa_status cpa_context_refused(cpa_context *c) {
+    if (!c) return CPA_INVALID;
+    REQUIRE(&c->ops.error, c->reserved.q.ops, "context: no step is reserved, and has no updates");
+    return cpa_tell_refused("context", c->reserved.q.plans.list[0]->attend, &c->ops.error);
 }

@@ -302,11 +302,12 @@ cpa_status cpa_pass_q_plan(cpa_pass_q *q) {
     return q->n_parts > 0 ? plan_parts(q) : plan_remote(q);
 }
 
-/* Row s of every rank belongs to sequence s. The row maps are those that updates write, of a rank each. */
+/* Rows of every rank belong to the same sequences. The row maps are those that updates write, of a rank each, and behind
+ * them which row of the step each is that is attended. */
 cpa_status cpa_pass_q_reserve(cpa_pass_q *q, cpa_attend_reservation reservation) {
     const int64_t rows = q->step->padded_rows;
     const int32_t size = q->ops->map.cp_size;
-    const int64_t map_bytes = size * rows * (int64_t)sizeof *q->maps.host;
+    const int64_t map_bytes = 2 * size * rows * (int64_t)sizeof *q->maps.host;
     cpa_attend_place places[CPA_MERGE_MAX_STATES] = {{0, 0}};
     plan_padded_peers(q);
     choose_direct(q);
@@ -324,6 +325,7 @@ cpa_status cpa_pass_q_reserve(cpa_pass_q *q, cpa_attend_reservation reservation)
     }
     reservation.places = places;
     reservation.row_maps = maps;
+    q->step_rows = reservation.step_rows = maps + size * rows;
     reservation.ready_row = q->received_rows;
     reservation.ready_rows = rows;
     return q->ops->device->operators->plan_reserve(q->plans.list[0]->attend, &reservation, &q->ops->error);

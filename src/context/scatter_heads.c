@@ -199,13 +199,14 @@ static cpa_status merge(cpa_scatter_heads *s, const cpa_form_rows *rows, cpa_str
         .dtype = s->ops->options.state_dtype,
         .n_parts = s->ops->map.cp_size,
         .parts = s->parts,
-        .out_dtype = s->form->shape.dtype,
+        .out_dtype = rows->out_scale ? CPA_FP8_E4M3 : s->form->shape.dtype,
         .out = rows->out,
         .out_row_stride = (int64_t)s->heads * s->form->out_dim,
         .out_lse = rows->lse,
         .out_lse_row_stride = s->heads,
         .order = (const int32_t *)s->maps.device.memory + rows_of(s),
         .sink_logits = sinks ? sinks + heads_before(s, s->ops->rank) : NULL,
+        .out_scale = rows->out_scale,
     };
     if (s->heads == 0) return CPA_OK;
     int64_t span = cpa_spans_begin(&s->ops->spans, CPA_SPAN_MERGE, 0, stream);

@@ -54,7 +54,7 @@ static void map_selection(cpa_context_score *score, int32_t form, int side, cons
 }
 
 cpa_status cpa_score_rows_begin(cpa_score_rows *rows, cpa_context_ops *ops, const cpa_form_lane *lanes,
-                                const cpa_layer *layer) {
+                                const int32_t *reserved_rows, const cpa_layer *layer) {
     cpa_context_score *score = &ops->score;
     score->rules = layer->rules;
     score->has_selection = layer->selection != NULL;
@@ -65,7 +65,7 @@ cpa_status cpa_score_rows_begin(cpa_score_rows *rows, cpa_context_ops *ops, cons
     const int32_t *device_maps = rows->maps.device.memory;
     for (int32_t f = 0; f < ops->forms.count; f++) {
         for (int side = 0; side < CPA_SCORE_SIDES; side++) {
-            const int32_t *map = maps ? device_maps + rows->first[f][side] : NULL;
+            const int32_t *map = maps ? device_maps + rows->first[f][side] : reserved_rows;
             if (layer->selection) map_selection(score, f, side, layer->selection, map);
             if (layer->bias) {
                 score->bias[f][side] = *layer->bias;

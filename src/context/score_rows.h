@@ -25,9 +25,10 @@ static inline int cpa_selection_maps_rows(const cpa_key_selection *selection) {
 }
 /* Plans the maps of the step ahead of its layers, which all have a selection. */
 cpa_status cpa_score_rows_plan(cpa_score_rows *rows, cpa_context_ops *ops, const cpa_form_lane *lanes);
-/* Makes ops->score that of a layer; lanes: of the planned step, NULL for the reserved one. */
+/* Makes ops->score that of a layer; lanes: of the planned step, NULL for the reserved one, which brings the map of its
+ * rows, NULL where they are those of the step. */
 cpa_status cpa_score_rows_begin(cpa_score_rows *rows, cpa_context_ops *ops, const cpa_form_lane *lanes,
-                                const cpa_layer *layer);
+                                const int32_t *reserved_rows, const cpa_layer *layer);
 /* Enqueues what brings the maps to the device, once a step; nothing where none are planned. */
 cpa_status cpa_score_rows_upload(cpa_score_rows *rows, cpa_context_ops *ops, cpa_stream *stream);
 /* What a graph of the step bakes in. */

@@ -304,6 +304,10 @@ static cpa_status check_args(cpa_varlen_context *v, const cpa_varlen_attend_args
     if (out->resume || out->state.o || !out->out)
         return cpa_fail(err, CPA_INVALID, "varlen: resume is %d, state.o %p, out %p; expected 0, none and a place",
                         out->resume, (void *)out->state.o, out->out);
+    if (out->q_head_stride || out->k_head_stride || out->v_head_stride || out->out_row_stride || out->out_head_stride ||
+        out->lse_head_stride)
+        return cpa_fail(err, CPA_UNSUPPORTED,
+                        "varlen: heads, or rows of out, have strides; expected none over several ranks");
     if (!out->k_row_stride) out->k_row_stride = (int64_t)v->shape.kv_heads * v->shape.k_dim;
     if (!out->v_row_stride) out->v_row_stride = (int64_t)v->shape.kv_heads * v->shape.v_dim;
     return cpa_varlen_check_args(v->whole.plan, out, stream, err);

@@ -95,7 +95,7 @@ static cpa_status probe_fill(probe *p) {
         const cpa_layer_args layer = {.size = sizeof layer, .q = p->q, .k = p->k, .v = p->v, .kv = p->kv};
         CPA_TRY_GOTO(network.layer_in(network.ctx, 0, &step, &layer, p->stream), done);
         cpa_kv_write_args write = {
-            sizeof write, n, p->options->model.attention.dtype, p->k, p->v, p->positions, p->kv, NULL, 0, 0};
+            sizeof write, n, p->options->model.attention.dtype, p->k, p->v, p->positions, p->kv, NULL, 0, 0, 0, 0};
         CPA_TRY_GOTO(operators->kv_write(&write, p->stream), done);
         CPA_TRY_GOTO(table->stream_sync(p->stream), done);
     }

@@ -5,6 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <cpattn/names.h>
+
 #include "base/check.h"
 #include "base/json_file.h"
 #include "src/model/config_keys.h"
@@ -168,16 +170,14 @@ static cpa_status read_parts(const cpa_json *json, const family_traits *family, 
 }
 
 static cpa_status read_dtype(const cpa_json *json, cpa_model_config *config, cpa_error *err) {
-    static const char *const names[CPA_DTYPE_COUNT] = {"float32", "bfloat16", "float16"};
+    cpa_error ignored;
     const char *key = cpa_json_get(json, "dtype") ? "dtype" : "torch_dtype", *name = NULL;
     CPA_TRY(cpa_json_text(json, key, CPA_JSON_OPTIONAL, &name, err));
-    for (int dtype = 0; name && dtype < CPA_DTYPE_COUNT; dtype++) {
-        if (strcmp(name, names[dtype]) != 0) continue;
-        config->has_dtype = 1;
-        config->dtype = (cpa_dtype)dtype;
-        return CPA_OK;
-    }
-    return name ? cpa_json_refuse(json, key, "float32, bfloat16 or float16", err) : CPA_OK;
+    if (!name) return CPA_OK;
+    if (cpa_dtype_of_name(name, &config->dtype, &ignored) != CPA_OK || !cpa_dtype_is_plain(config->dtype))
+        return cpa_json_refuse(json, key, "float32, bfloat16 or float16", err);
+    config->has_dtype = 1;
+    return CPA_OK;
 }
 
 /* A window goes to the layers that layer_types calls sliding; 0: there is none. */

@@ -181,14 +181,17 @@ static cpa_status check_attend(const cpa_attend_plan *plan, const cpa_attend_arg
     REQUIRE(err, args->q, "attend: q is NULL");
     REQUIRE(err, !args->out_scale || args->out, "attend: out_scale is set and out is NULL");
     const int64_t bytes = cpa_dtype_bytes(args->q_dtype), out_bytes = args->out_scale ? 1 : bytes;
-    const int64_t out_width = (int64_t)plan->shape.q_heads * plan->shape.v_dim;
+    const cpa_attention_shape *s = &plan->shape;
+    const cpa_checked_heads q = {"q_row_stride",      "q_head_stride", plan->rows, args->q_row_stride,
+                                 args->q_head_stride, bytes,           s->q_heads, s->k_dim};
+    const cpa_checked_heads out = {"out_row_stride",      "out_head_stride", plan->rows, args->out_row_stride,
+                                   args->out_head_stride, out_bytes,         s->q_heads, s->v_dim};
     CPA_TRY(cpa_check_aligned("attend", "q", args->q, bytes, err));
     CPA_TRY(cpa_check_aligned("attend", "out", args->out, out_bytes, err));
     CPA_TRY(cpa_check_aligned("attend", "out_scale", args->out_scale, sizeof *args->out_scale, err));
-    CPA_TRY(cpa_check_rows("attend", "q_row_stride", plan->rows, args->q_row_stride,
-                           (int64_t)plan->shape.q_heads * plan->shape.k_dim, bytes, err));
-    CPA_TRY(cpa_check_rows("attend", "rows of out", plan->rows, 0, out_width, out_bytes, err));
-    CPA_TRY(cpa_check_state("attend", &args->state, plan->rows, plan->shape.q_heads, plan->shape.v_dim, err));
+    CPA_TRY(cpa_check_heads_of_rows("attend", &q, err));
+    CPA_TRY(cpa_check_heads_of_rows("attend", &out, err));
+    CPA_TRY(cpa_check_state("attend", &args->state, plan->rows, s->q_heads, s->v_dim, args->lse_head_stride, err));
     CPA_TRY(cpa_check_mask("attend", &args->mask, err));
     CPA_TRY(cpa_check_score("attend", args->rules, args->selection, args->bias, err));
     CPA_TRY(cpa_check_score_reach("attend", device, plan->end, args->rules, args->selection, args->bias, err));
@@ -199,7 +202,7 @@ static cpa_status check_attend(const cpa_attend_plan *plan, const cpa_attend_arg
     REQUIRE(err, (args->out && !args->resume) || (args->state.o && args->state.lse),
             "attend: state.%s is NULL; expected a state unless out is set and resume is 0",
             args->state.o ? "lse" : "o");
-    cpa_attention_shape shape = plan->shape;
+    cpa_attention_shape shape = *s;
     shape.dtype = args->q_dtype;
     shape.kv_dtype = kv->dtype;
     return device->operators->attend_supported(device, "attend", &shape, &args->mask, err);

@@ -16,10 +16,15 @@ static cpa_status check_sequence(const cpa_attend_indices *a, int64_t s, cpa_err
             a->qo_indptr[s], a->qo_indptr[s + 1]);
     REQUIRE(err, a->kv_indptr[s] == a->kv_indptr[s + 1] || (last >= 1 && last <= a->block_size),
             "attend plan: last_page_len[%lld] is %d, expected 1..%d", i, last, a->block_size);
+    REQUIRE(
+        err,
+        !a->k_first || (a->k_first[s] >= 0 && a->k_first[s] <= CPA_MOST_TOKENS && a->k_first[s] % a->block_size == 0),
+        "attend plan: k_first[%lld] is %lld, expected a multiple of block_size, %d, of 0 to 2^44", i,
+        (long long)a->k_first[s], a->block_size);
     return CPA_OK;
 }
 
-/* A sequence's last tokens over all of its tokens. */
+/* A sequence's last tokens over all of its tokens that there are. */
 static cpa_status item_of_sequence(const cpa_attend_indices *a, int64_t s, cpa_attend_item *out, cpa_error *err) {
     CPA_TRY(check_sequence(a, s, err));
     const int64_t pages = (int64_t)a->kv_indptr[s + 1] - a->kv_indptr[s];
@@ -29,10 +34,12 @@ static cpa_status item_of_sequence(const cpa_attend_indices *a, int64_t s, cpa_a
     REQUIRE(err, rows <= length || length == 0,
             "attend plan: sequence %lld has %lld rows and %lld tokens, expected at least as many tokens", (long long)s,
             (long long)rows, (long long)length);
+    const int64_t k_first = a->k_first ? a->k_first[s] : 0;
     const cpa_token_set all = {CPA_TOKENS_ALL, 0};
     *out = (cpa_attend_item){.q_row = a->qo_indptr ? a->qo_indptr[s] : s,
                              .q_count = rows,
-                             .q_first = length > 0 ? length - rows : 0,
+                             .q_first = k_first + (length > 0 ? length - rows : 0),
+                             .k_first = k_first,
                              .k_count = length,
                              .table = a->kv_indptr[s],
                              .q_set = all,
@@ -52,6 +59,7 @@ cpa_status cpa_attend_plan_set_indices(cpa_attend_plan *plan, const cpa_attend_i
     CPA_TRY(cpa_check_aligned("attend plan", "qo_indptr", a.qo_indptr, sizeof(int32_t), err));
     CPA_TRY(cpa_check_aligned("attend plan", "kv_indptr", a.kv_indptr, sizeof(int32_t), err));
     CPA_TRY(cpa_check_aligned("attend plan", "last_page_len", a.last_page_len, sizeof(int32_t), err));
+    CPA_TRY(cpa_check_aligned("attend plan", "k_first", a.k_first, sizeof(int64_t), err));
     cpa_attend_item *items = calloc((size_t)a.sequences + 1, sizeof *items);
     if (!items)
         return cpa_fail(err, CPA_NO_MEMORY, "attend plan: no memory for %lld sequences", (long long)a.sequences);

@@ -3,6 +3,7 @@
 #include "src/ops/attend_reserve.h"
 
 #include "base/struct_size.h"
+#include "kernels/attend_update.h"
 #include "kernels/operators.h"
 #include "src/ops/check_args.h"
 #include "src/ops/check_shape.h"
@@ -14,6 +15,9 @@ cpa_status cpa_check_reservation(const char *where, cpa_attend_reservation *r, c
             "%s: reserved for %lld tokens a sequence, expected 1 to 2^44", where, (long long)r->tokens);
     REQUIRE(err, r->rows >= 1 && r->rows <= r->tokens,
             "%s: reserved for %d rows a sequence, expected 1..%lld, its tokens", where, r->rows, (long long)r->tokens);
+    REQUIRE(err, r->total_rows >= 0 && r->total_rows <= CPA_MOST_TOKENS,
+            "%s: reserved for %lld rows in all, expected 0 to 2^44", where, (long long)r->total_rows);
+    if (r->total_rows == 0 || r->total_rows > r->sequences * r->rows) r->total_rows = r->sequences * r->rows;
     REQUIRE(err, r->num_blocks >= 1 && r->num_blocks <= INT32_MAX,
             "%s: reserved for caches of %lld blocks, expected 1..%d", where, (long long)r->num_blocks, INT32_MAX);
     const int64_t keys = cpa_shard_len(r->map, 0, r->tokens); /* no shard has more */
@@ -37,13 +41,14 @@ cpa_status cpa_attend_plan_reserve(cpa_attend_plan *plan, const cpa_attend_limit
         .sequences = limits.sequences,
         .tokens = limits.tokens,
         .num_blocks = limits.num_blocks,
+        .total_rows = limits.total_rows,
         .map = {1, limits.block_size},
     };
     CPA_TRY(cpa_check_reservation("attend plan", &reservation, err));
     REQUIRE(err, plan->reservation.sequences == 0, "attend plan: the plan is reserved already");
     REQUIRE(err, !plan->is_set, "attend plan: the plan is set already, expected a new one");
     CPA_TRY(plan->device->operators->plan_reserve(plan, &reservation, err));
-    plan->rows = limits.sequences * limits.rows;
+    plan->rows = reservation.total_rows;
     plan->max_block = limits.num_blocks - 1;
     plan->is_set = 1;
     return CPA_OK;
@@ -70,6 +75,9 @@ cpa_status cpa_take_attend_update(const char *where, const cpa_attend_reservatio
     REQUIRE(err, args.sequences >= 0 && args.sequences <= r->sequences,
             "%s: an update of %lld sequences, expected 0..%lld", where, (long long)args.sequences,
             (long long)r->sequences);
+    REQUIRE(err, args.qo_indptr || args.sequences * r->rows <= r->total_rows,
+            "%s: an update of %lld sequences of %d rows each, expected at most %lld rows in all, or qo_indptr", where,
+            (long long)args.sequences, r->rows, (long long)r->total_rows);
     REQUIRE(err, args.length_bytes == 0 || args.length_bytes == 4 || args.length_bytes == 8,
             "%s: length_bytes is %d, expected 4 or 8", where, args.length_bytes);
     REQUIRE(err, args.table_stride == 0 || args.table_stride >= r->table_stride,
@@ -98,6 +106,38 @@ cpa_status cpa_take_attend_update(const char *where, const cpa_attend_reservatio
     return CPA_OK;
 }
 
+cpa_status cpa_tell_refused(const char *where, const cpa_attend_plan *plan, cpa_error *err) {
+    const cpa_attend_reservation *r = &plan->reservation;
+    REQUIRE(err, plan->refusal, "%s: it is not reserved, and has no updates", where);
+    const cpa_attend_refusal refusal = *plan->refusal;
+    const long long s = (long long)refusal.sequence;
+    switch (s < 0 ? 0 : refusal.why) {
+        case CPA_REFUSED_LENGTH:
+            return cpa_fail(
+                err, CPA_INVALID,
+                "%s: the update refused sequence %lld: its length is negative, below its rows or above %lld", where, s,
+                (long long)r->tokens);
+        case CPA_REFUSED_ROWS:
+            return cpa_fail(
+                err, CPA_INVALID,
+                "%s: the update refused sequence %lld: it has more than %d rows, or all have more than %lld", where, s,
+                r->rows, (long long)r->total_rows);
+        case CPA_REFUSED_RANK:
+            return cpa_fail(err, CPA_INVALID, "%s: the update refused sequence %lld: its first rank is none of 0..%d",
+                            where, s, r->map.cp_size - 1);
+        case CPA_REFUSED_TABLE:
+            return cpa_fail(err, CPA_INVALID,
+                            "%s: the update refused sequence %lld: an entry of its table is no block of 0..%lld", where,
+                            s, (long long)r->num_blocks - 1);
+        default: return CPA_OK;
+    }
+}
+
+cpa_status cpa_attend_plan_refused(const cpa_attend_plan *plan, cpa_error *err) {
+    REQUIRE(err, plan, "attend plan: the plan is NULL");
+    return cpa_tell_refused("attend plan", plan, err);
+}
+
 cpa_status cpa_attend_plan_update(cpa_attend_plan *plan, const cpa_attend_update_args *args, cpa_stream *stream) {
     cpa_attend_update update;
     if (!stream) return CPA_INVALID;
@@ -108,6 +148,6 @@ cpa_status cpa_attend_plan_update(cpa_attend_plan *plan, const cpa_attend_update
     REQUIRE(err, !update.first_ranks, "attend plan: first_ranks are those of context attention, expected NULL");
     cpa_status status = plan->device->operators->plan_update(plan, &update, stream);
     plan->is_set = status == CPA_OK;
-    if (status == CPA_OK) plan->rows = update.sequences * plan->reservation.rows;
+    if (status == CPA_OK) plan->rows = cpa_attend_most_rows(&plan->reservation, &update);
     return status;
 }

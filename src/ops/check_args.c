@@ -82,14 +82,40 @@ cpa_status cpa_check_rows(const char *where, const char *name, int64_t rows, int
     return CPA_OK;
 }
 
+cpa_status cpa_check_heads_of_rows(const char *where, const cpa_checked_heads *of, cpa_error *err) {
+    const int64_t dense = (int64_t)of->heads * of->dim, row_stride = of->row_stride ? of->row_stride : dense;
+    int64_t elements = of->dim;
+    if (of->head_stride == 0)
+        return cpa_check_rows(where, of->row_name, of->rows, of->row_stride, dense, of->bytes, err);
+    CPA_TRY(check_stride(where, of->row_name, of->row_stride, of->dim, err));
+    CPA_TRY(check_stride(where, of->head_name, of->head_stride, of->dim, err));
+    REQUIRE(err,
+            add_extent(&elements, of->rows, row_stride) && add_extent(&elements, of->heads, of->head_stride) &&
+                elements <= CPA_MOST_BYTES / of->bytes,
+            "%s: %lld rows with %s %lld and %s %lld reach beyond 2^60 bytes", where, (long long)of->rows, of->row_name,
+            (long long)of->row_stride, of->head_name, (long long)of->head_stride);
+    return CPA_OK;
+}
+
+cpa_status cpa_check_lse_strides(const char *where, int64_t rows, int32_t heads, int64_t row_stride,
+                                 int64_t head_stride, cpa_error *err) {
+    const int64_t bytes = sizeof(float);
+    if (head_stride == 0) return cpa_check_rows(where, "lse_row_stride", rows, row_stride, heads, bytes, err);
+    REQUIRE(err, row_stride == 0 || row_stride == 1,
+            "%s: lse_row_stride is %lld and lse_head_stride is %lld; expected 0 or 1 for the first", where,
+            (long long)row_stride, (long long)head_stride);
+    const cpa_checked_heads of = {"lse_row_stride", "lse_head_stride", rows, 1, head_stride, bytes, heads, 1};
+    return cpa_check_heads_of_rows(where, &of, err);
+}
+
 cpa_status cpa_check_state(const char *where, const cpa_partial *state, int64_t rows, int32_t heads, int32_t v_dim,
-                           cpa_error *err) {
+                           int64_t lse_head_stride, cpa_error *err) {
     const int64_t bytes = sizeof(float);
     REQUIRE(err, CPA_RESERVED_IS_ZERO(*state), "%s: the reserved bytes of a partial state are not zero", where);
     CPA_TRY(cpa_check_aligned(where, "o", state->o, bytes, err));
     CPA_TRY(cpa_check_aligned(where, "lse", state->lse, bytes, err));
     CPA_TRY(cpa_check_rows(where, "o_row_stride", rows, state->o_row_stride, (int64_t)heads * v_dim, bytes, err));
-    return cpa_check_rows(where, "lse_row_stride", rows, state->lse_row_stride, heads, bytes, err);
+    return cpa_check_lse_strides(where, rows, heads, state->lse_row_stride, lse_head_stride, err);
 }
 
 /* ---- shapes of caches ---- */
@@ -139,8 +165,9 @@ static cpa_status check_head_scales(const char *where, const cpa_attention_shape
     REQUIRE(err, s->n_scales == 1 || s->n_scales == s->kv_heads, "%s: n_scales is %d, expected 1 or the %d KV heads",
             where, s->n_scales, s->kv_heads);
     REQUIRE(err, cpa_dtype_traits_of(s->kv_dtype)->tensor_scale && s->k_scale == 0,
-            "%s: k_scales and v_scales are given for a cache of %s whose k_scale is %g, expected fp8_e4m3 and 0", where,
-            cpa_dtype_name(s->kv_dtype), (double)s->k_scale);
+            "%s: k_scales and v_scales are given for a cache of %s whose k_scale is %g, expected fp8_e4m3 or fp8_e5m2, "
+            "and 0",
+            where, cpa_dtype_name(s->kv_dtype), (double)s->k_scale);
     REQUIRE(err, !s->v_in_k || v_scales == k_scales, "%s: v_in_k is 1 and v_scales are other scales than k_scales",
             where);
     CPA_TRY(cpa_check_aligned(where, "k_scales", k_scales, sizeof *k_scales, err));
@@ -155,8 +182,9 @@ static cpa_status check_scales(const char *where, const cpa_attention_shape *s, 
     REQUIRE(err, !s->v_in_k || v_scale == s->k_scale, "%s: v_in_k is 1, k_scale is %g and v_scale is %g, expected one",
             where, (double)s->k_scale, (double)v_scale);
     REQUIRE(err, none || (both && cpa_dtype_traits_of(s->kv_dtype)->tensor_scale),
-            "%s: k_scale is %g and v_scale is %g for a cache of %s, expected none, or both above 0 for fp8_e4m3", where,
-            (double)s->k_scale, (double)s->v_scale, cpa_dtype_name(s->kv_dtype));
+            "%s: k_scale is %g and v_scale is %g for a cache of %s, expected none, or both above 0 for fp8_e4m3 and "
+            "fp8_e5m2",
+            where, (double)s->k_scale, (double)s->v_scale, cpa_dtype_name(s->kv_dtype));
     return CPA_OK;
 }
 

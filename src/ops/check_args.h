@@ -35,6 +35,19 @@ cpa_status cpa_check_aligned(const char *where, const char *name, const void *po
 cpa_status cpa_check_rows(const char *where, const char *name, int64_t rows, int64_t stride, int64_t least,
                           int64_t bytes, cpa_error *err);
 
+/* Rows of heads of `dim` elements of so many bytes, and what the line calls their strides: head_stride 0: those of a row
+ * are dense, row_stride 0: rows are as long as dense heads. */
+typedef struct cpa_checked_heads {
+    const char *row_name, *head_name;
+    int64_t rows, row_stride, head_stride, bytes;
+    int32_t heads, dim;
+} cpa_checked_heads;
+cpa_status cpa_check_heads_of_rows(const char *where, const cpa_checked_heads *of, cpa_error *err);
+
+/* LSEs of rows, [rows, heads], or [heads, rows] with a stride of heads that is not 0. */
+cpa_status cpa_check_lse_strides(const char *where, int64_t rows, int32_t heads, int64_t row_stride,
+                                 int64_t head_stride, cpa_error *err);
+
 /* What a shape says of its cache: KV heads, widths, dtype, layout and scales. */
 cpa_status cpa_check_cache_shape(const char *where, const cpa_attention_shape *shape, cpa_error *err);
 cpa_status cpa_check_view(const char *where, const cpa_kv_view *kv, cpa_error *err);
@@ -52,9 +65,9 @@ cpa_status cpa_check_same_cache(const char *where, const cpa_cache_form *a, cons
 /* Whether rows have the same bytes in two views, and lie in one piece in both or in neither. */
 cpa_status cpa_check_same_shape(const char *where, const cpa_kv_view *a, const cpa_kv_view *b, cpa_error *err);
 
-/* A partial state of `rows` rows; its pointers may be NULL. */
+/* A partial state of `rows` rows; its pointers may be NULL. lse_head_stride: as for cpa_check_lse_strides. */
 cpa_status cpa_check_state(const char *where, const cpa_partial *state, int64_t rows, int32_t heads, int32_t v_dim,
-                           cpa_error *err);
+                           int64_t lse_head_stride, cpa_error *err);
 
 /* A range [begin, end) that belongs to entry `index` of an array. */
 typedef struct cpa_checked_range {

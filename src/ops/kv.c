@@ -1,5 +1,5 @@
-/* kv_write, kv_copy, kv_move, kv_convert and kv_pack: every argument is checked here, then the table of the back end
- * runs. */
+/* kv_write, kv_copy, kv_swap, kv_move, kv_convert and kv_pack: every argument is checked here, then the table of the
+ * back end runs. */
 #include <stdlib.h>
 
 #include "base/struct_size.h"
@@ -45,14 +45,16 @@ static cpa_status check_kv_write(const cpa_kv_write_args *args, cpa_stream *stre
             !args->k ? "k"
             : !has_v ? "v"
                      : "slot_mapping");
-    const int64_t bytes = cpa_dtype_bytes(args->dtype), heads = args->kv.kv_heads;
+    const int64_t bytes = cpa_dtype_bytes(args->dtype);
+    const cpa_checked_heads k = {"k_row_stride",      "k_head_stride", args->tokens,      args->k_row_stride,
+                                 args->k_head_stride, bytes,           args->kv.kv_heads, args->kv.k_dim};
+    const cpa_checked_heads v = {"v_row_stride",      "v_head_stride", args->tokens,      args->v_row_stride,
+                                 args->v_head_stride, bytes,           args->kv.kv_heads, args->kv.v_dim};
     CPA_TRY(cpa_check_aligned("kv_write", "k", args->k, bytes, err));
     CPA_TRY(cpa_check_aligned("kv_write", "v", args->v, bytes, err));
     CPA_TRY(cpa_check_aligned("kv_write", "slot_mapping", args->slot_mapping, sizeof *args->slot_mapping, err));
-    CPA_TRY(cpa_check_rows("kv_write", "k_row_stride", args->tokens, args->k_row_stride, heads * args->kv.k_dim, bytes,
-                           err));
-    CPA_TRY(cpa_check_rows("kv_write", "v_row_stride", args->tokens, args->v_row_stride, heads * args->kv.v_dim, bytes,
-                           err));
+    CPA_TRY(cpa_check_heads_of_rows("kv_write", &k, err));
+    CPA_TRY(cpa_check_heads_of_rows("kv_write", &v, err));
     if (!stream->device->debug_checks) return CPA_OK;
     return check_slots("kv_write", "slot_mapping", args->slot_mapping, args->tokens, 1, stream);
 }
@@ -136,6 +138,65 @@ cpa_status cpa_kv_copy(const cpa_kv_copy_args *given, cpa_stream *stream) {
     CPA_TRY(CPA_STRUCT_TAKE("kv_copy", given, cpa_kv_copy_args, n_pairs, &args, &stream->error));
     CPA_TRY(check_kv_copy(&args, &stream->error));
     return stream->device->operators->kv_copy(&args, stream);
+}
+
+/* ---- kv_swap ---- */
+
+/* Bytes of a block of the keys or the values of a resolved view whose rows lie one behind the other; 0: they do not. */
+static int64_t piece_bytes(const cpa_kv_view *kv, cpa_kv_part part) {
+    const cpa_kv_pool pool = cpa_kv_pool_of(kv, part);
+    const int64_t rows = (int64_t)kv->block_size * kv->kv_heads * pool.row_bytes;
+    const int64_t last = (kv->block_size - 1) * pool.token_stride + (kv->kv_heads - 1) * pool.head_stride;
+    if (kv->layout != CPA_VLLM_X && last + pool.row_bytes != rows) return 0;
+    return cpa_kv_block_bytes(kv->dtype, part, pool.tensor_scale, kv->block_size, kv->kv_heads, pool.row_dim);
+}
+
+static cpa_status check_kv_swap(const cpa_kv_swap_args *args, cpa_error *err) {
+    const cpa_kv_view *a = &args->src, *b = &args->dst;
+    CPA_TRY(cpa_check_view("kv_swap: src", a, err));
+    CPA_TRY(cpa_check_view("kv_swap: dst", b, err));
+    CPA_TRY(cpa_check_same_shape("kv_swap", a, b, err));
+    const char *shared = shared_pool(a, b);
+    REQUIRE(err, args->n_pairs == 0 || !shared, "kv_swap: src and dst have the same %s pool, expected two", shared);
+    CPA_TRY(check_pairs(&(block_pairs){"kv_swap", a, b, args->pairs, args->n_pairs}, err));
+    const cpa_kv_view src = cpa_kv_view_resolve(*a), dst = cpa_kv_view_resolve(*b);
+    for (int part = CPA_KEYS; part < cpa_kv_parts(a); part++) {
+        const cpa_kv_pool from = cpa_kv_pool_of(&src, (cpa_kv_part)part), to = cpa_kv_pool_of(&dst, (cpa_kv_part)part);
+        if (!piece_bytes(&src, (cpa_kv_part)part) || from.token_stride != to.token_stride ||
+            from.head_stride != to.head_stride)
+            return cpa_fail(
+                err, CPA_UNSUPPORTED,
+                "kv_swap: blocks of %s have strides of tokens and heads of %lld and %lld bytes in src, %lld "
+                "and %lld in dst; expected the same, of blocks in one piece",
+                part == CPA_KEYS ? "keys" : "values", (long long)from.token_stride, (long long)from.head_stride,
+                (long long)to.token_stride, (long long)to.head_stride);
+    }
+    return CPA_OK;
+}
+
+/* Copies one pool of a swap, blocks that are neighbours on both sides at once. */
+static cpa_status swap_pool(const cpa_kv_swap_args *args, cpa_kv_part part, cpa_stream *stream) {
+    const cpa_kv_view src = cpa_kv_view_resolve(args->src), dst = cpa_kv_view_resolve(args->dst);
+    const cpa_kv_pool from = cpa_kv_pool_of(&src, part), to = cpa_kv_pool_of(&dst, part);
+    const int64_t bytes = piece_bytes(&src, part);
+    const int dense = from.block_stride == bytes && to.block_stride == bytes;
+    for (int64_t i = 0, n = 1; i < args->n_pairs; i += n, n = 1) {
+        const int64_t *pair = args->pairs[i];
+        while (dense && i + n < args->n_pairs && pair[2 * n] == pair[0] + n && pair[2 * n + 1] == pair[1] + n) n++;
+        CPA_TRY(stream->device->table->copy(to.memory + pair[1] * to.block_stride,
+                                            from.memory + pair[0] * from.block_stride, n * bytes, stream));
+    }
+    return CPA_OK;
+}
+
+cpa_status cpa_kv_swap(const cpa_kv_swap_args *given, cpa_stream *stream) {
+    cpa_kv_swap_args args;
+    if (!stream) return CPA_INVALID;
+    CPA_TRY(CPA_STRUCT_TAKE("kv_swap", given, cpa_kv_swap_args, n_pairs, &args, &stream->error));
+    CPA_TRY(check_kv_swap(&args, &stream->error));
+    for (int part = CPA_KEYS; part < cpa_kv_parts(&args.src); part++)
+        CPA_TRY(swap_pool(&args, (cpa_kv_part)part, stream));
+    return CPA_OK;
 }
 
 /* ---- kv_move ---- */

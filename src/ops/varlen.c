@@ -23,6 +23,16 @@ static cpa_status check_starts(const char *name, const int64_t *starts, int64_t 
     return CPA_OK;
 }
 
+static cpa_status check_counts(const char *name, const int64_t *counts, const int64_t *starts, int64_t n,
+                               cpa_error *err) {
+    CPA_TRY(cpa_check_aligned("varlen plan", name, counts, sizeof *counts, err));
+    for (int64_t i = 0; counts && i < n; i++)
+        REQUIRE(err, counts[i] >= 0 && counts[i] <= starts[i + 1] - starts[i],
+                "varlen plan: %s[%lld] is %lld, expected 0 to the %lld rows before the next start", name, (long long)i,
+                (long long)counts[i], (long long)(starts[i + 1] - starts[i]));
+    return CPA_OK;
+}
+
 static cpa_status check_batch(const cpa_device *device, const cpa_varlen_batch *batch, cpa_attention_shape *shape,
                               cpa_error *err) {
     shape->q_heads = batch->q_heads;
@@ -38,8 +48,10 @@ static cpa_status check_batch(const cpa_device *device, const cpa_varlen_batch *
     if (batch->n_segments == 0) return CPA_OK;
     CPA_TRY(check_starts("q_starts", batch->q_starts, batch->n_segments,
                          batch->k_starts ? CPA_MOST_TOKENS : CPA_TENSOR_BLOCK, err));
-    if (!batch->k_starts) return CPA_OK;
-    return check_starts("k_starts", batch->k_starts, batch->n_segments, CPA_TENSOR_BLOCK, err);
+    CPA_TRY(check_counts("q_counts", batch->q_counts, batch->q_starts, batch->n_segments, err));
+    if (batch->k_starts) CPA_TRY(check_starts("k_starts", batch->k_starts, batch->n_segments, CPA_TENSOR_BLOCK, err));
+    const int64_t *k_starts = batch->k_starts ? batch->k_starts : batch->q_starts;
+    return check_counts("k_counts", batch->k_counts, k_starts, batch->n_segments, err);
 }
 
 cpa_status cpa_varlen_check_batch(const cpa_device *device, const cpa_varlen_batch *given, cpa_varlen_batch *out,
@@ -47,6 +59,7 @@ cpa_status cpa_varlen_check_batch(const cpa_device *device, const cpa_varlen_bat
     *shape = (cpa_attention_shape){0};
     CPA_TRY(CPA_STRUCT_TAKE("varlen plan", given, cpa_varlen_batch, q_starts, out, err));
     CPA_TRY(check_batch(device, out, shape, err));
+    if (!out->k_starts && !out->k_counts) out->k_counts = out->q_counts;
     if (!out->k_starts) out->k_starts = out->q_starts;
     return CPA_OK;
 }
@@ -102,12 +115,30 @@ cpa_status cpa_varlen_plan_set(cpa_attend_plan *plan, const cpa_varlen_batch *gi
 
 /* ---- attend ---- */
 
-/* Rows of one of the tensors. */
-static cpa_status check_rows(const char *name, const char *stride_name, const void *rows, int64_t count, int64_t stride,
-                             int64_t width, int64_t bytes, cpa_error *err) {
-    REQUIRE(err, rows || count == 0, "varlen: %s is NULL", name);
-    CPA_TRY(cpa_check_aligned("varlen", name, rows, bytes, err));
-    return cpa_check_rows("varlen", stride_name, count, stride, width, bytes, err);
+/* Rows of one of the tensors that are read. */
+static cpa_status check_rows(const char *name, const void *rows, const cpa_checked_heads *of, cpa_error *err) {
+    REQUIRE(err, rows || of->rows == 0, "varlen: %s is NULL", name);
+    CPA_TRY(cpa_check_aligned("varlen", name, rows, of->bytes, err));
+    return cpa_check_heads_of_rows("varlen", of, err);
+}
+
+static cpa_status check_tensors(const cpa_attend_plan *plan, const cpa_varlen_attend_args *a, cpa_error *err) {
+    const cpa_attention_shape *s = &plan->shape;
+    const int64_t bytes = cpa_dtype_bytes(a->dtype), rows = plan->rows, keys = plan->k_rows;
+    const cpa_checked_heads q = {"q_row_stride",   "q_head_stride", rows,       a->q_row_stride,
+                                 a->q_head_stride, bytes,           s->q_heads, s->k_dim};
+    const cpa_checked_heads k = {"k_row_stride",   "k_head_stride", keys,        a->k_row_stride,
+                                 a->k_head_stride, bytes,           s->kv_heads, s->k_dim};
+    const cpa_checked_heads v = {"v_row_stride",   "v_head_stride", keys,        a->v_row_stride,
+                                 a->v_head_stride, bytes,           s->kv_heads, s->v_dim};
+    const cpa_checked_heads out = {
+        "out_row_stride", "out_head_stride", rows, a->out_row_stride, a->out_head_stride, bytes, s->q_heads, s->v_dim};
+    CPA_TRY(check_rows("q", a->q, &q, err));
+    CPA_TRY(check_rows("k", a->k, &k, err));
+    CPA_TRY(check_rows("v", a->v, &v, err));
+    CPA_TRY(cpa_check_aligned("varlen", "out", a->out, bytes, err));
+    CPA_TRY(cpa_check_heads_of_rows("varlen", &out, err));
+    return cpa_check_state("varlen", &a->state, rows, s->q_heads, s->v_dim, a->lse_head_stride, err);
 }
 
 static cpa_mask mask_of(const cpa_varlen_attend_args *args) {
@@ -116,23 +147,13 @@ static cpa_mask mask_of(const cpa_varlen_attend_args *args) {
 
 cpa_status cpa_varlen_check_args(const cpa_attend_plan *plan, const cpa_varlen_attend_args *args,
                                  const cpa_stream *stream, cpa_error *err) {
-    const cpa_attention_shape *s = &plan->shape;
     const cpa_mask mask = mask_of(args);
     REQUIRE(err, plan->device == stream->device, "varlen: the plan and the stream belong to different devices");
     REQUIRE(err, plan->is_set && plan->block_size == CPA_TENSOR_BLOCK,
             "varlen: the plan has not been set by cpa_varlen_plan_set");
     if (plan->n_items == 0) return CPA_OK;
     CPA_TRY(cpa_check_dtype("varlen", "dtype", args->dtype, err));
-    const int64_t bytes = cpa_dtype_bytes(args->dtype);
-    CPA_TRY(check_rows("q", "q_row_stride", args->q, plan->rows, args->q_row_stride, (int64_t)s->q_heads * s->k_dim,
-                       bytes, err));
-    CPA_TRY(check_rows("k", "k_row_stride", args->k, plan->k_rows, args->k_row_stride, (int64_t)s->kv_heads * s->k_dim,
-                       bytes, err));
-    CPA_TRY(check_rows("v", "v_row_stride", args->v, plan->k_rows, args->v_row_stride, (int64_t)s->kv_heads * s->v_dim,
-                       bytes, err));
-    CPA_TRY(cpa_check_aligned("varlen", "out", args->out, bytes, err));
-    CPA_TRY(cpa_check_rows("varlen", "rows of out", plan->rows, 0, (int64_t)s->q_heads * s->v_dim, bytes, err));
-    CPA_TRY(cpa_check_state("varlen", &args->state, plan->rows, s->q_heads, s->v_dim, err));
+    CPA_TRY(check_tensors(plan, args, err));
     REQUIRE(err, args->left >= 0 && args->left <= CPA_MOST_TOKENS, "varlen: left is %lld, expected 0 to 2^44",
             (long long)args->left);
     CPA_TRY(cpa_check_mask("varlen", &mask, err));
@@ -160,10 +181,10 @@ static cpa_kv_view view_of(const cpa_attend_plan *plan, const cpa_varlen_attend_
                          .v_dim = s->v_dim,
                          .k_block_stride = k_row,
                          .k_token_stride = k_row,
-                         .k_head_stride = s->k_dim,
+                         .k_head_stride = args->k_head_stride ? args->k_head_stride : s->k_dim,
                          .v_block_stride = v_row,
                          .v_token_stride = v_row,
-                         .v_head_stride = s->v_dim};
+                         .v_head_stride = args->v_head_stride ? args->v_head_stride : s->v_dim};
 }
 
 cpa_status cpa_varlen_attend(const cpa_attend_plan *plan, const cpa_varlen_attend_args *given, cpa_stream *stream) {
@@ -184,6 +205,10 @@ cpa_status cpa_varlen_attend(const cpa_attend_plan *plan, const cpa_varlen_atten
                                         .resume = args.resume,
                                         .state = args.state,
                                         .out = args.out,
-                                        .rules = args.softcap > 0 ? &rules : NULL};
+                                        .rules = args.softcap > 0 ? &rules : NULL,
+                                        .q_head_stride = args.q_head_stride,
+                                        .out_row_stride = args.out_row_stride,
+                                        .out_head_stride = args.out_head_stride,
+                                        .lse_head_stride = args.lse_head_stride};
     return stream->device->operators->attend(plan, &over_pages, NULL, stream);
 }

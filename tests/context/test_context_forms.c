@@ -488,7 +488,7 @@ enum { RESERVED = 5, MOST_TOKENS = 420 };
 
 /* Decode of one form over the first sequences, a row each, whose lengths and tables lie on the device. */
 static void run_reserved(site *s, int f) {
-    const cpa_context_limits limits = {sizeof limits, RESERVED, MOST_TOKENS, s->cache.pool.view.num_blocks, f};
+    const cpa_context_limits limits = {sizeof limits, RESERVED, MOST_TOKENS, s->cache.pool.view.num_blocks, f, 1};
     const int64_t stride = MOST_TOKENS / s->is->shape.block_size + 2;
     form_chunk chunks[RESERVED];
     int32_t lengths[RESERVED], ranks[RESERVED], tables[RESERVED * (MOST_TOKENS / 16 + 2)];
@@ -627,7 +627,7 @@ static void steps_and_layers_that_lack_a_form_are_refused(void) {
     CU_ASSERT_EQUAL(cpa_context_plan(s.context, &chunk, 1), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(s.context), "chunk 0 has form -1, expected 0..2"));
     CU_ASSERT_EQUAL(cpa_context_rows_of(s.context, &chunk, 1, -1), 0);
-    const cpa_context_limits limits = {sizeof limits, 1, 20, s.cache.pool.view.num_blocks, FORMS};
+    const cpa_context_limits limits = {sizeof limits, 1, 20, s.cache.pool.view.num_blocks, FORMS, 1};
     CU_ASSERT_EQUAL(cpa_context_reserve(s.context, &limits), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(s.context), "rows of form 3, expected 0..2"));
 

@@ -245,7 +245,7 @@ static cpa_attend_update_args upload_update(const cpa_test_latent_site *s) {
 /* Decode of a row of each sequence, whose lengths and tables lie on the device: right on the owner, empty elsewhere. */
 static void run_reserved(cpa_test_latent_site *s, int form, double slack) {
     const cpa_test_latents *t = &s->latents;
-    const cpa_context_limits limits = {sizeof limits, RESERVED, MOST_TOKENS, t->kv.num_blocks, form};
+    const cpa_context_limits limits = {sizeof limits, RESERVED, MOST_TOKENS, t->kv.num_blocks, form, 1};
     const int64_t element = cpa_dtype_bytes(t->shape.dtype), q_row = t->shape.heads * cpa_test_latent_q_dim(t, form);
     const int64_t out_head = cpa_test_latent_out_dim(t, form) * element, heads = t->shape.heads;
     cpa_form_rows rows[CPA_TEST_LATENT_FORMS] = {{.q = NULL}};
@@ -339,7 +339,7 @@ static void what_cannot_be_expanded_is_refused(void) {
     refuse_form(&s, (cpa_row_form){.k_dim = 40, .v_dim = 8, .expanded = 1, .absorbs = (cpa_absorb)3},
                 "absorbs is 3, expected never (0), counted (1) or always (2)");
     refuse_form(&s, (cpa_row_form){.absorbs = CPA_ABSORB_COUNTED}, "absorbs is 1 without expanded");
-    const cpa_context_limits limits = {sizeof limits, 4, 100, s.latents.kv.num_blocks, EXPANDED};
+    const cpa_context_limits limits = {sizeof limits, 4, 100, s.latents.kv.num_blocks, EXPANDED, 1};
     CU_ASSERT_EQUAL(cpa_context_reserve(s.context, &limits), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(
         strstr(cpa_context_error(s.context), "reserved for rows of form 2, whose keys are expanded"));

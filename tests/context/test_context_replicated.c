@@ -1,10 +1,12 @@
 /* Context attention with replicated rows: every rank gives all rows and ends with its heads of each, which are held
  * against float64 and, bit for bit on the host, against what the owners of the rows compute. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/convert.h"
 #include "kernels/graph.h"
+#include "kernels/host/cache/quantise.h"
 #include "src/check/reference.h"
 #include "src/context/context.h"
 #include "src/context/context_plan.h"
@@ -308,6 +310,50 @@ static void steps_of_both_kinds_take_turns(void) {
     site_destroy(&s);
 }
 
+/* The codes of the results that the same step has in the dtype of the model, divided by the scale once, behind the last
+ * merge. */
+static void results_may_be_in_fp8(void) {
+    enum { N = 2 };
+    const float scale = 0.017f;
+    const int64_t lengths[N] = {70, 33};
+    const cpa_test_chunk steps[2][N] = {{{0, 0, 70, CPA_PASS_Q}, {1, 20, 13, CPA_PASS_Q}},
+                                        {{0, 69, 1, CPA_PASS_Q}, {1, 32, 1, CPA_PASS_Q}}};
+    for (int run = 0; run < 4; run++) {
+        const cpa_test_shape shape = {.q_heads = 10,
+                                      .kv_heads = 2,
+                                      .k_dim = 64,
+                                      .v_dim = 48,
+                                      .block_size = 16,
+                                      .interleave = 16,
+                                      .dtype = run / 2 ? CPA_BF16 : CPA_F32};
+        const cpa_test_chunk *chunks = steps[run % 2];
+        const int exact = shape.dtype == CPA_F32 && cpa_test_promises_bits();
+        const float least = scale / 256 + (shape.dtype == CPA_F32 ? 0 : 0x1p-8f);
+        site s;
+        site_init(&s, shape, lengths, NULL, N, CPA_ROWS_REPLICATED);
+        void *device_scale = cpa_test_upload(s.stream, &scale, sizeof scale);
+        s.args.mask = CAUSAL;
+        CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, chunks, N), CPA_OK);
+        const int64_t rows = put(&s, chunks, N), n = rows * s.heads * shape.v_dim;
+        CU_ASSERT_EQUAL(cpa_context_attend(s.context, &s.args, s.stream), CPA_OK);
+        const results want = get(&s, rows);
+        put(&s, chunks, N);
+        s.args.out_scale = device_scale;
+        CU_ASSERT_EQUAL(cpa_context_attend(s.context, &s.args, s.stream), CPA_OK);
+        uint8_t *codes = cpa_test_poisoned(n + 1, 1);
+        cpa_test_download(s.stream, codes, s.args.out, n + 1);
+        int64_t wrong = codes[n] != UINT8_MAX; /* nothing lies behind */
+        for (int64_t i = 0; i < n && exact; i++) wrong += codes[i] != cpa_to_e4m3(want.out[i] * (1 / scale));
+        for (int64_t i = 0; i < n && !exact; i++)
+            wrong += !(fabsf(cpa_from_e4m3(codes[i]) * scale - want.out[i]) <= fabsf(want.out[i]) / 12 + least);
+        CU_ASSERT_EQUAL(wrong, 0);
+        free(codes);
+        results_free(want);
+        cpa_test_free(s.stream, device_scale);
+        site_destroy(&s);
+    }
+}
+
 static void what_rows_cannot_be_is_refused(void) {
     const cpa_test_shape shape = {
         .q_heads = 4, .kv_heads = 2, .k_dim = 64, .v_dim = 64, .block_size = 16, .interleave = 16, .dtype = CPA_F32};
@@ -320,18 +366,11 @@ static void what_rows_cannot_be_is_refused(void) {
     options.rows = (cpa_row_placement)2;
     CU_ASSERT_EQUAL(cpa_context_create(cpa_test_comm(), s.device, &options, &context, &err), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "context: rows is 2, expected owned, 0, or replicated, 1"));
-    const cpa_context_limits limits = {sizeof limits, 1, 20, 8, 0};
+    const cpa_context_limits limits = {sizeof limits, 1, 20, 8, 0, 1};
     CU_ASSERT_EQUAL(cpa_context_reserve(s.context, &limits), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(s.context), "a step of replicated rows cannot be reserved"));
     const cpa_context_chunk chunk = {.start = 10, .count = 10, .algorithm = CPA_PASS_Q};
     CU_ASSERT_EQUAL(cpa_context_rows(s.context, &chunk, 1), 10);
-    const cpa_test_chunk step = {0, 10, 10, CPA_PASS_Q};
-    s.args.out_scale = s.args.lse;
-    CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, &step, 1), CPA_OK);
-    if (cpa_test_ranks() > 1) { /* one rank has all heads of its own rows */
-        CU_ASSERT_EQUAL(cpa_context_attend(s.context, &s.args, s.stream), CPA_UNSUPPORTED);
-        CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(s.context), "out_scale with replicated rows, expected NULL"));
-    }
     site_destroy(&s);
 }
 
@@ -339,6 +378,7 @@ static const cpa_test TESTS[] = {
     {"heads of all rows are right", heads_of_all_rows_are_right},
     {"decode runs in steps of fixed shape", decode_runs_in_steps_of_fixed_shape},
     {"steps of both kinds take turns", steps_of_both_kinds_take_turns},
+    {"results may be in fp8", results_may_be_in_fp8},
     {"what rows cannot be is refused", what_rows_cannot_be_is_refused},
 };
 

@@ -263,6 +263,10 @@ static void batches_that_differ(void) {
     CU_ASSERT_EQUAL(cpa_varlen_context_attend(context, &none, stream), CPA_INVALID);
     CU_ASSERT_STRING_EQUAL(cpa_varlen_context_error(context), "varlen: no batch is planned");
     CU_ASSERT_EQUAL(wrong_rows(&CASES[0], context, device, stream), 0);
+    cpa_varlen_attend_args apart = none;
+    apart.out = &w, apart.k_head_stride = CASES[0].dim;
+    CU_ASSERT_EQUAL(cpa_varlen_context_attend(context, &apart, stream), CPA_UNSUPPORTED);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_varlen_context_error(context), "have strides"));
     free_whole(&w);
     cpa_varlen_context_destroy(context);
     cpa_test_device_close(device, stream);

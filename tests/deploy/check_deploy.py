@@ -1,6 +1,8 @@
 """Checks of deploy/, each of which ends with one line, or with exit code 1 and what is wrong:
     check_deploy.py structure DEPLOY CP_ATTN    files parse, are what their kinds ask for, and agree with each other and
                                                 with the options of the program
+    check_deploy.py schemas DEPLOY              pods and services are valid by the schemas of Kubernetes, of the package
+                                                kubernetes-validate, without which it exits with 77
     check_deploy.py metrics DEPLOY METRICS      what rules and board ask of Prometheus is in METRICS, a text of /metrics
 """
 import json
@@ -84,6 +86,9 @@ def check_server(where, pod, uid, ranks, known):
     expect(container["ports"][0]["containerPort"] == int(option(words, "--port")), f"{where}: not the port it listens at")
     paths = [container[probe]["httpGet"]["path"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")]
     expect(paths == ["/health", "/health", "/live"], f"{where}: probes of {paths}")
+    hook = container["lifecycle"]["preStop"]["exec"]["command"]
+    expect(hook[:2] == ["sh", "-c"] and hook[2].startswith("pkill -TERM -x -P 1 cp_attn;") and words[0] == "mpirun",
+           f"{where}: the ranks, which mpirun of process 1 has started, are not told of the end: {hook}")
     return container
 
 
@@ -132,6 +137,29 @@ def check_mpijob(deploy, uid, known):
             for pod in (launcher, worker)}
     expect(gpus == {spec["slotsPerWorker"]}, f"{where}: {gpus} GPUs for {spec['slotsPerWorker']} ranks of a pod")
     check_service(where, service, [launcher["template"], worker["template"]])
+
+
+def check_schemas(deploy):
+    try:
+        import kubernetes_validate
+    except ImportError:
+        print("skipped: no kubernetes-validate")
+        sys.exit(77)
+    found = []
+    for path in ("kubernetes/deployment.yaml", "kubernetes/mpijob.yaml"):
+        for document in documents(deploy, path):
+            parts = [document]
+            if document["kind"] == "MPIJob": # of its own schema, but for the pods
+                parts = [{"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": role.lower()},
+                          "template": replica["template"]}
+                         for role, replica in document["spec"]["mpiReplicaSpecs"].items()]
+            for part in parts:
+                try:
+                    kubernetes_validate.validate(part, "1.31", strict=True)
+                except kubernetes_validate.ValidationError as error:
+                    sys.exit(f"check_deploy.py: {path}: {part['kind']}: {error.message}")
+                found.append(part["kind"])
+    print(f"valid: {', '.join(found)}")
 
 
 # ---- Slurm ----
@@ -252,6 +280,7 @@ def check_structure(deploy, program):
     container = text_of(deploy, "Containerfile")
     uid = int(first_match(r"useradd --uid (\d+)", container, "user of the container"))
     expect("python3-jinja2" in container, "the container renders no chat templates: python3-jinja2 is not in it")
+    expect("procps" in container, "pods end their ranks by pkill: procps is not in the container")
     expect(re.search(r"^USER (?!root)", container, re.MULTILINE), "the container runs as root")
     for path in re.findall(r"^COPY (deploy/.*) \S+$", container, re.MULTILINE):
         for name in path.split():
@@ -265,4 +294,4 @@ def check_structure(deploy, program):
 
 
 if __name__ == "__main__":
-    {"structure": check_structure, "metrics": check_metrics}[sys.argv[1]](*sys.argv[2:])
+    {"structure": check_structure, "schemas": check_schemas, "metrics": check_metrics}[sys.argv[1]](*sys.argv[2:])

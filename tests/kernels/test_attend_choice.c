@@ -280,6 +280,30 @@ static cpa_attention_shape latents_of(cpa_dtype kv_dtype, float k_scale) {
                                  .k_scale = k_scale};
 }
 
+/* Codes of e5m2 become rows where keys are widened first, for many rows; kernels that take codes as they lie know none. */
+static void codes_of_e5m2_are_widened(void) {
+    const cpa_attention_shape shape = {.q_heads = 8, .kv_heads = 2, .k_dim = 128, .v_dim = 128};
+    cpa_cuda_attend_spec spec = {
+        .call = {.path = CPA_CUDA_HOPPER, .q_dtype = CPA_BF16, .kv_dtype = CPA_FP8_E5M2, .cache = CPA_CUDA_CODES},
+        .shape = &shape,
+        .block_size = 64,
+        .width = cpa_cuda_width_of(shape.k_dim, shape.v_dim),
+        .pieces = OF_PREFILL,
+        .prepared = 1,
+        .cp_size = 1,
+    };
+    const cpa_cuda_attend_choice many = cpa_cuda_choose_attend(&spec);
+    CU_ASSERT_PTR_NOT_NULL(many.of[CPA_CUDA_PREFILL].kernel->over);
+    CU_ASSERT_PTR_NULL(many.plain);
+    spec.pieces = OF_DECODE;
+    const cpa_cuda_attend_choice few = cpa_cuda_choose_attend(&spec);
+    CU_ASSERT_PTR_EQUAL(few.of[CPA_CUDA_DECODE].kernel, &cpa_cuda_kernel_simple);
+    CU_ASSERT(few.plain && strstr(few.plain, "codes of fp8_e5m2 that nothing widens"));
+    spec.pieces = OF_PREFILL, spec.call.path = CPA_CUDA_PORTABLE;
+    const cpa_cuda_attend_choice before = cpa_cuda_choose_attend(&spec);
+    CU_ASSERT(before.plain && strstr(before.plain, "fp8_e5m2"));
+}
+
 static void latents_have_a_kernel(void) {
     static const struct {
         cpa_dtype q_dtype, kv_dtype;
@@ -294,6 +318,7 @@ static void latents_have_a_kernel(void) {
                  {CPA_F16, CPA_FP8_T128, 0, CPA_CUDA_HOPPER, 64, "queries in fp16"},
                  {CPA_BF16, CPA_FP8_E4M3, 0, CPA_CUDA_HOPPER, 64, "a scale each"},
                  {CPA_BF16, CPA_INT8, 0, CPA_CUDA_HOPPER, 64, "a scale each"},
+                 {CPA_BF16, CPA_FP8_E5M2, 0.1f, CPA_CUDA_HOPPER, 64, "fp8_e5m2"},
                  {CPA_BF16, CPA_BF16, 0, CPA_CUDA_HOPPER, 4, "fewer than 8 tokens"},
                  {CPA_BF16, CPA_BF16, 0, CPA_CUDA_PORTABLE, 64, "before 9.0"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -489,6 +514,7 @@ static const cpa_test tests[] = {
     {"keys by lists and by blocks", keys_that_are_selected},
     {"rows that share keys", rows_that_share_keys},
     {"long pieces have CTAs of their own", long_pieces_have_ctas_of_their_own},
+    {"codes of e5m2 are widened for many rows", codes_of_e5m2_are_widened},
     {"latents have a kernel", latents_have_a_kernel},
     {"wide heads have a kernel", wide_heads_have_a_kernel},
     {"the reason for the plain kernel is told", the_reason_is_told},

@@ -7,6 +7,7 @@
 #include "kernels/cuda/attend/attend_assign.h"
 #include "kernels/cuda/attend/attend_cascade.h"
 #include "kernels/cuda/attend/attend_plan.h"
+#include "kernels/cuda/attend/attend_tiles.h"
 #include "tests/fixtures/context_fixture.h"
 #include "tests/fixtures/unit.h"
 
@@ -417,6 +418,114 @@ static void pieces_over_shared_keys_cover_them(void) {
     cpa_cuda_cascade_destroy(cascade);
 }
 
+/* ---- prefill pieces of an update ---- */
+
+enum { TILED_PIECES = 4096, TILED_SPLITS = 2048 };
+
+typedef struct tiled_batch {
+    cpa_attend_item items[MOST_ITEMS];
+    cpa_attend_batch batch;
+    cpa_cuda_plan_builder plan;
+    cpa_cuda_costed_piece in_order[TILED_PIECES];
+    cpa_cuda_piece pieces[TILED_PIECES];   /* of the plan that is set, the longest first */
+    cpa_cuda_split splits[TILED_SPLITS];   /* of that plan */
+    cpa_cuda_item updated[MOST_ITEMS];     /* items as an update has them */
+    cpa_cuda_tiled_item tiled[MOST_ITEMS]; /* those of them that are cut into tiles */
+} tiled_batch;
+
+/* Items of many rows and of few, whose tiles fill a device fewer than three times or more often. */
+static void plan_tiles(tiled_batch *b) {
+    b->batch = random_batch(b->items);
+    b->batch.map = (cpa_owner_map){1, 64};
+    b->batch.shape.q_heads = 1 << cpa_test_random_below(3);
+    b->batch.block_size = 64;
+    for (int64_t i = 0; i < b->batch.n_items; i++) {
+        cpa_attend_item *item = &b->items[i];
+        item->q_row = 10000 * i, item->table = 1000 * i;
+        item->k_count += item->q_count + 1; /* there are keys: what has none is no tile in an update */
+        item->q_first = item->k_count - item->q_count;
+        item->q_set = item->k_set = (cpa_token_set){CPA_TOKENS_ALL, 0};
+    }
+    b->plan = (cpa_cuda_plan_builder){.given = &b->batch,
+                                      .batch = &b->batch,
+                                      .group = b->batch.shape.q_heads,
+                                      .multiprocessors = cpa_test_random_below(2) ? 132 : 20,
+                                      .tile_rows = TILE_ROWS,
+                                      .decode_rows = CPA_CUDA_DECODE_ROWS,
+                                      .team = cpa_cuda_team_of(&b->batch.shape, 64),
+                                      .first_ready = b->batch.n_items,
+                                      .in_order = b->in_order,
+                                      .partial_rows = 77};
+    CU_ASSERT_EQUAL_FATAL(cpa_cuda_plan_count_work(&b->plan, NULL), CPA_OK);
+    cpa_cuda_plan_choose_splits(&b->plan);
+    b->plan.tail_pieces = 0; /* an update cuts no last tiles */
+    b->plan.partial_rows = 77;
+    CU_ASSERT_FATAL(b->plan.n_pieces <= TILED_PIECES && b->plan.n_tiles <= TILED_SPLITS);
+    cpa_cuda_prefill at = {.splits_at = (char *)b->splits - (char *)b->pieces};
+    cpa_cuda_plan_write_prefill(&b->plan, (char *)b->pieces, &at);
+}
+
+/* Whether the piece is one of those of the plan that is set, which then is taken out. */
+static int take_piece(tiled_batch *b, const cpa_cuda_piece *piece) {
+    for (int64_t i = 0; i < b->plan.n_pieces; i++) {
+        cpa_cuda_piece *other = &b->pieces[i];
+        if (other->q_row != piece->q_row || other->row_begin != piece->row_begin || other->k_begin != piece->k_begin)
+            continue;
+        const int same = memcmp(other, piece, sizeof *piece) == 0;
+        other->q_row = -1;
+        return same;
+    }
+    return 0;
+}
+
+/* What one thread of an update makes of each piece, with the split that the plan has: how many differ from the plan's. */
+static int64_t count_other_pieces(tiled_batch *b) {
+    const int32_t decode_rows = (int32_t)b->plan.decode_rows;
+    const cpa_cuda_update_args a = {.items = b->updated,
+                                    .group = b->plan.group,
+                                    .decode_rows = decode_rows,
+                                    .tiles = {.rows = TILE_ROWS, .first_partial = 77}};
+    const int64_t split = cpa_cuda_ceil_div(b->plan.split_keys, CPA_CUDA_PREFILL_KEYS);
+    cpa_cuda_tile_count all = {0, 0, 0};
+    int64_t wrong = 0;
+    int32_t n = 0;
+    for (int32_t i = 0; i < b->batch.n_items; i++) {
+        b->updated[i] = (cpa_cuda_item){.item = b->items[i]};
+        if (!cpa_cuda_is_tiled(&a, &b->updated[i])) continue;
+        b->tiled[n] = cpa_cuda_tiled_item_of(&a, i);
+        const cpa_cuda_tile_count own = cpa_cuda_tile_count_of(&b->tiled[n], split);
+        b->tiled[n++].before = all;
+        all.pieces += own.pieces, all.partial_rows += own.partial_rows, all.splits += own.splits;
+    }
+    wrong += all.pieces != b->plan.n_pieces || all.splits != b->plan.n_splits;
+    wrong += 77 + all.partial_rows != b->plan.partial_rows;
+    for (int32_t p = 0; p < all.pieces; p++) {
+        const cpa_cuda_tiled_item *item = &b->tiled[cpa_cuda_tiled_item_at(b->tiled, n, p)];
+        const cpa_cuda_piece piece = cpa_cuda_tile_piece(&a, item, split, p - item->before.pieces);
+        const int32_t cuts = cpa_cuda_cuts_of(item, split), of_item = p - item->before.pieces;
+        wrong += !take_piece(b, &piece);
+        if (cuts == 1 || of_item % cuts != 0) continue;
+        const cpa_cuda_split of_tile = cpa_cuda_tile_split(&piece, cuts);
+        wrong += memcmp(&of_tile, &b->splits[item->before.splits + of_item / cuts], sizeof of_tile) != 0;
+    }
+    return wrong;
+}
+
+static void an_update_has_the_tiles_of_a_plan_that_is_set(void) {
+    tiled_batch *b = calloc(1, sizeof *b);
+    int64_t wrong = 0, cut = 0, whole = 0;
+    for (int trial = 0; trial < 100; trial++) {
+        plan_tiles(b);
+        cut += b->plan.n_splits > 0;
+        whole += b->plan.n_splits == 0 && b->plan.n_pieces > 0;
+        wrong += count_other_pieces(b);
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+    CPA_ASSERT_ORDER(cut, >, 15);
+    CPA_ASSERT_ORDER(whole, >, 15);
+    free(b);
+}
+
 static const cpa_test tests[] = {
     {"keys are shared where that takes less time", keys_are_shared_where_that_takes_less_time},
     {"pieces over shared keys cover them", pieces_over_shared_keys_cover_them},
@@ -426,6 +535,7 @@ static const cpa_test tests[] = {
     {"every row meets each key of its item once", every_row_meets_each_key_of_its_item_once},
     {"the search finds what single steps find", the_search_finds_what_single_steps_find},
     {"only tiles of prefill count", only_tiles_of_prefill_count},
+    {"an update has the tiles of a plan that is set", an_update_has_the_tiles_of_a_plan_that_is_set},
 };
 
 CPA_TEST_MAIN("attend_split", tests)

@@ -117,9 +117,9 @@ static void kv_write_matches(void) {
 
 static void kv_write_quantises_to_the_bits_of_the_host(void) {
     for (int from = 0; from < CPA_DTYPE_COUNT; from++) {
-        for (int kind = 0; kind < 3; kind++) {
-            cpa_dtype to = kind == 2 ? CPA_INT8 : CPA_FP8_E4M3;
-            float scale = kind == 1 ? 0.03f : 0;
+        for (int kind = 0; kind < 5; kind++) {
+            cpa_dtype to = kind == 2 ? CPA_INT8 : kind > 2 ? CPA_FP8_E5M2 : CPA_FP8_E4M3;
+            float scale = kind % 3 == 1 ? 0.03f : 0;
             kv_write_of((cpa_dtype)from, to, scale, 64, 64, 0);
             kv_write_of((cpa_dtype)from, to, scale, 192, 256, 1);
             kv_write_of((cpa_dtype)from, to, scale, 7, 3, 0);

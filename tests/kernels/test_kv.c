@@ -75,7 +75,7 @@ static void write_slots(const cpa_kv_view *view, int64_t slots) {
     void *device_k = cpa_test_upload(stream, k, slots * HEADS * K_DIM * (int64_t)sizeof *k);
     void *device_v = cpa_test_upload(stream, v, slots * HEADS * V_DIM * (int64_t)sizeof *v);
     int64_t *device_mapping = cpa_test_upload(stream, mapping, slots * (int64_t)sizeof *mapping);
-    cpa_kv_write_args args = {sizeof args, slots, CPA_F32, device_k, device_v, device_mapping, *view, NULL, 0, 0};
+    cpa_kv_write_args args = {sizeof args, slots, CPA_F32, device_k, device_v, device_mapping, *view, NULL, 0, 0, 0, 0};
     CU_ASSERT_EQUAL(cpa_kv_write(&args, stream), CPA_OK);
     CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
     cpa_test_free(stream, device_mapping);
@@ -365,7 +365,7 @@ static void wrong_arguments_are_named_and_change_nothing(void) {
     const int64_t slot = BLOCKS * 16;
     void *k = cpa_test_upload(stream, zeros, sizeof zeros);
     int64_t *mapping = cpa_test_upload(stream, &slot, sizeof slot);
-    cpa_kv_write_args write = {sizeof write, 1, CPA_F32, k, k, mapping, view, NULL, 0, 0};
+    cpa_kv_write_args write = {sizeof write, 1, CPA_F32, k, k, mapping, view, NULL, 0, 0, 0, 0};
     /* The host refuses the call; a device, which reads the mapping later, the next wait for the stream. */
     cpa_status status = cpa_kv_write(&write, stream);
     if (status == CPA_OK) status = cpa_stream_sync(stream);

@@ -120,6 +120,31 @@ static void every_count_of_heads(void) {
     }
 }
 
+/* Tokens times heads being 16 at most, which is what a rank has that shares heads with others: every format, with
+ * lengths on both sides of those of tiles, and masks that leave out some of one. */
+static void few_rows(void) {
+    static const struct {
+        cpa_dtype q, kv;
+        float scale;
+    } formats[] = {{CPA_BF16, CPA_BF16, 0},
+                   {CPA_F16, CPA_F16, 0},
+                   {CPA_BF16, CPA_FP8_E4M3, 0.1f},
+                   {CPA_F16, CPA_FP8_E4M3, 3},
+                   {CPA_BF16, CPA_FP8_T128, 0}};
+    static const int32_t rows[][2] = {{1, 16}, {2, 8}, {3, 5}, {16, 1}, {1, 1}};
+    static const int64_t lengths[] = {16, 63, 64, 65, 300, 1100};
+    static const cpa_mask masks[] = {
+        {.causal = 1}, {.causal = 0}, {.causal = 1, .window = 70}, {.causal = 1, .window = 50, .sinks = 5}};
+    for (int i = 0; i < 5 * 6; i++) {
+        cpa_attend_case shape = LATENT;
+        shape.q_dtype = formats[i % 5].q, shape.kv_dtype = formats[i % 5].kv, shape.k_scale = formats[i % 5].scale;
+        shape.q_heads = rows[(i + i / 5) % 5][1], shape.length = lengths[i % 6];
+        shape.start = shape.length - rows[(i + i / 5) % 5][0];
+        shape.mask = masks[i % 4], shape.block_size = i % 3 ? 64 : 16, shape.cp_size = 1 + i % 2;
+        CU_ASSERT_EQUAL(wrong_rows(&shape, i % 7 ? 0 : CPA_TEST_FORMS[i % CPA_TEST_N_FORMS]), 0);
+    }
+}
+
 static void shards_masks_and_rules(void) {
     static const cpa_mask masks[] = {
         {.causal = 1}, {.causal = 0}, {.causal = 1, .window = 70}, {.causal = 1, .window = 50, .sinks = 5}};
@@ -272,6 +297,7 @@ int main(int argc, char **argv) {
         {"ordinary heads of up to 576 columns match the reference", ordinary_heads_as_wide},
         {"wide heads of many keys", wide_heads_of_many_keys},
         {"1 to 128 query heads over latents match the reference", every_count_of_heads},
+        {"16 rows and fewer of every format match the reference", few_rows},
         {"shards, masks, rules and selections over latents match the reference", shards_masks_and_rules},
         {"the grid of FlashMLA matches the reference", grid_of_flash_mla},
         {"the grid of FlashInfer matches the reference", grid_of_flash_infer},

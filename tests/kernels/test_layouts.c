@@ -390,8 +390,8 @@ static void wrong_views_are_named(void) {
         {"strides of key tokens 8", {.layout = CPA_VLLM_X, .k_token_stride = 8}},
         {"expected multiples of 16 bytes", {.layout = CPA_VLLM_X, .k_block_stride = 130}},
         {"n_scales is 3, expected 1 or the 2 KV heads", {.dtype = CPA_FP8_E4M3, .n_scales = 3}},
-        {"expected fp8_e4m3 and 0", {.dtype = CPA_BF16, .n_scales = 1}},
-        {"k_scale is 0.5, expected fp8_e4m3 and 0",
+        {"expected fp8_e4m3 or fp8_e5m2, and 0", {.dtype = CPA_BF16, .n_scales = 1}},
+        {"k_scale is 0.5, expected fp8_e4m3 or fp8_e5m2, and 0",
          {.dtype = CPA_FP8_E4M3, .n_scales = 1, .k_scale = 0.5f, .v_scale = 0.5f}},
     };
     cpa_test_device_open(1, &device, &stream);

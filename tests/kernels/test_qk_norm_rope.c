@@ -264,7 +264,8 @@ static void write_apart(const call *c, cpa_kv_fixture *out, uint8_t *flags) {
     cpa_test_tensor_send(&v, stream);
     cpa_kv_fixture_init_view(out, c->pool.view, f->head_major);
     cpa_kv_view view = cpa_kv_fixture_upload(out, stream);
-    cpa_kv_write_args args = {sizeof args, ROWS, f->dtype, k.device, v.device, c->slots, view, c->nonfinite, 0, 0};
+    cpa_kv_write_args args = {sizeof args, ROWS,         f->dtype, k.device, v.device, c->slots,
+                              view,        c->nonfinite, 0,        0,        0,        0};
     CU_ASSERT_EQUAL(cpa_kv_write(&args, stream), CPA_OK);
     cpa_kv_fixture_download(out, &view, stream);
     cpa_test_download(stream, flags, c->nonfinite, ROWS);

@@ -16,8 +16,8 @@ enum { DIM = 96, HEADS = 3, BLOCK_SIZE = 16, BLOCKS = 6 };
 static const struct {
     cpa_dtype dtype;
     float scale;
-} KINDS[] = {{CPA_FP8_E4M3, 0}, {CPA_FP8_E4M3, 0.0625f}, {CPA_INT8, 0}};
-enum { N_KINDS = sizeof KINDS / sizeof KINDS[0] };
+} KINDS[] = {{CPA_FP8_E4M3, 0}, {CPA_FP8_E4M3, 0.0625f}, {CPA_INT8, 0}, {CPA_FP8_E5M2, 0.0625f}, {CPA_FP8_E5M2, 0}};
+enum { N_KINDS = sizeof KINDS / sizeof KINDS[0], ATTENDED = N_KINDS - 1 }; /* what the last is written as is enough */
 
 static cpa_device *device;
 static cpa_stream *stream;
@@ -49,7 +49,7 @@ static void pass_through(cpa_kv_fixture *f, const float *rows, int64_t slot, flo
     void *device_k = cpa_test_upload(stream, keys, sizeof keys);
     void *device_v = cpa_test_upload(stream, values, sizeof values);
     int64_t *device_slot = cpa_test_upload(stream, &slot, sizeof slot);
-    cpa_kv_write_args args = {sizeof args, 1, CPA_F32, device_k, device_v, device_slot, view, NULL, 0, 0};
+    cpa_kv_write_args args = {sizeof args, 1, CPA_F32, device_k, device_v, device_slot, view, NULL, 0, 0, 0, 0};
     CU_ASSERT_EQUAL(cpa_kv_write(&args, stream), CPA_OK);
     cpa_kv_fixture_download(f, &view, stream);
     cpa_test_free(stream, device_slot);
@@ -79,6 +79,28 @@ static void e4m3_rounds_every_float_to_the_nearest_code(void) {
     CU_ASSERT_EQUAL(cpa_to_e4m3(449), 126);
     CU_ASSERT_EQUAL(cpa_to_e4m3(-INFINITY), 0x80 | 126);
     CU_ASSERT_EQUAL(cpa_to_e4m3(NAN), 0);
+}
+
+static void e5m2_rounds_every_float_to_the_nearest_code(void) {
+    enum { FINITE = 0x7c };
+    float values[FINITE];
+    for (int code = 0; code < FINITE; code++) values[code] = cpa_from_e5m2((uint8_t)code);
+    CU_ASSERT_EQUAL(values[1], 0x1p-16f);
+    CU_ASSERT_EQUAL(values[4], 0x1p-14f);
+    CU_ASSERT_EQUAL(values[FINITE - 1], 57344);
+    CU_ASSERT(isinf(cpa_from_e5m2(0x7c)) && isnan(cpa_from_e5m2(0x7d)) && isnan(cpa_from_e5m2(0xff)));
+    for (int code = 0; code < FINITE; code++) {
+        CU_ASSERT_EQUAL(cpa_to_e5m2(values[code]), code);
+        CU_ASSERT_EQUAL(cpa_from_e5m2((uint8_t)(code | 0x80)), -values[code]);
+        if (code == FINITE - 1) break;
+        float middle = (values[code] + values[code + 1]) / 2;
+        CU_ASSERT_EQUAL(cpa_to_e5m2(middle), code + code % 2);
+        CU_ASSERT_EQUAL(cpa_to_e5m2(nextafterf(middle, 0)), code);
+        CU_ASSERT_EQUAL(cpa_to_e5m2(-nextafterf(middle, 1e9f)), 0x80 | (code + 1));
+    }
+    CU_ASSERT_EQUAL(cpa_to_e5m2(1e9f), FINITE - 1);
+    CU_ASSERT_EQUAL(cpa_to_e5m2(-INFINITY), 0x80 | (FINITE - 1));
+    CU_ASSERT_EQUAL(cpa_to_e5m2(NAN), 0);
 }
 
 /* Rows of all magnitudes, one-sided rows, a single outlier. */
@@ -139,7 +161,8 @@ static void what_is_out_of_range_saturates_and_nan_becomes_zero(void) {
         for (int d = 0; d < DIM; d++) row[d] = (float)(d % 21 - 10);
         row[3] = INFINITY, row[4] = -INFINITY, row[5] = NAN, row[6] = -NAN;
         pass_through(&f, row, 7, k, v);
-        float top = KINDS[kind].scale != 0 ? 448 * KINDS[kind].scale : 10;
+        const float most = KINDS[kind].dtype == CPA_FP8_E5M2 ? 57344 : 448;
+        float top = KINDS[kind].scale != 0 ? most * KINDS[kind].scale : 10;
         CU_ASSERT_DOUBLE_EQUAL(k[3], top, 0.04);
         CU_ASSERT_DOUBLE_EQUAL(k[4], -top, 0.04);
         CU_ASSERT(k[5] == 0 && k[6] == 0 && v[5] == 0);
@@ -195,7 +218,7 @@ static const cpa_attend_case BASE = {.q_heads = 4,
 
 static void attend_equals_float64_of_the_dequantised_cache(void) {
     static const int32_t widths[][2] = {{64, 64}, {128, 128}, {192, 128}, {7, 3}, {256, 1}};
-    for (int kind = 0; kind < N_KINDS; kind++) {
+    for (int kind = 0; kind < ATTENDED; kind++) {
         for (size_t w = 0; w < sizeof widths / sizeof widths[0]; w++) {
             cpa_attend_case shape = BASE;
             shape.kv_dtype = KINDS[kind].dtype;
@@ -215,7 +238,7 @@ static void attend_equals_float64_of_the_dequantised_cache(void) {
 }
 
 static void long_caches_are_split_without_error(void) {
-    for (int kind = 0; kind < N_KINDS; kind++) {
+    for (int kind = 0; kind < ATTENDED; kind++) {
         cpa_attend_case shape = BASE;
         shape.kv_dtype = KINDS[kind].dtype;
         shape.k_scale = shape.v_scale = KINDS[kind].scale;
@@ -308,7 +331,7 @@ static void views_without_room_for_scales_are_refused(void) {
     cpa_kv_fixture_init_view(&f, view_of(2), 0);
     float rows[HEADS * DIM] = {0};
     int64_t slot = 0;
-    cpa_kv_write_args args = {sizeof args, 1, CPA_F32, rows, rows, &slot, f.view, NULL, 0, 0};
+    cpa_kv_write_args args = {sizeof args, 1, CPA_F32, rows, rows, &slot, f.view, NULL, 0, 0, 0, 0};
     args.kv.k_block_stride = BLOCK_SIZE * HEADS * DIM;
     CU_ASSERT_EQUAL(cpa_kv_write(&args, stream), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(stream), "scales included"));
@@ -325,6 +348,7 @@ static void views_without_room_for_scales_are_refused(void) {
 
 static const cpa_test tests[] = {
     {"e4m3 rounds every float to the nearest code", e4m3_rounds_every_float_to_the_nearest_code},
+    {"e5m2 rounds every float to the nearest code", e5m2_rounds_every_float_to_the_nearest_code},
     {"rows return within half a step", rows_return_within_half_a_step},
     {"zeros return as zeros", zeros_return_as_zeros},
     {"what is out of range saturates and NaN becomes zero", what_is_out_of_range_saturates_and_nan_becomes_zero},

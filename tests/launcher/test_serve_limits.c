@@ -1,7 +1,7 @@
 /* The cache of a server, and its longest request. */
 #include <string.h>
 
-#include "launcher/serve_limits.h"
+#include "launcher/job.h"
 #include "tests/fixtures/unit.h"
 
 #define KIB ((int64_t)1 << 10)
@@ -25,18 +25,19 @@ static cpa_job job_of(cpa_device_choice device, int64_t positions) {
     return job;
 }
 
-static cpa_status find(cpa_job *job, int64_t positions, int32_t ranks, int64_t memory, cpa_serve_limits *out,
+static cpa_status find(cpa_job *job, int64_t positions, int32_t ranks, int64_t memory, cpa_length_limits *out,
                        cpa_error *err) {
     /* Memory of the network does not count: it has none here. */
     job->has_network = 0;
     const cpa_cache_limits limits = cpa_job_cache_limits(job, ranks, memory);
     CU_ASSERT_EQUAL(cpa_cache_block_bytes(&limits), 16 * KIB);
     job->has_network = positions > 0;
-    return cpa_serve_limits_find(job, &limits, out, err);
+    const cpa_length_wishes wishes = cpa_job_length_wishes(job);
+    return cpa_length_limits_find(&wishes, &limits, out, err);
 }
 
 static void a_host_holds_many_short_requests_or_a_long_one(void) {
-    cpa_serve_limits limits;
+    cpa_length_limits limits;
     cpa_error err;
     cpa_job job = job_of(CPA_DEVICE_HOST, 4096);
     CU_ASSERT_EQUAL_FATAL(find(&job, 4096, 2, GIB, &limits, &err), CPA_OK);
@@ -82,7 +83,7 @@ static void narrow_windows_leave_memory_to_the_layers_that_keep_most(void) {
 }
 
 static void a_device_has_the_share_that_is_left_beside_staging(void) {
-    cpa_serve_limits limits;
+    cpa_length_limits limits;
     cpa_error err;
     cpa_job job = job_of(CPA_DEVICE_CUDA, 0);
     CU_ASSERT_EQUAL_FATAL(find(&job, 0, 1, 20 * GIB, &limits, &err), CPA_OK);
@@ -99,7 +100,7 @@ static void a_device_has_the_share_that_is_left_beside_staging(void) {
 }
 
 static void what_cannot_be_held_is_refused_with_the_numbers(void) {
-    cpa_serve_limits limits = {.num_blocks = -1};
+    cpa_length_limits limits = {.num_blocks = -1};
     cpa_error err;
     cpa_job job = job_of(CPA_DEVICE_HOST, 4096);
     job.settings.max_model_len = 4097;

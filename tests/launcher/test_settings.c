@@ -84,6 +84,31 @@ static void every_form_of_an_option_is_read(void) {
     CU_ASSERT(isinf(settings.request_rate));
 }
 
+static void formats_are_known_by_the_names_of_others(void) {
+    const struct {
+        const char *word;
+        cpa_dtype dtype;
+    } names[] = {{"bfloat16", CPA_BF16},      {"half", CPA_F16},    {"float", CPA_F32},
+                 {"fp8", CPA_FP8_E4M3},       {"float16", CPA_F16}, {"turboquant_int8", CPA_INT8},
+                 {"fp8_ds_mla", CPA_FP8_T128}};
+    cpa_settings settings;
+    cpa_error err;
+    char line[128];
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        snprintf(line, sizeof line, "--kv-cache-dtype %s", names[i].word);
+        CU_ASSERT_EQUAL_FATAL(load(line, &settings, &err), CPA_OK);
+        CU_ASSERT_EQUAL(settings.kv_cache_dtype - 1, names[i].dtype);
+    }
+    CU_ASSERT_EQUAL(load("--dtype float32 --kv-cache-dtype auto --kv-layout HND", &settings, &err), CPA_OK);
+    CU_ASSERT_EQUAL(settings.dtype - 1, CPA_F32);
+    CU_ASSERT_EQUAL(settings.kv_cache_dtype, 0);
+    CU_ASSERT_EQUAL(settings.kv_layout, CPA_HEAD_MAJOR);
+    CU_ASSERT_EQUAL(load("--dtype fp8", &settings, &err), CPA_INVALID); /* a dtype, but none of tensors */
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "expected one of auto, fp32"));
+    CU_ASSERT_EQUAL(load("--kv-cache-dtype turboquant_3bit_nc", &settings, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "--kv-cache-dtype: dtype: found 'turboquant_3bit_nc', rotated codes"));
+}
+
 static void bounds_of_every_setting_are_kept(void) {
     const cpa_field *table = cpa_settings_rows;
     for (int f = 0; f < cpa_settings_n_rows; f++) {
@@ -564,6 +589,7 @@ static const cpa_test tests[] = {
     {"command line goes over environment over file over default",
      command_line_goes_over_environment_over_file_over_default},
     {"every form of an option is read", every_form_of_an_option_is_read},
+    {"formats are known by the names that others have for them", formats_are_known_by_the_names_of_others},
     {"bounds of every setting are kept", bounds_of_every_setting_are_kept},
     {"a bad command line is refused in one line", a_bad_command_line_is_refused_in_one_line},
     {"an alias is as good as the name", an_alias_is_as_good_as_the_name},

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/convert.h"
 #include "tests/fixtures/attend_fixture.h"
 #include "tests/fixtures/unit.h"
 
@@ -52,30 +53,38 @@ static void end(given *g) {
     cpa_attend_fixture_destroy(&g->f);
 }
 
-/* Attends by the plan that is set; how many rows are wrong. */
-static int64_t wrong_rows(given *g) {
-    cpa_attend_result result;
+/* Attends by the plan that is set, from and to the result; how many rows are wrong. */
+static int64_t wrong_rows_from(given *g, int resume, cpa_attend_result *result) {
     cpa_stream *stream = g->f.stream;
-    cpa_attend_result_init(&result, &g->f);
-    float *o = cpa_test_upload(stream, result.o, result.o_bytes);
-    float *lse = cpa_test_upload(stream, result.lse, result.lse_bytes);
-    void *out = cpa_test_upload(stream, result.out, result.out_bytes);
+    float *o = cpa_test_upload(stream, result->o, result->o_bytes);
+    float *lse = cpa_test_upload(stream, result->lse, result->lse_bytes);
+    void *out = cpa_test_upload(stream, result->out, result->out_bytes);
     const cpa_attend_args args = {.size = sizeof args,
                                   .q = g->f.device_q,
                                   .q_dtype = g->f.shape.q_dtype,
                                   .kv = g->f.device_kv,
                                   .mask = g->f.shape.mask,
+                                  .resume = resume,
                                   .state = {.o = o, .lse = lse},
-                                  .out = out};
+                                  .out = resume ? NULL : out};
     CU_ASSERT_EQUAL(cpa_attend(g->f.plan, &args, stream), CPA_OK);
     CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
-    cpa_test_download(stream, result.o, o, result.o_bytes);
-    cpa_test_download(stream, result.lse, lse, result.lse_bytes);
-    cpa_test_download(stream, result.out, out, result.out_bytes);
-    const int64_t wrong = cpa_attend_fixture_check(&g->f, 0, 1, &result, NULL);
+    cpa_test_download(stream, result->o, o, result->o_bytes);
+    cpa_test_download(stream, result->lse, lse, result->lse_bytes);
+    cpa_test_download(stream, result->out, out, result->out_bytes);
+    const int64_t at = g->f.rows * g->f.shape.q_heads * g->f.shape.v_dim;
+    if (resume) cpa_narrow(result->out, result->o, g->f.shape.q_dtype, at); /* which a resumed call leaves to others */
+    const int64_t wrong = cpa_attend_fixture_check(&g->f, 0, 1, result, NULL);
     cpa_test_free(stream, out);
     cpa_test_free(stream, lse);
     cpa_test_free(stream, o);
+    return wrong;
+}
+
+static int64_t wrong_rows(given *g) {
+    cpa_attend_result result;
+    cpa_attend_result_init(&result, &g->f);
+    const int64_t wrong = wrong_rows_from(g, 0, &result);
     cpa_attend_result_destroy(&result);
     return wrong;
 }
@@ -115,6 +124,34 @@ static void decode(void) {
     end(&g);
 }
 
+/* The tokens before a page are elsewhere, where the first of them are attended as sinks; those behind are numbered on. */
+static void pages_before_a_window_are_gone(void) {
+    enum { BLOCK = 16, GONE = 9 };
+    for (int base = 0; base < CPA_ATTEND_BASES; base++) {
+        given g;
+        cpa_attend_result result;
+        cpa_attend_case shape = CPA_ATTEND_BASE[base];
+        shape.start = 250;
+        shape.mask = (cpa_mask){.causal = 1, .window = 100, .sinks = GONE * BLOCK + 6};
+        begin(&g, &shape, BLOCK, 0);
+        const int32_t rows[2] = {0, (int32_t)(shape.length - shape.start)};
+        const int32_t pages[2] = {0, (int32_t)((shape.length + BLOCK - 1) / BLOCK) - GONE};
+        const int32_t last = (int32_t)((shape.length - 1) % BLOCK + 1);
+        const int64_t first = GONE * BLOCK;
+        g.indices.qo_indptr = rows, g.indices.kv_indptr = pages, g.indices.last_page_len = &last;
+        g.indices.kv_indices = g.f.tables + GONE;
+        g.indices.sequences = 1;
+        g.indices.k_first = &first;
+        cpa_attend_result_init(&result, &g.f);
+        const cpa_attend_item before = cpa_attend_fixture_item(&g.f, 0, 0, g.f.q_count[0], 0, 0, first);
+        CU_ASSERT_EQUAL(cpa_attend_fixture_run(&g.f, &before, 1, 0, &result), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_attend_plan_set_indices(g.f.plan, &g.indices, NULL), CPA_OK);
+        CU_ASSERT_EQUAL(wrong_rows_from(&g, 1, &result), 0);
+        cpa_attend_result_destroy(&result);
+        end(&g);
+    }
+}
+
 /* The change to g.indices is refused with a line that holds `says`. */
 #define REFUSE(says, ...)                                                                                              \
     do {                                                                                                               \
@@ -143,6 +180,10 @@ static void bad_indices(void) {
     REFUSE("num_blocks is 0", g.indices.indices_on_device = 1);
     REFUSE("block_tables_on_device is 2", g.indices.indices_on_device = 2);
     REFUSE("size", g.indices.size = 8);
+    const int64_t odd[SEQUENCES] = {0, 16, 8}, far[SEQUENCES] = {INT64_MAX - 15}, below[SEQUENCES] = {-16};
+    REFUSE("k_first[2] is 8, expected a multiple of block_size, 16", g.indices.k_first = odd);
+    REFUSE("k_first[0] is 9223372036854775792", g.indices.k_first = far);
+    REFUSE("k_first[0] is -16", g.indices.k_first = below);
     cpa_error err = {.message = ""};
     const cpa_attend_indices none = {.size = sizeof none};
     CU_ASSERT_EQUAL(cpa_attend_plan_set_indices(NULL, &none, &err), CPA_INVALID);
@@ -152,6 +193,7 @@ static const cpa_test tests[] = {
     {"rows of sequences by indices on the host", indices_on_the_host},
     {"rows of sequences by indices on the device", indices_on_the_device},
     {"one row each without qo_indptr", decode},
+    {"pages before a window are gone", pages_before_a_window_are_gone},
     {"bad indices", bad_indices},
 };
 

@@ -160,6 +160,60 @@ static void rows_by_qo_indptr(void) {
     }
 }
 
+/* Prefill and decode together, by a bound on all rows: of prompts, of their later chunks, of drafts; rows and sums of
+ * rows beyond the bounds, lengths that do not fit, and rows that descend. */
+static void prefill_and_decode(void) {
+    static const struct {
+        int32_t indptr[6];
+        int64_t lengths[5];
+    } steps[] = {
+        {{0, 1, 2, 3, 4, 5}, {1, 500, 17, 64, 700}},
+        {{0, 300, 301, 302, 305, 400}, {300, 500, 17, 64, 700}},
+        {{0, 4, 104, 105, 305, 305}, {50, 700, 9, 250, -7}},
+        {{0, 290, 290, 290, 290, 390}, {333, 0, -1, 701, 100}},
+        {{0, 0, 0, 0, 0, 0}, {5, 6, 7, 8, 9}},
+        {{0, 150, 300, 390, 410, 411}, {150, 160, 700, 500, 3}},  /* more than 400 together */
+        {{0, 301, 302, 303, 304, 305}, {700, 10, 20, 30, 40}},    /* more than 300 of one */
+        {{0, 150, 300, 301, 302, 400}, {100, 701, 200, 0, 650}},  /* fewer tokens than rows, and too many */
+        {{200, 390, 100, 300, 390, 399}, {400, 10, 300, 500, 9}}, /* rows that descend, or begin before others end */
+        {{-3, 20, 330, 330, 340, 341}, {40, 500, 700, 11, 1}},
+        {{0, 100, 200, 300, 400, 400}, {0, 0, 700, 100, 9}}, /* rows of no keys */
+    };
+    static const struct {
+        int32_t q_heads, kv_heads, dim, block_size;
+        cpa_dtype kv_dtype;
+        cpa_mask mask;
+    } cases[] = {
+        {8, 2, 64, 16, CPA_BF16, {.causal = 1}}, {4, 1, 64, 64, CPA_BF16, {.causal = 1, .window = 100, .sinks = 4}},
+        {4, 2, 64, 16, CPA_INT8, {.causal = 1}}, {40, 1, 32, 16, CPA_BF16, {.causal = 1}},
+        {4, 4, 64, 1, CPA_F32, {.causal = 1}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cpa_decode_case mixed = SMALL;
+        cpa_decode_fixture f;
+        mixed.q_heads = cases[i].q_heads, mixed.kv_heads = cases[i].kv_heads, mixed.dim = cases[i].dim;
+        mixed.block_size = cases[i].block_size, mixed.mask = cases[i].mask, mixed.kv_dtype = cases[i].kv_dtype;
+        if (mixed.kv_dtype == CPA_F32) mixed.dtype = CPA_F32;
+        mixed.rows = 300;
+        mixed.total_rows = 400;
+        cpa_decode_fixture_init(&f, &mixed);
+        f.ragged = 1;
+        for (size_t step = 0; step < sizeof steps / sizeof *steps; step++) {
+            memcpy(f.qo_indptr, steps[step].indptr, sizeof steps[step].indptr);
+            CU_ASSERT_EQUAL(run_lengths(&f, steps[step].lengths, 5), 0);
+        }
+        f.ragged = 0; /* one sequence of all rows that it may have, without qo_indptr */
+        CU_ASSERT_EQUAL(run_lengths(&f, (int64_t[]){420}, 1), 0);
+        const cpa_attend_update_args update = cpa_decode_fixture_update(&f);
+        cpa_attend_update_args two = update;
+        two.sequences = 2;
+        CU_ASSERT_EQUAL(cpa_attend_plan_update(f.plan, &two, f.stream), CPA_INVALID);
+        CU_ASSERT_PTR_NOT_NULL(
+            strstr(cpa_stream_error(f.stream), "2 sequences of 300 rows each, expected at most 400 rows in all"));
+        cpa_decode_fixture_destroy(&f);
+    }
+}
+
 static void run_many(int32_t q_heads, int32_t kv_heads, int64_t tokens) {
     cpa_decode_case many = SMALL;
     int64_t lengths[CPA_DECODE_MOST];
@@ -220,6 +274,34 @@ static void what_does_not_fit_is_nan(void) {
     cpa_decode_fixture_destroy(&f);
 }
 
+/* After an update it is told which sequence was refused, the first of them, and why. */
+static void what_was_refused_is_told(void) {
+    cpa_decode_case rows = SMALL;
+    cpa_decode_fixture f;
+    cpa_error err = {.message = ""};
+    rows.rows = 2;
+    cpa_decode_fixture_init(&f, &rows);
+    CU_ASSERT_EQUAL(run_lengths(&f, (int64_t[]){100, 200, 701, -1, 1}, 5), 0);
+    CU_ASSERT_EQUAL(cpa_attend_plan_refused(f.plan, &err), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(err.message,
+                           "attend plan: the update refused sequence 2: its length is negative, below its "
+                           "rows or above 700");
+    f.bad_entry = 1;
+    CU_ASSERT_EQUAL(run_lengths(&f, (int64_t[]){100, 200, 300, 40, 50}, 5), 0);
+    CU_ASSERT_EQUAL(cpa_attend_plan_refused(f.plan, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "sequence 1: an entry of its table is no block of 0..219"));
+    f.bad_entry = -1;
+    f.ragged = 1;
+    memcpy(f.qo_indptr, (int32_t[]){0, 2, 3, 4, 7, 8}, 6 * sizeof(int32_t));
+    CU_ASSERT_EQUAL(run_lengths(&f, (int64_t[]){100, 200, 300, 40, 50}, 5), 0);
+    CU_ASSERT_EQUAL(cpa_attend_plan_refused(f.plan, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "sequence 3: it has more than 2 rows, or all have more than 10"));
+    memcpy(f.qo_indptr, (int32_t[]){0, 2, 3, 3, 4, 5}, 6 * sizeof(int32_t));
+    CU_ASSERT_EQUAL(run_lengths(&f, (int64_t[]){100, 200, -9, 40, 50}, 5), 0); /* of no rows nothing is told */
+    CU_ASSERT_EQUAL(cpa_attend_plan_refused(f.plan, &err), CPA_OK);
+    cpa_decode_fixture_destroy(&f);
+}
+
 /* Pages that do not lie among the indices, and a last page of more tokens than a page has. */
 static void indices_that_do_not_fit_are_nan(void) {
     cpa_decode_case pages = SMALL;
@@ -244,6 +326,7 @@ static void a_reservation_begins_empty(void) {
     const cpa_attend_args attend = cpa_decode_fixture_attend(&f);
     CU_ASSERT_EQUAL(cpa_attend(f.plan, &attend, f.stream), CPA_OK);
     CU_ASSERT_EQUAL(cpa_decode_fixture_check(&f), 0);
+    CU_ASSERT_EQUAL(cpa_attend_plan_refused(f.plan, NULL), CPA_OK);
     cpa_decode_fixture_destroy(&f);
 }
 
@@ -277,10 +360,12 @@ static void bad_limits(void) {
     REFUSE_LIMITS(&f, "block_size", block_size = 3);
     REFUSE_LIMITS(&f, "kv_heads", shape.kv_heads = 3);
     REFUSE_LIMITS(&f, "size", size = 8);
+    REFUSE_LIMITS(&f, "-1 rows in all, expected 0", total_rows = -1);
     if (!cpa_test_promises_bits()) {
-        cpa_attend_limits wide = f.limits;
-        wide.rows = 129;
-        refuse_limits(&f, wide, CPA_UNSUPPORTED, "129 rows of 4 query heads a KV head, at most 512 in all");
+        cpa_attend_limits many = f.limits;
+        many.tokens = many.rows = 1 << 28;
+        refuse_limits(&f, many, CPA_UNSUPPORTED,
+                      "1342177280 rows of 4 query heads a KV head, at most 1073741823 in all");
     }
     cpa_decode_fixture_destroy(&f);
 }
@@ -305,6 +390,9 @@ static void set_and_reserved(void) {
     const cpa_attend_update_args update = cpa_decode_fixture_update(&f);
     CU_ASSERT_EQUAL(cpa_attend_plan_update(plan, &update, f.stream), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(f.stream), "an update of what is not reserved"));
+    CU_ASSERT_EQUAL(cpa_attend_plan_refused(plan, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "it is not reserved"));
+    CU_ASSERT_EQUAL(cpa_attend_plan_refused(NULL, &err), CPA_INVALID);
     cpa_attend_plan_destroy(plan);
     cpa_decode_fixture_destroy(&f);
 }
@@ -348,9 +436,11 @@ static const cpa_test tests[] = {
     {"wide groups", wide_groups},
     {"latents", latents},
     {"rows as they come, by qo_indptr", rows_by_qo_indptr},
+    {"prefill and decode together", prefill_and_decode},
     {"many sequences, and one that is long", many_sequences_and_one_long_one},
     {"fewer sequences than are reserved", fewer_sequences_than_are_reserved},
     {"what does not fit is NaN", what_does_not_fit_is_nan},
+    {"what was refused is told", what_was_refused_is_told},
     {"pages one behind the other, by kv_indptr", pages_by_kv_indptr},
     {"indices that do not fit are NaN", indices_that_do_not_fit_are_nan},
     {"a reservation begins empty", a_reservation_begins_empty},

@@ -29,10 +29,11 @@ static void kv_write(void) {
     typedef cpa_kv_write_args T;
     static const member members[] = {M(T, tokens, INT64),       M(T, dtype, INT32),          M(T, k, POINTER),
                                      M(T, v, POINTER),          M(T, slot_mapping, POINTER), VIEW_MEMBERS(T, kv),
-                                     M(T, k_row_stride, INT64), M(T, v_row_stride, INT64)};
+                                     M(T, k_row_stride, INT64), M(T, v_row_stride, INT64),   M(T, k_head_stride, INT64),
+                                     M(T, v_head_stride, INT64)};
     const int64_t slots[TOKENS] = {3, 4, -1, 0, 23};
     void *rows = zeros(TOKENS * ROW * (int64_t)sizeof(float)), *mapping = cpa_test_upload(stream, slots, sizeof slots);
-    T args = {sizeof args, TOKENS, CPA_F32, rows, rows, mapping, make_view(), NULL, 0, 0};
+    T args = {sizeof args, TOKENS, CPA_F32, rows, rows, mapping, make_view(), NULL, 0, 0, 0, 0};
     misuse_all(&(call){"kv_write", run_kv_write, &args, sizeof args, MEMBERS(members), offsetof(T, nonfinite)});
     free_view(args.kv);
     cpa_test_free(stream, mapping);
@@ -256,6 +257,10 @@ static void attend(void) {
     static const member members[] = {M(T, q, POINTER),
                                      M(T, q_dtype, INT32),
                                      M(T, q_row_stride, INT64),
+                                     M(T, q_head_stride, INT64),
+                                     M(T, out_row_stride, INT64),
+                                     M(T, out_head_stride, INT64),
+                                     M(T, lse_head_stride, INT64),
                                      VIEW_MEMBERS(T, kv),
                                      M(T, mask.causal, INT32),
                                      M(T, mask.sinks, INT32),
@@ -533,7 +538,7 @@ static void device_options(void) {
         CU_ASSERT_EQUAL_FATAL(cpa_stream_create(device, &stream, NULL), CPA_OK);
         void *rows = zeros(TOKENS * ROW * (int64_t)sizeof(float));
         void *mapping = cpa_test_upload(stream, slots, sizeof slots);
-        cpa_kv_write_args args = {sizeof args, TOKENS, CPA_F32, rows, rows, mapping, make_view(), NULL, 0, 0};
+        cpa_kv_write_args args = {sizeof args, TOKENS, CPA_F32, rows, rows, mapping, make_view(), NULL, 0, 0, 0, 0};
         CU_ASSERT_EQUAL(cpa_kv_write(&args, stream), options.debug_checks ? CPA_INVALID : CPA_OK);
         if (options.debug_checks)
             CU_ASSERT_STRING_EQUAL(said(), "kv_write: slot_mapping[1] and slot_mapping[3] both have slot 4");
@@ -614,7 +619,7 @@ static void wrapped_stream(void) {
     void *native = cpa_stream_native(stream), *rows = cpa_test_upload(stream, ones, sizeof ones);
     void *mapping = cpa_test_upload(stream, slots, sizeof slots);
     for (int again = 0; again < 2; again++) {
-        cpa_kv_write_args args = {sizeof args, TOKENS, CPA_F32, rows, rows, mapping, make_view(), NULL, 0, 0};
+        cpa_kv_write_args args = {sizeof args, TOKENS, CPA_F32, rows, rows, mapping, make_view(), NULL, 0, 0, 0, 0};
         CU_ASSERT_EQUAL_FATAL(cpa_stream_wrap(device, native, &wrapped, NULL), CPA_OK);
         CU_ASSERT_PTR_EQUAL(cpa_stream_native(wrapped), native);
         CU_ASSERT_EQUAL(cpa_kv_write(&args, wrapped), CPA_OK);

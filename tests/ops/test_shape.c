@@ -19,6 +19,31 @@ static void names_and_kinds(void) {
     }
 }
 
+static void formats_are_known_by_name(void) {
+    cpa_dtype dtype = CPA_F32;
+    cpa_kv_layout layout = CPA_TOKEN_MAJOR;
+    cpa_error err;
+    for (int i = 0; i < CPA_KV_DTYPE_COUNT; i++) {
+        CU_ASSERT_EQUAL(cpa_dtype_of_name(cpa_dtype_name((cpa_dtype)i), &dtype, &err), CPA_OK);
+        CU_ASSERT_EQUAL(dtype, i);
+    }
+    CU_ASSERT_EQUAL(cpa_dtype_of_name("float8_e4m3fn", &dtype, &err), CPA_OK);
+    CU_ASSERT_EQUAL(dtype, CPA_FP8_E4M3);
+    const char *const refused[] = {"none", "", "BF16", "auto", NULL};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+        CU_ASSERT_EQUAL(cpa_dtype_of_name(refused[i], &dtype, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_dtype_of_name("turboquant_k8v4", &dtype, &err), CPA_UNSUPPORTED);
+    CU_ASSERT_EQUAL(dtype, CPA_FP8_E4M3);
+    for (int i = CPA_TOKEN_MAJOR; i <= CPA_VLLM_X; i++) {
+        CU_ASSERT_EQUAL(cpa_kv_layout_of_name(cpa_kv_layout_name((cpa_kv_layout)i), &layout, &err), CPA_OK);
+        CU_ASSERT_EQUAL(layout, i);
+    }
+    CU_ASSERT_EQUAL(cpa_kv_layout_of_name("HND", &layout, &err), CPA_OK);
+    CU_ASSERT_EQUAL(layout, CPA_HEAD_MAJOR);
+    CU_ASSERT_EQUAL(cpa_kv_layout_of_name("hnd", &layout, &err), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(cpa_kv_layout_name((cpa_kv_layout)3), "none");
+}
+
 static void sizes_of_dtypes(void) {
     /* Blocks of 16 tokens, 2 heads of 10: 32 rows. */
     const struct {
@@ -28,6 +53,7 @@ static void sizes_of_dtypes(void) {
     } sizes[] = {
         {CPA_F32, 0, 4, 40, 0, 1280},     {CPA_BF16, 0, 2, 20, 0, 640},        {CPA_F16, 0, 2, 20, 0, 640},
         {CPA_FP8_E4M3, 0, 1, 10, 4, 448}, {CPA_FP8_E4M3, 0.5f, 1, 10, 0, 320}, {CPA_INT8, 0, 1, 10, 4, 448},
+        {CPA_FP8_E5M2, 0, 1, 10, 4, 448}, {CPA_FP8_E5M2, 2, 1, 10, 0, 320},
     };
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         CU_ASSERT_EQUAL(cpa_dtype_bytes(sizes[i].dtype), sizes[i].element);
@@ -112,7 +138,7 @@ static void bad_shapes(void) {
     bad = GOOD, bad.k_dim = 577, refuse(bad, CPA_INVALID, "k_dim is 577, expected 1..576");
     bad = GOOD, bad.v_dim = 0, refuse(bad, CPA_INVALID, "v_dim is 0");
     bad = GOOD, bad.dtype = CPA_INT8, refuse(bad, CPA_INVALID, "dtype is 4");
-    bad = GOOD, bad.kv_dtype = CPA_KV_DTYPE_COUNT, refuse(bad, CPA_INVALID, "kv_dtype is 6");
+    bad = GOOD, bad.kv_dtype = CPA_KV_DTYPE_COUNT, refuse(bad, CPA_INVALID, "kv_dtype is 7");
     bad = GOOD, bad.layout = (cpa_kv_layout)3, refuse(bad, CPA_INVALID, "layout is 3");
     bad = GOOD, bad.k_scale = bad.v_scale = 1, refuse(bad, CPA_INVALID, "k_scale is 1");
     bad.kv_dtype = CPA_FP8_E4M3;
@@ -257,6 +283,7 @@ static const cpa_test tests[] = {
     {"values in keys have the scales of keys, and tiles of scales are those of latents", scales_of_latents},
     {"a device says which shapes and masks it attends, and is asked before it does", supported_shapes},
     {"a dtype has a name, and is one of tensors or one of caches alone", names_and_kinds},
+    {"formats are known by their names, and by those of others", formats_are_known_by_name},
     {"rows, scales and blocks of each dtype have their bytes", sizes_of_dtypes},
     {"the table can say codes of less than a byte with scales inside rows", sizes_of_codes_below_a_byte},
     {"a shape knows the bytes of its rows and blocks, one pool where values lie in keys", sizes_of_shapes},

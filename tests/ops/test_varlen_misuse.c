@@ -53,6 +53,16 @@ static void starts_of_segments(void) {
     CU_ASSERT_EQUAL(cpa_varlen_plan_set(plan, &b, &err), CPA_INVALID);
     CU_ASSERT_STRING_EQUAL(err.message, "varlen plan: k_starts[3] is 1073741825, expected at most 1073741824 rows");
     b.k_starts = starts;
+    const int64_t counts[SEGMENTS] = {3, 0, 4}, over[SEGMENTS] = {3, 1, 4}, below[SEGMENTS] = {2, 0, -1};
+    b.q_counts = counts, b.k_counts = over;
+    CU_ASSERT_EQUAL(cpa_varlen_plan_set(plan, &b, &err), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(err.message,
+                           "varlen plan: k_counts[1] is 1, expected 0 to the 0 rows before the next start");
+    b.q_counts = below, b.k_counts = counts;
+    CU_ASSERT_EQUAL(cpa_varlen_plan_set(plan, &b, &err), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(err.message,
+                           "varlen plan: q_counts[2] is -1, expected 0 to the 4 rows before the next start");
+    b.q_counts = b.k_counts = NULL;
     b.q_starts = (const int64_t *)(const void *)((const char *)negative + 4);
     CU_ASSERT_EQUAL(cpa_varlen_plan_set(plan, &b, &err), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "is not aligned to its elements of 8 bytes"));

@@ -51,19 +51,22 @@ void cpa_cuda_take_view(cpa_cuda_attend_args *a, const cpa_kv_view *kv) {
     a->block_shift = cpa_cuda_log2(kv->block_size);
 }
 
-static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cpa_kv_view kv, const void *ready_q,
+static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *given, cpa_kv_view kv, const void *ready_q,
                       cpa_cuda_attend_args *a) {
     int32_t q_heads = plan->base.shape.q_heads;
-    cpa_partial state = cpa_partial_resolve(args->state, q_heads, kv.v_dim);
+    cpa_attend_args resolved = *given;
+    cpa_attend_resolve_rows(&resolved, &plan->base.shape);
+    const cpa_attend_args *args = &resolved;
+    const cpa_partial state = args->state;
     const char *image = plan->memory->image;
-    const int64_t q_row_stride = args->q_row_stride ? args->q_row_stride : (int64_t)q_heads * kv.k_dim;
     float scale = args->scale != 0 ? args->scale : 1.0f / sqrtf((float)kv.k_dim);
     *a = (cpa_cuda_attend_args){
         .q = args->q,
         .ready_q = plan->base.fusion.ready_rows > 0
-                       ? ready_queries(plan, ready_q, q_row_stride * cpa_dtype_bytes(args->q_dtype))
+                       ? ready_queries(plan, ready_q, args->q_row_stride * cpa_dtype_bytes(args->q_dtype))
                        : NULL,
-        .q_row_stride = q_row_stride,
+        .q_row_stride = args->q_row_stride,
+        .q_head_stride = args->q_head_stride,
         .q_dtype = args->q_dtype,
         .k_scale = cpa_kv_tensor_scale(&kv, CPA_KEYS),
         .v_scale = cpa_kv_tensor_scale(&kv, CPA_VALUES),
@@ -86,7 +89,10 @@ static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cp
         .lse = state.lse,
         .o_row_stride = state.o_row_stride,
         .lse_row_stride = state.lse_row_stride,
+        .lse_head_stride = args->lse_head_stride,
         .out = args->out,
+        .out_row_stride = args->out_row_stride,
+        .out_head_stride = args->out_head_stride,
         .out_scale = args->out_scale,
         .tables = cpa_cuda_plan_tables(plan),
         .items = (const cpa_cuda_item *)(image + plan->items_at),

@@ -200,12 +200,12 @@ struct row_sink {
                         int32_t kv_group, float lse_new)
         : weights(lse_new) {
         row_place place(a, q_row, row, kv_group);
-        lse = a.lse ? a.lse + place.state_row * a.lse_row_stride + place.head + state_shift : NULL;
+        lse = a.lse ? a.lse + place.state_row * a.lse_row_stride + place.head * a.lse_head_stride + state_shift : NULL;
         o = a.o ? a.o + place.state_row * a.o_row_stride + (int64_t)place.head * a.v_dim + state_shift : NULL;
         codes = HAS_CODES && a.out_scale;
         if (codes) inverse = __frcp_rn(__ldg(a.out_scale));
         const int64_t bytes = codes ? 1 : element_bytes(a.q_dtype);
-        out = a.out ? a.out + (place.state_row * a.q_heads + place.head) * a.v_dim * bytes : NULL;
+        out = a.out ? a.out + (place.state_row * a.out_row_stride + place.head * a.out_head_stride) * bytes : NULL;
         resume = a.resume;
         if (resume) weights = merge_weights(*lse, lse_new);
         kept = out && a.score.sink_logits ? sink_factor(a.score.sink_logits, place.head, weights.lse) : 1;

@@ -95,6 +95,15 @@ typedef struct cpa_cuda_cut {
     int32_t unit, begin, tiles, team;
 } cpa_cuda_cut;
 
+/* The same of prefill: an item of more rows, and what there is of the items before it. */
+typedef struct cpa_cuda_tile_count {
+    int32_t pieces, partial_rows, splits;
+} cpa_cuda_tile_count;
+typedef struct cpa_cuda_tiled_item {
+    int32_t item, rows, tiles, keys; /* index of the item; packed rows, tiles of them; keys in CPA_CUDA_PREFILL_KEYS */
+    cpa_cuda_tile_count before;
+} cpa_cuda_tiled_item;
+
 typedef struct cpa_cuda_costed_piece {
     cpa_cuda_piece piece;
     int64_t cost;
@@ -153,14 +162,34 @@ typedef struct cpa_cuda_plan {
     int32_t n_shared; /* pieces over keys that items share */
     int64_t partial_rows;
     int64_t units_at, cuts_at, places_at; /* reserved plans: scratch of an update, and `places` of the reservation */
+    int64_t tiled_at, costs_at;           /* reserved plans: scratch of the prefill pieces of an update */
     int64_t counters_bytes;
+    int64_t reserved_items; /* reserved plans: items of all sequences */
+    int32_t
+        reserved_decode_rows; /* reserved plans: the most packed rows of an item that is not cut into prefill tiles */
+    cpa_attend_refusal *refusal;    /* reserved plans: page-locked */
+    int32_t reserved_first_partial; /* reserved plans: first row of the work space for the states of prefill */
 } cpa_cuda_plan;
+
+/* Prefill tiles of an update. */
+typedef struct cpa_cuda_tile_args {
+    int32_t rows; /* of a tile */
+    int32_t multiprocessors, kv_heads;
+    int32_t first_partial;
+    int32_t most_pieces, most_splits; /* what there is room for; most_pieces 0: no item has tiles */
+    cpa_cuda_tiled_item *items;
+    int32_t *costs; /* of each piece, in the order of items */
+    cpa_cuda_piece *pieces;
+    cpa_cuda_split *splits;
+} cpa_cuda_tile_args;
 
 /* What the kernels of an update are told. */
 typedef struct cpa_cuda_update_args {
     cpa_attend_update update;
     cpa_attend_reservation reservation; /* a copy, whose `places` are on the device */
+    int64_t n_items;
     int32_t group;
+    int32_t decode_rows;  /* packed rows of an item; those of more are prefill tiles */
     int32_t teams, heads; /* decode: teams of CTAs for each KV head, or for each `heads` of them, which a CTA takes */
     cpa_cuda_team team;
     int32_t *tables; /* [sequences, table_stride] */
@@ -168,6 +197,8 @@ typedef struct cpa_cuda_update_args {
     cpa_cuda_unit *units;
     cpa_cuda_cut *cuts;
     cpa_cuda_piece *pieces;
+    cpa_cuda_tile_args tiles;
+    cpa_attend_refusal *refusal; /* page-locked */
 } cpa_cuda_update_args;
 
 /* tanh(x) of x = scale * raw: exp(2 x) is exp2(exp_scale * raw); and near 0, where that loses the digits of a small
@@ -240,7 +271,7 @@ typedef struct cpa_cuda_attend_args {
     const char *q;
     const char *ready_q; /* queries of ready pieces, instead of q */
     const char *k, *v;
-    int64_t q_row_stride; /* strides in elements */
+    int64_t q_row_stride, q_head_stride; /* strides in elements */
     int64_t k_block_stride, k_token_stride, k_head_stride;
     int64_t v_block_stride, v_token_stride, v_head_stride;
     /* log2 of the elements of a run of a row; CPA_KV_ONE_RUN: rows are not cut into runs. */
@@ -261,9 +292,10 @@ typedef struct cpa_cuda_attend_args {
     cpa_mask mask;
     float scale, scale_log2; /* scale_log2 = scale * log2(e) */
     float *o, *lse;
-    int64_t o_row_stride, lse_row_stride;
+    int64_t o_row_stride, lse_row_stride, lse_head_stride;
     char *out;
-    const float *out_scale; /* NULL: `out` holds elements of q_dtype; else codes of e4m3 */
+    int64_t out_row_stride, out_head_stride; /* elements, or codes */
+    const float *out_scale;                  /* NULL: `out` holds elements of q_dtype; else codes of e4m3 */
     const int32_t *tables;
     const cpa_cuda_item *items;
     int64_t n_items;
@@ -304,9 +336,11 @@ static inline int64_t cpa_cuda_place_section(int64_t *end, int64_t bytes) {
  * 8.x have. */
 enum { CPA_CUDA_WIDE_BYTES = 208 << 10 };
 
-/* attend_plan_update.cu: the items, pieces and row maps of what an update reads. */
+/* attend_plan_update.cu: the items, decode pieces and row maps of what an update reads; attend_plan_tiles.cu: its prefill
+ * pieces. */
 cpa_status cpa_cuda_read_sequences(const cpa_cuda_update_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_assign_pieces(const cpa_cuda_update_args *args, cpa_stream *stream);
+cpa_status cpa_cuda_cut_tiles(const cpa_cuda_update_args *args, cpa_stream *stream);
 
 /* Has the arguments name the keys and values of a view, whose strides are resolved. */
 void cpa_cuda_take_view(cpa_cuda_attend_args *args, const cpa_kv_view *kv);
@@ -372,7 +406,10 @@ typedef struct cpa_cuda_latent_form {
 } cpa_cuda_latent_form;
 cpa_status cpa_cuda_attend_latent(const cpa_cuda_attend_args *args, const cpa_cuda_hopper_maps *maps,
                                   cpa_cuda_latent_form form, int32_t ctas, cpa_stream *stream);
-/* Tokens in a box of its maps. */
+/* The same of pieces of decode of 16 rows at most, over latents of the widths that cpa_cuda_latent_few_takes tells. */
+cpa_status cpa_cuda_attend_latent_few(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream);
+int cpa_cuda_latent_few_takes(const cpa_cuda_attend_args *args);
+/* Tokens in a box of the maps of cpa_cuda_attend_latent. */
 int32_t cpa_cuda_latent_box(cpa_cuda_latent_form form, int32_t block_size);
 cpa_status cpa_cuda_attend_combine(const cpa_cuda_attend_args *args, int32_t n_splits, cpa_stream *stream);
 /* The same of decode units, whose pieces are listed from the first `ctas` on, for kernels that do not join them. */

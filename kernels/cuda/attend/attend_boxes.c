@@ -25,6 +25,7 @@ static const char *persistent_refuses(const cpa_cuda_attend_spec *spec) {
     const char *why = hopper_refuses(spec);
     if (why) return why;
     if (spec->block_size < LEAST_BLOCK) return "blocks of fewer than 16 tokens";
+    if (spec->reserved) return "a reserved plan, whose pieces the host does not count";
     if (GROUP_ROWS % group != 0) return "groups of query heads that are no part of 64";
     if (odd & (CPA_CUDA_STATE | CPA_CUDA_OUT_CODES)) return "results in a state or in fp8";
     if (spec->cp_size > 1 || odd & CPA_CUDA_GAP) return "keys of one rank of several, or a window beside sinks";
@@ -131,7 +132,7 @@ static cpa_status launch_persistent(const cpa_cuda_attend_launch *launch, cpa_st
     const int32_t box = cpa_cuda_hopper_box(a->k_dim, a->v_dim, launch->kv->block_size, 0),
                   tail = cpa_cuda_hopper_tail(a->k_dim, a->v_dim);
     const cuuint64_t row_bytes = (cuuint64_t)(a->q_row_stride * cpa_dtype_bytes(a->q_dtype)),
-                     head_bytes = (cuuint64_t)(a->k_dim * cpa_dtype_bytes(a->q_dtype));
+                     head_bytes = (cuuint64_t)(a->q_head_stride * cpa_dtype_bytes(a->q_dtype));
     const mapped_tensor q = {.memory = (void *)(uintptr_t)a->q,
                              .dtype = a->q_dtype,
                              .dims = {(cuuint64_t)a->k_dim, (cuuint64_t)a->q_heads, (cuuint64_t)plan->base.rows, 1},
@@ -153,10 +154,12 @@ static cpa_status launch_latent(const cpa_cuda_attend_launch *launch, cpa_stream
     const int32_t box = cpa_cuda_latent_box(form, launch->kv->block_size);
     cpa_cuda_attend_args a = *launch->args;
     cpa_cuda_hopper_maps maps = {0};
-    if (!codes) CPA_TRY(encode_pools(launch->kv, box, 0, &maps, stream));
+    const int few = decode && shape->v_in_k && launch->plan->decode_row_tiles == 1 && cpa_cuda_latent_few_takes(&a);
+    if (!codes && !few) CPA_TRY(encode_pools(launch->kv, box, 0, &maps, stream));
     /* Else half of the device is left to what waits for other devices. */
     a.early =
         a.early && (a.alone || 2 * (int64_t)launch->count * a.kv_heads <= cpa_cuda_device_of(stream)->multiprocessors);
+    if (few) return cpa_cuda_attend_latent_few(&a, launch->count, stream);
     return cpa_cuda_attend_latent(&a, &maps, form, launch->count, stream);
 }
 

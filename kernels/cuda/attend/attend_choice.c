@@ -18,9 +18,9 @@ static int inputs_aligned(const cpa_cuda_attend_args *a, int in_runs) {
     const int keys =
         in_runs ? widths % 8 == 0 && (a->k_block_stride | a->v_block_stride) * cpa_dtype_bytes(a->kv_dtype) % 16 == 0
                 : strides % chunk == 0;
-    return keys && a->q_row_stride % chunk == 0 && a->o_row_stride % 4 == 0 && aligned(a->q, 16) &&
-           aligned(a->ready_q, 16) && aligned(a->k, 16) && aligned(a->v, 16) && aligned(a->out, 16) &&
-           aligned(a->o, 16);
+    return keys && (a->q_row_stride | a->q_head_stride) % chunk == 0 && a->o_row_stride % 4 == 0 &&
+           (a->out_row_stride | a->out_head_stride) % 8 == 0 && aligned(a->q, 16) && aligned(a->ready_q, 16) &&
+           aligned(a->k, 16) && aligned(a->v, 16) && aligned(a->out, 16) && aligned(a->o, 16);
 }
 
 static int blocks_are_whole(const cpa_cuda_attend_args *a) {
@@ -46,7 +46,8 @@ static int32_t rules_of(const cpa_cuda_score *score, const cpa_key_selection *se
 static int32_t oddities_of(const cpa_cuda_attend_args *a, const cpa_kv_view *kv, int in_runs) {
     const float least_sloped = 0x1p-100f, scale = a->score.pre_scale;
     return (inputs_aligned(a, in_runs) ? 0 : CPA_CUDA_UNALIGNED) | (blocks_are_whole(a) ? 0 : CPA_CUDA_PARTED_BLOCKS) |
-           (kv->num_blocks > 0 ? 0 : CPA_CUDA_NO_BLOCKS) | (a->q_row_stride > INT32_MAX ? CPA_CUDA_FAR_ROWS : 0) |
+           (kv->num_blocks > 0 ? 0 : CPA_CUDA_NO_BLOCKS) |
+           ((a->q_row_stride | a->q_head_stride) > INT32_MAX ? CPA_CUDA_FAR_ROWS : 0) |
            (scale > 0 ? 0 : CPA_CUDA_SCALE_BELOW_0) | (scale < least_sloped ? CPA_CUDA_SCALE_TINY : 0) |
            (!a->out || a->o || a->resume ? CPA_CUDA_STATE : 0) | (a->out_scale ? CPA_CUDA_OUT_CODES : 0) |
            (a->mask.window > 0 && a->mask.sinks > 0 ? CPA_CUDA_GAP : 0) | (a->mask.causal ? 0 : CPA_CUDA_FULL) |
@@ -91,6 +92,7 @@ static cpa_cuda_attend_spec spec_of(const cpa_cuda_plan *plan, const cpa_cuda_at
         .pieces = (plan->decode_ctas > 0) << CPA_CUDA_DECODE | (plan->prefill.n_pieces > 0) << CPA_CUDA_PREFILL |
                   (plan->n_shared > 0) << CPA_CUDA_SHARED,
         .prepared = plan->n_places > 0,
+        .reserved = plan->base.reservation.sequences > 0,
         .cp_size = plan->map.cp_size,
         .tile_rows = plan->tile_rows,
         .rows = plan->base.rows,

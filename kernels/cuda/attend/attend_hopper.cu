@@ -269,6 +269,7 @@ __global__ void __launch_bounds__(C::THREADS, 1) attend_hopper(const __grid_cons
         barrier_init_fence();
     }
     __syncthreads();
+    if (!a.rows && piece.row_begin == piece.row_end) return; /* fills a reserved plan up */
     if constexpr (C::RULED) {
         static_assert(sizeof(typename hopper_walk<C>::scratch) <= C::SHARED_BYTES - TILE_ALIGNMENT, "before any tile");
         walk.start(a, piece, *(typename hopper_walk<C>::scratch *)(shared + (tiles - shared_address(shared))));

@@ -39,7 +39,9 @@ const char *cpa_cuda_kernel_refuses(const cpa_cuda_attend_kernel *kernel, const 
         if (!why && cpa_cuda_has_codes(spec) && spec->width >= CPA_CUDA_256) why = "codes of heads so wide";
         if (!why && !spec->prepared) why = "keys that there is no memory to widen in, or the plan was not told of";
     } else {
+        const int as_it_lies = (kernel->takes.caches & spec->call.cache) != 0;
         why = tensor_cores_refuse(spec);
+        if (!why && as_it_lies && spec->call.kv_dtype == CPA_FP8_E5M2) why = "codes of fp8_e5m2 that nothing widens";
     }
     if (why) return why;
     if (spec->call.path < kernel->takes.path) return "a device before 9.0";

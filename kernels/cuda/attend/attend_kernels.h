@@ -93,6 +93,7 @@ typedef struct cpa_cuda_attend_spec {
     int32_t pieces;    /* set of 1 << cpa_cuda_pieces that the plan has */
     int32_t no_memory; /* not 0: kernels asked before need more shared memory than a CTA has */
     int32_t prepared;  /* not 0: a workspace is there for prepared keys */
+    int32_t reserved;  /* not 0: the plan is reserved, and may have fewer pieces than are launched */
     int32_t cp_size;   /* ranks */
     int32_t tile_rows; /* packed rows of a prefill tile */
     int64_t rows;      /* rows of queries */

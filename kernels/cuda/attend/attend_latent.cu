@@ -232,7 +232,7 @@ __device__ void load_packed_queries(const cpa_cuda_attend_args &a, const cpa_cud
         const bool valid = piece.row_begin + row < piece.row_end && chunk * 8 < a.k_dim;
         const row_place place(a, piece.q_row, valid ? piece.row_begin + row : piece.row_begin, kv_head);
         const char *from =
-            q + (place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim + (valid ? chunk * 8 : 0)) * 2;
+            q + (place.state_row * a.q_row_stride + place.head * a.q_head_stride + (valid ? chunk * 8 : 0)) * 2;
         copy_async_16(tile + chunk_at<C>(row, chunk), from, valid);
     }
     copy_async_commit();

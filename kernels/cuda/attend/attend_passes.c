@@ -54,30 +54,40 @@ static void place_states(const cpa_cuda_attend_launch *launch, const cpa_attend_
     if (!a->lse) {
         a->lse = rows_at(states + item->q_count * width * (int64_t)sizeof(float), item->q_row, a->q_heads);
         a->lse_row_stride = a->q_heads;
+        a->lse_head_stride = 1;
     }
 }
 
-/* The results of rows whose states are whole. */
-static cpa_status round_states(const cpa_cuda_attend_args *a, const cpa_attend_item *item, cpa_stream *stream) {
-    const cpa_partial state = {.o = a->o + item->q_row * a->o_row_stride,
+/* The results of some heads of rows whose states are whole. */
+static cpa_status round_heads(const cpa_cuda_attend_args *a, const cpa_attend_item *item, int32_t head, int32_t heads,
+                              cpa_stream *stream) {
+    const int64_t out_at = item->q_row * a->out_row_stride + head * a->out_head_stride;
+    const cpa_partial state = {.o = a->o + item->q_row * a->o_row_stride + (int64_t)head * a->v_dim,
                                .o_row_stride = a->o_row_stride,
-                               .lse = a->lse + item->q_row * a->lse_row_stride,
+                               .lse = a->lse + item->q_row * a->lse_row_stride + head * a->lse_head_stride,
                                .lse_row_stride = a->lse_row_stride};
-    const int64_t width = (int64_t)a->q_heads * a->v_dim;
     const cpa_merge_args merge = {
         .size = sizeof merge,
         .rows = item->q_count,
-        .heads = a->q_heads,
+        .heads = heads,
         .v_dim = a->v_dim,
         .states = &state,
         .n_states = 1,
         .out_dtype = a->out_scale ? CPA_FP8_E4M3 : a->q_dtype,
-        .out = a->out + item->q_row * width * (a->out_scale ? 1 : cpa_dtype_bytes(a->q_dtype)),
-        .out_row_stride = width,
+        .out = a->out + out_at * (a->out_scale ? 1 : cpa_dtype_bytes(a->q_dtype)),
+        .out_row_stride = a->out_row_stride,
         .out_scale = a->out_scale,
-        .sink_logits = a->score.sink_logits,
+        .sink_logits = a->score.sink_logits ? a->score.sink_logits + head : NULL,
     };
     return cpa_cuda_merge(&merge, NULL, stream);
+}
+
+/* The results of rows whose states are whole: of all heads at once where a merge takes them as they lie. */
+static cpa_status round_states(const cpa_cuda_attend_args *a, const cpa_attend_item *item, cpa_stream *stream) {
+    const int dense = a->out_head_stride == a->v_dim && a->lse_head_stride == 1;
+    const int32_t heads = dense ? a->q_heads : 1;
+    for (int32_t head = 0; head < a->q_heads; head += heads) CPA_TRY(round_heads(a, item, head, heads, stream));
+    return CPA_OK;
 }
 
 static int sees(const cpa_cuda_attend_args *a, const cpa_cuda_pass *pass) {

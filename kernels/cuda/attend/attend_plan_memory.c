@@ -86,6 +86,7 @@ void cpa_cuda_plan_destroy(cpa_attend_plan *base) {
     cpa_cuda_source_destroy(base->device, plan->memory->source);
     cpa_cuda_free(base->device, plan->memory->partial);
     cpa_cuda_free(base->device, plan->memory->image);
+    (void)cudaFreeHost(plan->refusal);
     (void)cudaFreeHost(plan->memory->stagings[0]);
     (void)cudaFreeHost(plan->memory->stagings[1]);
     free(plan->memory->in_order);

@@ -9,13 +9,12 @@
  * keys, which stay in the L2 cache. */
 #include "base/check.h"
 #include "kernels/cuda/attend/attend_plan.h"
+#include "kernels/cuda/attend/attend_tiles.h"
 
 enum {
-    PREFILL_WAVES = 3,          /* tiles are cut when they fill the device fewer times than this */
-    PREFILL_OVERHEAD = 2,       /* cost of beginning and ending a prefill piece, in units of CPA_CUDA_PREFILL_KEYS */
-    LEAST_PREFILL_SPLIT = 1024, /* keys */
-    MOST_TAIL_CUTS = 8,         /* of one of the last tiles */
-    TAIL_WAVES = 2              /* the last tiles run for all KV heads at once, so that they are the shortest of all */
+    LEAST_TAIL_PIECE = 1024, /* keys */
+    MOST_TAIL_CUTS = 8,      /* of one of the last tiles */
+    TAIL_WAVES = 2           /* the last tiles run for all KV heads at once, so that they are the shortest of all */
 };
 
 cpa_status cpa_cuda_plan_count_work(cpa_cuda_plan_builder *b, cpa_error *err) {
@@ -52,14 +51,12 @@ static int is_ready(const cpa_cuda_plan_builder *b, const cpa_attend_item *item)
 static void choose_prefill_split(cpa_cuda_plan_builder *b) {
     const int64_t heads = b->batch->shape.kv_heads, device = b->multiprocessors;
     int64_t least = INT64_MAX;
-    if (b->n_tiles * heads >= PREFILL_WAVES * device) return;
-    for (int64_t waves = 1; waves <= PREFILL_WAVES; waves++) {
-        int64_t tiles = cpa_cuda_ceil_div(b->tile_keys * heads, waves * device), slots = waves * device;
-        if (tiles < LEAST_PREFILL_SPLIT / CPA_CUDA_PREFILL_KEYS) tiles = LEAST_PREFILL_SPLIT / CPA_CUDA_PREFILL_KEYS;
-        tiles = cpa_cuda_least_split(b->batch, b->tile_rows, tiles, b->most_keys, slots / heads);
+    if (b->n_tiles * heads >= CPA_CUDA_PREFILL_WAVES * device) return;
+    for (int64_t waves = 1; waves <= CPA_CUDA_PREFILL_WAVES; waves++) {
+        const int64_t places = waves * device, shortest = cpa_cuda_shortest_split(b->tile_keys, heads, places);
+        const int64_t tiles = cpa_cuda_least_split(b->batch, b->tile_rows, shortest, b->most_keys, places / heads);
         const int64_t pieces = cpa_cuda_prefill_pieces(b->batch, b->tile_rows, tiles * CPA_CUDA_PREFILL_KEYS);
-        const int64_t used = cpa_cuda_ceil_div(pieces * heads, device);
-        const int64_t cost = used * (tiles + PREFILL_OVERHEAD);
+        const int64_t cost = cpa_cuda_split_cost(pieces, heads, device, tiles);
         if (cost < least) {
             least = cost;
             b->split_keys = tiles * CPA_CUDA_PREFILL_KEYS;
@@ -186,13 +183,8 @@ void cpa_cuda_plan_write_decode(cpa_cuda_plan_builder *b) {
     b->shares.teams = b->n_decode > 0 ? assignment.turn.team + 1 : 0;
 }
 
-/* Keys of the piece that a causal query sees at most, or all: how long it will take. */
 static int64_t visible_keys(const cpa_cuda_plan_builder *b, const cpa_cuda_piece *piece) {
-    cpa_owner_map map = b->batch->map;
-    int64_t last = cpa_token_position(map, piece->q_set, piece->q_first + (piece->row_end - 1) / b->group);
-    int64_t end = cpa_tokens_before(map, piece->k_set, last + 1) - piece->k_first;
-    if (end > piece->k_end || b->full) end = piece->k_end;
-    return end > piece->k_begin ? end - piece->k_begin : 0;
+    return cpa_cuda_visible_keys(b->batch->map, piece, b->group, b->full);
 }
 
 /* The pieces of prefill tiles in the order of rows and keys, with what they cost. */
@@ -223,22 +215,21 @@ static void split_prefill(cpa_cuda_plan_builder *b) {
 /* Counting sort by cost, the longest first; what costs about the same keeps its order, so that tiles that read the same
  * keys stay together. */
 static void sort_prefill(cpa_cuda_plan_builder *b) {
-    enum { BUCKETS = 1024 };
-    int64_t begin[BUCKETS + 1] = {0}, most = 1;
+    int64_t begin[CPA_CUDA_COST_BUCKETS + 1] = {0}, most = 1;
     for (int64_t i = 0; i < b->n_pieces; i++) {
         if (b->in_order[i].cost > most) most = b->in_order[i].cost;
     }
-    for (int64_t i = 0; i < b->n_pieces; i++) begin[(most - b->in_order[i].cost) * (BUCKETS - 1) / most + 1]++;
-    for (int64_t i = 0; i < BUCKETS; i++) begin[i + 1] += begin[i];
+    for (int64_t i = 0; i < b->n_pieces; i++) begin[cpa_cuda_cost_bucket(b->in_order[i].cost, most) + 1]++;
+    for (int64_t i = 0; i < CPA_CUDA_COST_BUCKETS; i++) begin[i + 1] += begin[i];
     for (int64_t i = 0; i < b->n_pieces; i++)
-        b->prefill[begin[(most - b->in_order[i].cost) * (BUCKETS - 1) / most]++] = b->in_order[i].piece;
+        b->prefill[begin[cpa_cuda_cost_bucket(b->in_order[i].cost, most)]++] = b->in_order[i].piece;
 }
 
 /* Into how many pieces a tile of `cost` keys is cut when `left` keys remain, its own included (guided self-scheduling,
  * Polychronopoulos and Kuck, 1987): none shall take longer than what a multiprocessor still has to do. */
 static int64_t tail_cuts(const cpa_cuda_plan_builder *b, int64_t cost, int64_t left) {
     const int64_t share = left * b->batch->shape.kv_heads / b->multiprocessors;
-    const int64_t most = cost / LEAST_PREFILL_SPLIT < MOST_TAIL_CUTS ? cost / LEAST_PREFILL_SPLIT : MOST_TAIL_CUTS;
+    const int64_t most = cost / LEAST_TAIL_PIECE < MOST_TAIL_CUTS ? cost / LEAST_TAIL_PIECE : MOST_TAIL_CUTS;
     const int64_t cuts = share > 0 ? (cost + share / 2) / share : most;
     return cuts < most ? cuts : most;
 }

@@ -169,7 +169,7 @@ template <bool RULED, int ELEMENTS>
 __device__ void store_row(const cpa_cuda_attend_args &a, const row_state<ELEMENTS> &state, int64_t row,
                           int64_t state_shift, bool refused, int head, int lane) {
     float *o = a.o ? a.o + row * a.o_row_stride + (int64_t)head * a.v_dim + state_shift : NULL;
-    float *lse_at = a.lse ? a.lse + row * a.lse_row_stride + head + state_shift : NULL;
+    float *lse_at = a.lse ? a.lse + row * a.lse_row_stride + head * a.lse_head_stride + state_shift : NULL;
     const float seen = state.sum == 0 ? -INFINITY : state.max + logf(state.sum); /* NaN if the sum is */
     const float lse = refused ? NAN : seen;
     const merge_weights weights(a.resume ? *lse_at : -INFINITY, lse);
@@ -183,7 +183,7 @@ __device__ void store_row(const cpa_cuda_attend_args &a, const row_state<ELEMENT
         if (weights.a > 0) value += weights.a * o[d];
         if (o) o[d] = value;
         if (RULED) value *= kept;
-        const int64_t at = (row * a.q_heads + head) * a.v_dim + d;
+        const int64_t at = row * a.out_row_stride + head * a.out_head_stride + d;
         if (!a.out) continue;
         if (a.out_scale) {
             a.out[at] = (char)e4m3_code(value * __fdiv_rn(1, __ldg(a.out_scale)));
@@ -229,7 +229,7 @@ __global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a,
 #pragma unroll
     for (int i = 0; i < ELEMENTS; i++) {
         int d = lane + i * WARP_LANES;
-        int64_t at = place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim + d;
+        int64_t at = place.state_row * a.q_row_stride + place.head * a.q_head_stride + d;
         q[i] = d < a.k_dim ? read_element(a.q, a.q_dtype, at) : 0;
     }
     row_selection selection;

@@ -124,6 +124,22 @@ CPA_HOST_DEVICE static inline int64_t cpa_cuda_assign_piece(const cpa_cuda_decod
     return take;
 }
 
+/* Where prefill tiles fill the device less than so many times, their keys are cut, for each number of such waves as
+ * evenly as can be, and the number that is done first is taken. Keys count in CPA_CUDA_PREFILL_KEYS. */
+enum { CPA_CUDA_PREFILL_WAVES = 3 };
+/* The shortest pieces that are looked at for so many places, those of the waves: `tile_keys` are the keys of all tiles. */
+CPA_HOST_DEVICE static inline int64_t cpa_cuda_shortest_split(int64_t tile_keys, int64_t heads, int64_t places) {
+    enum { LEAST = 8 }; /* 1024 keys */
+    const int64_t even = cpa_cuda_ceil_div(tile_keys * heads, places);
+    return even > LEAST ? even : LEAST;
+}
+/* How long so many pieces of at most `keys` take. */
+CPA_HOST_DEVICE static inline int64_t cpa_cuda_split_cost(int64_t pieces, int64_t heads, int64_t multiprocessors,
+                                                          int64_t keys) {
+    enum { OVERHEAD = 2 }; /* beginning and ending a piece */
+    return cpa_cuda_ceil_div(pieces * heads, multiprocessors) * (keys + OVERHEAD);
+}
+
 /* Tiles of `tile_rows` packed rows; 0: the item has no rows, or goes to the decode kernel. */
 int64_t cpa_cuda_prefill_tiles(const cpa_attend_batch *batch, const cpa_attend_item *item, int32_t tile_rows);
 /* Pieces of all prefill tiles that are cut after every `split_keys` keys. */

@@ -44,6 +44,10 @@ __global__ void __launch_bounds__(THREADS) attend_widen(const __grid_constant__ 
 template <typename Element>
 void launch(const widen_args &a, cpa_dtype dtype, cudaStream_t stream) {
     const dim3 grid((a.n_blocks + cta_blocks(a) - 1) / cta_blocks(a), 2, max((1 << a.block_shift) / TOKENS, 1));
+    if (dtype == CPA_FP8_E5M2) {
+        attend_widen<Element, e5m2_codes><<<grid, THREADS, 0, stream>>>(a);
+        return;
+    }
     launch_for_codes(dtype, [&](auto tag) {
         attend_widen<Element, typename decltype(tag)::codes><<<grid, THREADS, 0, stream>>>(a);
     });

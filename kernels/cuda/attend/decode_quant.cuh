@@ -93,7 +93,7 @@ __device__ void store_query_codes(uint32_t shared, float (&q_scale)[2], const cp
         const bool valid = row < piece.row_end;
         const row_place place(a, piece.q_row, valid ? row : piece.row_begin, kv_group);
         const element *from =
-            (const element *)queries_of(a, piece) + place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim;
+            (const element *)queries_of(a, piece) + place.state_row * a.q_row_stride + place.head * a.q_head_stride;
         float largest = 0;
 #pragma unroll
         for (int pass = 0; pass < 2; pass++) { /* the largest element, then all relative to it */

@@ -22,7 +22,7 @@ struct query_rows {
         for (int half = 0; half < 2; half++) {
             const int row = min(first + 8 * half + lane / 4, piece.row_end - 1);
             const row_place place(a, piece.q_row, row, kv_group);
-            from[half] = queries_of(a, piece) + (place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim) * 2;
+            from[half] = queries_of(a, piece) + (place.state_row * a.q_row_stride + place.head * a.q_head_stride) * 2;
         }
     }
 };

@@ -74,7 +74,7 @@ __device__ void load_queries(const cpa_cuda_attend_args &a, const cpa_cuda_piece
             if (listed.ready) q = a.ready_q;
         }
         const char *from =
-            q + (place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim + (valid ? chunk * 8 : 0)) * 2;
+            q + (place.state_row * a.q_row_stride + place.head * a.q_head_stride + (valid ? chunk * 8 : 0)) * 2;
         copy_async_16(shared + chunk_at<C>(row, chunk), from, valid);
     }
     copy_async_commit();

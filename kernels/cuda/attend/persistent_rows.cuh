@@ -82,7 +82,7 @@ __device__ row_inverses store_lses(const persistent_args &args, const fetched_pi
         if (fetched.piece.partial >= 0) {
             a.partial_lse[to.partial] = lse;
         } else if (a.lse) {
-            a.lse[to.token * a.lse_row_stride + to.head + fetched.piece.state_shift] = lse;
+            a.lse[to.token * a.lse_row_stride + to.head * a.lse_head_stride + fetched.piece.state_shift] = lse;
         }
     }
     return inverses;
@@ -102,7 +102,7 @@ __device__ void store_rows(const persistent_args &args, const fetched_piece &fet
             const float *from = part < C::PARTS ? &state.o[part][at] : &state.tail[at];
             o[0] = from[0] * inverses.of[half], o[1] = from[1] * inverses.of[half];
         };
-        char *out = a.out + (to.token * a.q_heads + to.head) * a.v_dim * (int64_t)sizeof(element);
+        char *out = a.out + (to.token * a.out_row_stride + to.head * a.out_head_stride) * (int64_t)sizeof(element);
         if (C::V_DIM % 32 == 0 && a.v_dim == C::V_DIM && fetched.piece.partial < 0) {
 #pragma unroll
             for (int column = 0; column < C::V_DIM; column += 32) {

@@ -47,7 +47,7 @@ __device__ void load_queries(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         bool valid = piece.row_begin + row < piece.row_end && chunk * 8 < a.k_dim;
         row_place place(a, piece.q_row, valid ? piece.row_begin + row : piece.row_begin, kv_group);
         const char *from =
-            a.q + (place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim + (valid ? chunk * 8 : 0)) * 2;
+            a.q + (place.state_row * a.q_row_stride + place.head * a.q_head_stride + (valid ? chunk * 8 : 0)) * 2;
         copy_async_16(shared + swizzled<C::K_DIM>(row, chunk), from, valid);
     }
 }

@@ -1,41 +1,49 @@
-/* project_states: a CTA takes some rows of one head, whose O lies in shared memory; a thread has some columns of the
- * results, so that a row of the matrix is loaded once for all rows of the CTA. */
+/* project_states: a CTA takes some rows of one head, whose O lies in shared memory, and a lane has a column of the
+ * results. The warps share the columns of O, so that the few CTAs of few rows have many loads under way. */
 #include "kernels/cuda/attend/state.cuh"
 #include "kernels/cuda/device/cuda.h"
 #include "kernels/cuda/device/element.cuh"
 
 namespace {
 
-constexpr int THREADS = 128, ROWS = 8;
+constexpr int ROWS = 8, COLUMNS = 32, SLICES = 16, THREADS = SLICES * COLUMNS; /* SLICES warps */
+static_assert(ROWS * COLUMNS <= THREADS, "a result a thread");
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS) project_states(const __grid_constant__ cpa_project_states_args a) {
-    __shared__ float o[CPA_MAX_HEAD_DIM][ROWS];
+    __shared__ __align__(16) float o[CPA_MAX_HEAD_DIM][ROWS];
+    __shared__ float parts[SLICES][ROWS][COLUMNS];
     const int64_t head = blockIdx.x % a.heads, first = (int64_t)(blockIdx.x / a.heads) * ROWS;
     const int rows = (int)(a.rows - first < ROWS ? a.rows - first : ROWS);
+    const int lane = threadIdx.x % COLUMNS, slice = threadIdx.x / COLUMNS, column = blockIdx.y * COLUMNS + lane;
     const float *lse = a.from.lse + first * a.from.lse_row_stride + head;
     const float *from = a.from.o + first * a.from.o_row_stride + head * a.v_dim;
-    for (int row = 0; row < ROWS; row++) {
+    for (int i = threadIdx.x; i < a.v_dim * ROWS; i += THREADS) {
+        const int row = i / a.v_dim, d = i % a.v_dim;
         const bool is_read = row < rows && counted_lse(lse[row * a.from.lse_row_stride], 0) != -INFINITY;
-        for (int d = threadIdx.x; d < a.v_dim; d += THREADS)
-            o[d][row] = is_read ? from[row * a.from.o_row_stride + d] : 0;
+        o[d][row] = is_read ? from[row * a.from.o_row_stride + d] : 0;
     }
-    if (threadIdx.x < rows)
+    if (blockIdx.y == 0 && threadIdx.x < rows)
         a.to.lse[(first + threadIdx.x) * a.to.lse_row_stride + head] = lse[threadIdx.x * a.from.lse_row_stride];
     __syncthreads();
-    const T *matrix = (const T *)a.matrix + head * a.v_dim * a.out_dim;
-    float *to = a.to.o + first * a.to.o_row_stride + head * a.out_dim;
-    for (int column = threadIdx.x; column < a.out_dim; column += THREADS) {
-        float sum[ROWS] = {};
-        for (int d = 0; d < a.v_dim; d++) {
-            const float factor = to_float(matrix[(int64_t)d * a.out_dim + column]);
+    float sum[ROWS] = {};
+    if (column < a.out_dim) {
+        const T *matrix = (const T *)a.matrix + head * a.v_dim * a.out_dim + column;
+#pragma unroll 8
+        for (int d = slice; d < a.v_dim; d += SLICES) {
+            const float factor = to_float(matrix[(int64_t)d * a.out_dim]);
 #pragma unroll
             for (int row = 0; row < ROWS; row++) sum[row] = fmaf(o[d][row], factor, sum[row]);
         }
-#pragma unroll
-        for (int row = 0; row < ROWS; row++)
-            if (row < rows) to[row * a.to.o_row_stride + column] = sum[row];
     }
+#pragma unroll
+    for (int row = 0; row < ROWS; row++) parts[slice][row][lane] = sum[row];
+    __syncthreads();
+    if (slice >= rows || column >= a.out_dim) return; /* a warp a row */
+    float all = 0;
+#pragma unroll
+    for (int i = 0; i < SLICES; i++) all += parts[i][slice][lane];
+    a.to.o[(first + slice) * a.to.o_row_stride + head * a.out_dim + column] = all;
 }
 
 } // namespace
@@ -48,6 +56,7 @@ extern "C" cpa_status cpa_cuda_project_states(const cpa_project_states_args *arg
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);
     if (status != CPA_OK) return status;
     if (ctas > INT32_MAX) return cpa_cuda_unsupported(stream, "more rows than a grid counts", args->rows);
-    kernel<<<(unsigned)ctas, THREADS, 0, cpa_cuda_handle(stream)>>>(*args);
+    const dim3 grid((unsigned)ctas, (unsigned)((args->out_dim + COLUMNS - 1) / COLUMNS));
+    kernel<<<grid, THREADS, 0, cpa_cuda_handle(stream)>>>(*args);
     return cpa_cuda_launched(stream, "project_states");
 }

@@ -2,6 +2,7 @@
  * head of a row: rows are few, and what counts is how many loads wait for one another. */
 #include "base/dependent.cuh"
 #include "kernels/cuda/attend/state.cuh"
+#include "kernels/cuda/cache/quant.cuh"
 #include "kernels/cuda/device/cuda.h"
 #include "kernels/cuda/device/element.cuh"
 
@@ -121,7 +122,17 @@ struct merge_args {
     float *out_lse;
     int64_t out_lse_row_stride;
     const float *sink_logits;
+    const float *out_scale; /* where Out is a code */
 };
+
+/* An element of the result; code of e4m3: of a scale, given its inverse. */
+template <typename Out>
+__device__ void store_result(Out &to, float value, float) {
+    to = from_float<Out>(value);
+}
+__device__ void store_result(uint8_t &to, float value, float inverse) {
+    to = e4m3_code(value * inverse);
+}
 
 /* A lane has UNITS elements, a warp's lanes apart. */
 template <typename In, typename Out, int UNITS>
@@ -152,10 +163,11 @@ __global__ void __launch_bounds__(THREADS) merge_packed(const __grid_constant__ 
     }
     Out *out = (Out *)a.out + at.row * a.out_row_stride + (int64_t)at.head * a.v_dim;
     const float kept = a.sink_logits ? sink_factor(a.sink_logits, at.head, lse) : 1;
+    const float inverse = a.out_scale ? __fdiv_rn(1, __ldg(a.out_scale)) : 1;
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
         const int32_t column = u * WARP_LANES + lane;
-        if (column < a.v_dim) out[column] = from_float<Out>(value[u] * kept);
+        if (column < a.v_dim) store_result(out[column], value[u] * kept, inverse);
     }
     if (a.out_lse && lane == 0) a.out_lse[at.row * a.out_lse_row_stride + at.head] = lse;
 }
@@ -170,9 +182,10 @@ cpa_status launch_merge(const merge_args &a, cpa_stream *stream) {
 
 template <typename In>
 cpa_status launch_merge_to(const merge_args &a, cpa_dtype out_dtype, cpa_stream *stream) {
-    return out_dtype == CPA_F32    ? launch_merge<In, float>(a, stream)
-           : out_dtype == CPA_BF16 ? launch_merge<In, __nv_bfloat16>(a, stream)
-                                   : launch_merge<In, __half>(a, stream);
+    return out_dtype == CPA_F32        ? launch_merge<In, float>(a, stream)
+           : out_dtype == CPA_BF16     ? launch_merge<In, __nv_bfloat16>(a, stream)
+           : out_dtype == CPA_FP8_E4M3 ? launch_merge<In, uint8_t>(a, stream)
+                                       : launch_merge<In, __half>(a, stream);
 }
 
 } // namespace
@@ -212,6 +225,7 @@ extern "C" cpa_status cpa_cuda_state_merge_packed(const cpa_state_merge_packed_a
     a.out_lse = args->out_lse;
     a.out_lse_row_stride = args->out_lse_row_stride;
     a.sink_logits = args->sink_logits;
+    a.out_scale = args->out_scale;
     return args->dtype == CPA_F32    ? launch_merge_to<float>(a, args->out_dtype, stream)
            : args->dtype == CPA_BF16 ? launch_merge_to<__nv_bfloat16>(a, args->out_dtype, stream)
                                      : launch_merge_to<__half>(a, args->out_dtype, stream);

@@ -60,10 +60,6 @@ __device__ void unit_place(const side &s, int i, int unit, int tokens, int dim, 
     }
 }
 
-__device__ bool is_code(cpa_dtype dtype) {
-    return dtype == CPA_FP8_E4M3 || dtype == CPA_INT8;
-}
-
 /* Elements as cells; word: of the row, of codes. */
 template <int BYTES>
 __device__ uint32_t to_cell(uint32_t bits, cpa_dtype dtype, bool raw, uint32_t word) {
@@ -153,7 +149,7 @@ __global__ void __launch_bounds__(THREADS) kv_convert(const __grid_constant__ co
     if (tokens <= 0) return;
     const char *src = from.pool + move.src * from.block_stride;
     char *dst = to.pool + move.dst * to.block_stride;
-    load_words(a, from, src, head, first, tokens, words);
+    load_words(a, from, src, head, move.first + first, tokens, words);
     __syncthreads();
     const int loads = a.tokens * dim / UNIT_FROM, stores = a.tokens * dim / UNIT_TO;
     for (int begin = threadIdx.x; begin < loads; begin += AT_ONCE * THREADS) {
@@ -163,7 +159,7 @@ __global__ void __launch_bounds__(THREADS) kv_convert(const __grid_constant__ co
         for (int i = 0; i < AT_ONCE; i++) {
             unit_place(from, begin + i * THREADS, UNIT_FROM, a.tokens, dim, token[i], column[i]);
             if (begin + i * THREADS >= loads || token[i] >= tokens) token[i] = -1;
-            const char *at = src + place_of(from, first + token[i], head, column[i], FROM_BYTES);
+            const char *at = src + place_of(from, move.first + first + token[i], head, column[i], FROM_BYTES);
             if (token[i] < 0) continue;
             if constexpr (VECTORS) {
                 value[i] = __ldg((const uint4 *)at);
@@ -308,6 +304,8 @@ extern "C" cpa_status cpa_cuda_kv_move_tokens(const cpa_kv_view *src, const cpa_
     const int shared = a.tokens * (widest + PAD) * 4;
     if (from.kv_heads > INT16_MAX)
         return cpa_cuda_unsupported(stream, "kv_convert: more KV heads than a grid has CTAs", from.kv_heads);
+    if (from.layout == CPA_VLLM_X) /* values of neighbouring tokens are read together */
+        for (int64_t i = 0; i < n; i++) vectors = vectors && moves[i].first * from_bytes % 16 == 0;
     for (int64_t done = 0; done < n; done += BLOCKS_A_LAUNCH) {
         const int count = (int)(n - done < BLOCKS_A_LAUNCH ? n - done : BLOCKS_A_LAUNCH);
         const dim3 grid(count, a.parts * from.kv_heads, from.block_size / a.tokens);
@@ -335,8 +333,31 @@ extern "C" cpa_status cpa_cuda_kv_convert(const cpa_kv_convert_args *args, cpa_s
     for (int64_t done = 0; done < args->n_pairs && status == CPA_OK; done += BLOCKS_A_LAUNCH) {
         const int64_t left = args->n_pairs - done, count = left < BLOCKS_A_LAUNCH ? left : BLOCKS_A_LAUNCH;
         for (int64_t i = 0; i < count; i++)
-            moves[i] = {(int32_t)args->pairs[done + i][0], (int32_t)args->pairs[done + i][1], args->src.block_size};
+            moves[i] = {(int32_t)args->pairs[done + i][0], (int32_t)args->pairs[done + i][1], args->src.block_size, 0};
         status = cpa_cuda_kv_move_tokens(&args->src, &args->dst, moves, count, same, "kv_convert", stream);
     }
     return status;
+}
+
+extern "C" cpa_status cpa_cuda_kv_gather(const cpa_kv_gather_args *args, const cpa_kv_view *rows, cpa_stream *stream) {
+    cpa_cuda_block_move moves[BLOCKS_A_LAUNCH];
+    const int64_t block_size = args->src.block_size;
+    const int keeps_bits = args->src.dtype == args->dst_dtype;
+    int64_t n = 0;
+    cpa_status status = cpa_cuda_select(stream->device, &stream->error);
+    for (int64_t s = 0; s < args->n_spans; s++) {
+        const cpa_kv_span span = args->spans[s];
+        for (int64_t done = 0; done < span.count && status == CPA_OK;) {
+            const int64_t token = span.first + done, first = token % block_size, left = span.count - done;
+            const int64_t count = left < block_size - first ? left : block_size - first;
+            const int32_t block = args->block_tables[span.table + token / block_size];
+            moves[n++] = {block, (int32_t)(span.dst_row + done), (int32_t)count, (int32_t)first};
+            done += count;
+            if (n < BLOCKS_A_LAUNCH) continue;
+            status = cpa_cuda_kv_move_tokens(&args->src, rows, moves, n, keeps_bits, "kv_gather", stream);
+            n = 0;
+        }
+    }
+    if (status != CPA_OK || n == 0) return status;
+    return cpa_cuda_kv_move_tokens(&args->src, rows, moves, n, keeps_bits, "kv_gather", stream);
 }

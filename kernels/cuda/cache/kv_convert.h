@@ -8,9 +8,9 @@
 extern "C" {
 #endif
 
-/* The first `tokens` tokens of a block. */
+/* `tokens` tokens of a block from the `first` on, which become the first ones of the other. */
 typedef struct cpa_cuda_block_move {
-    int32_t src, dst, tokens;
+    int32_t src, dst, tokens, first;
 } cpa_cuda_block_move;
 
 /* Enqueues moves between views of one shape but for dtype, scales and layout; what lies past the tokens stays. Elements

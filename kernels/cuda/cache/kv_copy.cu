@@ -14,7 +14,7 @@ namespace {
 
 constexpr int THREADS = 256;
 constexpr int AT_ONCE = 4;            /* loads of a thread that are under way together */
-constexpr int BLOCKS_A_LAUNCH = 1024; /* 12 KB of the 32 KB that parameters may take */
+constexpr int BLOCKS_A_LAUNCH = 1024; /* 16 KB of the 32 KB that parameters may take */
 
 using block_copy = cpa_cuda_block_move;
 
@@ -117,11 +117,11 @@ struct copier {
     }
     cpa_status add(int64_t src, int64_t dst, int64_t tokens) {
         if (whole && tokens < from.block_size) {
-            const block_copy copy = {(int32_t)src, (int32_t)dst, (int32_t)tokens};
+            const block_copy copy = {(int32_t)src, (int32_t)dst, (int32_t)tokens, 0};
             return cpa_cuda_kv_move_tokens(&from, &to, &copy, 1, 1, operation, stream);
         }
         if (whole) tokens = 1;
-        args.blocks[count++] = {(int32_t)src, (int32_t)dst, (int32_t)tokens};
+        args.blocks[count++] = {(int32_t)src, (int32_t)dst, (int32_t)tokens, 0};
         return count == BLOCKS_A_LAUNCH ? flush() : CPA_OK;
     }
 };

@@ -12,7 +12,7 @@ constexpr int THREADS = 256;
 /* Keys or values: where they come from and where they go. */
 struct tensor {
     const void *from;
-    int64_t row_stride; /* elements from token to token of what comes */
+    int64_t row_stride, from_head_stride; /* elements from token to token and from head to head of what comes */
     char *to;
     int32_t dim;
     int64_t block_stride, token_stride, head_stride;
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(THREADS) kv_quantise(const __grid_constant__ q
         if (lane == 0 && atomicExch(&a.bad_slot->found, 1) == 0) a.bad_slot->token = token, a.bad_slot->slot = slot;
         return;
     }
-    const int64_t from = token * t.row_stride + head * t.dim;
+    const int64_t from = token * t.row_stride + head * t.from_head_stride;
     float x[ROUNDS][WIDTH], low = 0, high = 0;
     bool nonfinite = false;
 #pragma unroll
@@ -87,10 +87,11 @@ __global__ void __launch_bounds__(THREADS) kv_quantise(const __grid_constant__ q
     if (t.words_at && lane == 0) ((uint32_t *)(block + t.words_at))[(head << a.block_shift) + offset] = word;
 }
 
-tensor tensor_of(const cpa_kv_view &kv, cpa_kv_part part, const void *from, int64_t row_stride) {
+tensor tensor_of(const cpa_kv_view &kv, cpa_kv_part part, const void *from, int64_t row_stride, int64_t head_stride) {
     const cpa_kv_pool pool = cpa_kv_pool_of(&kv, part);
     return {from,
             row_stride ? row_stride : (int64_t)kv.kv_heads * pool.dim,
+            head_stride ? head_stride : pool.dim,
             pool.memory,
             pool.dim,
             pool.block_stride,
@@ -125,7 +126,8 @@ void launch(const quantise_args &a, dim3 grid, cpa_stream *stream) {
 extern "C" cpa_status cpa_cuda_kv_quantise(const cpa_kv_write_args *args, cpa_stream *stream) {
     const cpa_kv_view kv = cpa_kv_view_resolve(args->kv);
     const quantise_args a = {
-        {tensor_of(kv, CPA_KEYS, args->k, args->k_row_stride), tensor_of(kv, CPA_VALUES, args->v, args->v_row_stride)},
+        {tensor_of(kv, CPA_KEYS, args->k, args->k_row_stride, args->k_head_stride),
+         tensor_of(kv, CPA_VALUES, args->v, args->v_row_stride, args->v_head_stride)},
         args->dtype,
         kv.dtype,
         args->tokens * kv.kv_heads,

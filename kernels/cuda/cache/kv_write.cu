@@ -11,7 +11,7 @@ constexpr int THREADS = 256, WARP_LANES = 32, AT_ONCE = 4;
 /* Keys or values: where they come from and where they go. */
 struct tensor {
     const void *from;
-    int64_t row_stride; /* elements from token to token of what comes */
+    int64_t row_stride, gap; /* elements from token to token of what comes, and between its heads */
     void *to;
     int32_t dim;
     int64_t block_stride, token_stride, head_stride;
@@ -49,7 +49,8 @@ __global__ void __launch_bounds__(THREADS) kv_write(const __grid_constant__ writ
         unit_of<From, UNIT> value[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++)
-            if (first + i * WARP_LANES < token_units) value[i] = from[first + i * WARP_LANES];
+            if (const int32_t unit = first + i * WARP_LANES; unit < token_units)
+                value[i] = from[t.gap ? unit + unit / head_units * (t.gap / UNIT) : unit];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             const int32_t unit = first + i * WARP_LANES, head = unit / head_units;
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(THREADS) kv_write_runs(const __grid_constant__
     }
     const int32_t shift = r.run_shift[blockIdx.y];
     const int64_t block = slot >> a.block_shift, offset = slot & ((1 << a.block_shift) - 1);
-    const int64_t from = token * t.row_stride + column;
+    const int64_t from = token * t.row_stride + column + head * t.gap;
     const int64_t to = block * t.block_stride + offset * t.token_stride + head * t.head_stride +
                        (d >> shift) * r.run_stride[blockIdx.y] + (d & ((1 << shift) - 1));
     const float value = read_element(t.from, r.from, from);
@@ -158,9 +159,11 @@ extern "C" cpa_status cpa_cuda_kv_write(const cpa_kv_write_args *args, cpa_strea
     const int64_t v_row_stride = kv.v_in_k            ? k_row_stride
                                  : args->v_row_stride ? args->v_row_stride
                                                       : (int64_t)kv.kv_heads * kv.v_dim;
+    const int64_t k_gap = args->k_head_stride ? args->k_head_stride - kv.k_dim : 0,
+                  v_gap = args->v_head_stride && !kv.v_in_k ? args->v_head_stride - kv.v_dim : 0;
     const write_args a = {
-        {{args->k, k_row_stride, kv.k, kv.k_dim, kv.k_block_stride, kv.k_token_stride, kv.k_head_stride},
-         {args->v, v_row_stride, kv.v, kv.v_dim, kv.v_block_stride, kv.v_token_stride, kv.v_head_stride}},
+        {{args->k, k_row_stride, k_gap, kv.k, kv.k_dim, kv.k_block_stride, kv.k_token_stride, kv.k_head_stride},
+         {args->v, v_row_stride, v_gap, kv.v, kv.v_dim, kv.v_block_stride, kv.v_token_stride, kv.v_head_stride}},
         args->tokens,
         kv.kv_heads,
         cpa_cuda_log2(kv.block_size),
@@ -172,7 +175,8 @@ extern "C" cpa_status cpa_cuda_kv_write(const cpa_kv_write_args *args, cpa_strea
     };
     if (kv.layout == CPA_VLLM_X) return write_runs(a, args->dtype, kv, stream);
     const int64_t strides = kv.k_block_stride | kv.k_token_stride | kv.k_head_stride | kv.v_block_stride |
-                            kv.v_token_stride | kv.v_head_stride | kv.k_dim | kv.v_dim | k_row_stride | v_row_stride;
+                            kv.v_token_stride | kv.v_head_stride | kv.k_dim | kv.v_dim | k_row_stride | v_row_stride |
+                            k_gap | v_gap;
     const uintptr_t pointers = (uintptr_t)args->k | (uintptr_t)args->v | (uintptr_t)kv.k | (uintptr_t)kv.v;
     const bool vectors = strides % 8 == 0 && pointers % 16 == 0;
     if (args->dtype == CPA_F32) {

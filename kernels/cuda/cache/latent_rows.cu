@@ -44,7 +44,7 @@ using elements = float[ROUNDS][WIDTH];
 __device__ void read_row(const rows_of &from, const row_place &at, int32_t dim, int lane, elements &x) {
     const char *row = from.row(at.block, at.offset, at.head);
     uint32_t word = 0;
-    if (from.dtype == CPA_FP8_E4M3 || from.dtype == CPA_INT8)
+    if (is_code(from.dtype))
         word = from.words_at ? *from.word(at.block, at.offset, at.head) : __float_as_uint(from.scale_of(at.head));
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
@@ -264,7 +264,8 @@ extern "C" cpa_status cpa_cuda_latent_write(const cpa_kv_write_args *args, cpa_s
     const cpa_kv_view kv = cpa_kv_view_resolve(args->kv);
     const int64_t bytes = cpa_dtype_bytes(args->dtype);
     const int64_t stride = args->k_row_stride ? args->k_row_stride : (int64_t)kv.kv_heads * kv.k_dim;
-    const write_args a = {tensor_of(args->k, args->dtype, stride * bytes, kv.k_dim * bytes),
+    const write_args a = {tensor_of(args->k, args->dtype, stride * bytes,
+                                    (args->k_head_stride ? args->k_head_stride : kv.k_dim) * bytes),
                           cache_of(kv),
                           args->tokens,
                           kv.num_blocks * kv.block_size,

@@ -52,6 +52,18 @@ struct e4m3_codes {
     static __device__ float scale(uint32_t word) { return __uint_as_float(word) * FACTOR; }
 };
 
+/* The upper bytes of fp16; for what is compiled for them, few kernels. */
+struct e5m2_codes {
+    static constexpr float FACTOR = 1;
+    static __device__ uint32_t zero(uint32_t, uint32_t) { return 0; }
+    static __device__ uint32_t word(float tensor_scale) { return __float_as_uint(tensor_scale); }
+    static __device__ void widen(uint32_t four, uint32_t, uint32_t &low, uint32_t &high) {
+        low = __byte_perm(four, 0, 0x1404);
+        high = __byte_perm(four, 0, 0x3424);
+    }
+    static __device__ float scale(uint32_t word) { return __uint_as_float(word); }
+};
+
 struct int8_codes {
     /* A byte with 0x64 above it is the fp16 number 1024 + byte; codes are offset by 128. */
     static __device__ uint32_t zero(uint32_t low_word, uint32_t high_word) {
@@ -90,7 +102,13 @@ struct codes_tag {
     using codes = Kind;
 };
 
-/* On the host: launch(codes_tag<...>()) with the codes of a quantised dtype, for kernels that are compiled for each. */
+/* Whether rows are codes with one word each, of a row, a head or a tensor. */
+__host__ __device__ inline bool is_code(cpa_dtype dtype) {
+    return dtype == CPA_FP8_E4M3 || dtype == CPA_INT8 || dtype == CPA_FP8_E5M2;
+}
+
+/* On the host: launch(codes_tag<...>()) with the codes of a quantised dtype, for kernels that are compiled for e4m3 and
+ * int8. */
 template <typename Launch>
 auto launch_for_codes(cpa_dtype dtype, const Launch &launch) {
     if (dtype == CPA_INT8) return launch(codes_tag<int8_codes>());
@@ -105,6 +123,10 @@ __device__ inline float read_code(const void *codes, cpa_dtype dtype, int64_t i,
         int8_codes::widen(code, int8_codes::zero(word, word), low, high);
         return int8_codes::scale(word) * __low2float(bits_pair(low));
     }
+    if (dtype == CPA_FP8_E5M2) {
+        e5m2_codes::widen(code, 0, low, high);
+        return __uint_as_float(word) * __low2float(bits_pair(low));
+    }
     e4m3_codes::widen(code, 0, low, high);
     return __uint_as_float(word) * (__low2float(bits_pair(low)) * e4m3_codes::FACTOR);
 }
@@ -115,8 +137,10 @@ __device__ inline float finite_or_zero(float x) {
 
 /* The scale word of a row whose finite elements and 0 span [low, high]. */
 __device__ inline uint32_t scale_word(cpa_dtype dtype, float tensor_scale, float low, float high) {
-    if (dtype == CPA_FP8_E4M3)
-        return __float_as_uint(tensor_scale != 0 ? tensor_scale : __fdiv_rn(fmaxf(high, -low), 448.0f));
+    if (dtype != CPA_INT8) {
+        const float most = dtype == CPA_FP8_E5M2 ? 57344.0f : 448.0f;
+        return __float_as_uint(tensor_scale != 0 ? tensor_scale : __fdiv_rn(fmaxf(high, -low), most));
+    }
     const float range = __fsub_rn(__fdiv_rn(high, 255.0f), __fdiv_rn(low, 255.0f));
     const uint32_t bits = (__float_as_uint(range) + 0xff) & ~0xffu;
     if (bits == 0) return 0;
@@ -134,9 +158,15 @@ __device__ inline uint16_t e4m3_pair(float low, float high) {
     return __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
 }
 
+/* The same in e5m2. */
+__device__ inline uint8_t e5m2_code(float x) {
+    return isnan(x) ? 0 : __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E5M2);
+}
+
 /* The code of an element of a row with that word. */
 __device__ inline uint8_t code_of(cpa_dtype dtype, uint32_t word, float x) {
     if (dtype == CPA_FP8_E4M3) return e4m3_code(__fdiv_rn(x, __uint_as_float(word)));
+    if (dtype == CPA_FP8_E5M2) return e5m2_code(__fdiv_rn(x, __uint_as_float(word)));
     const float quotient = __fdiv_rn(x, int8_codes::scale(word));
     const float code = (isnan(quotient) ? 0 : rintf(quotient)) + (float)(int8_t)(word & 0xff);
     return (uint8_t)(int8_t)fminf(fmaxf(code, -128), 127);

@@ -126,6 +126,7 @@ cpa_status cpa_cuda_kv_copy(const cpa_kv_copy_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_kv_move(const cpa_kv_move_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_kv_convert(const cpa_kv_convert_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_kv_pack(const cpa_kv_pack_args *args, cpa_stream *stream);
+cpa_status cpa_cuda_kv_gather(const cpa_kv_gather_args *args, const cpa_kv_view *rows, cpa_stream *stream);
 cpa_status cpa_cuda_latent_gather(const cpa_latent_gather_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_latent_expand(const cpa_latent_expand_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_copy_blocks(const cpa_copy_blocks_args *args, cpa_stream *stream);

@@ -278,6 +278,7 @@ static const cpa_operator_table operator_table = {
     .kv_move = cpa_cuda_kv_move,
     .kv_convert = cpa_cuda_kv_convert,
     .kv_pack = cpa_cuda_kv_pack,
+    .kv_gather = cpa_cuda_kv_gather,
     .latent_gather = cpa_cuda_latent_gather,
     .latent_expand = cpa_cuda_latent_expand,
     .copy_blocks = cpa_cuda_copy_blocks,

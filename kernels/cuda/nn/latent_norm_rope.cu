@@ -25,7 +25,7 @@ __device__ uint32_t tile_word(const latent_pool &pool, const T *tile) {
 /* Codes of a row: a warp takes a tile after the other. */
 template <typename T>
 __device__ void store_tiles(const latent_pool &pool, const T *latent, char *row, uint32_t *word_of_row) {
-    const cpa_dtype codes = pool.dtype == CPA_INT8 ? CPA_INT8 : CPA_FP8_E4M3;
+    const cpa_dtype codes = pool.dtype == CPA_FP8_T128 ? CPA_FP8_E4M3 : pool.dtype;
     for (int32_t t = threadIdx.x / WARP_LANES; t < pool.tiles; t += blockDim.x / WARP_LANES) {
         const T *tile = latent + t * pool.tile;
         const uint32_t word = tile_word(pool, tile);

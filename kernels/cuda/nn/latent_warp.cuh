@@ -65,7 +65,7 @@ __device__ void store_codes(const latent_pool &pool, const lane_latent<T> &row, 
                             const uint32_t (&word)[lane_latent<T>::UNITS]) {
     constexpr int UNIT = lane_latent<T>::UNIT;
     const int32_t coded = pool.tile * pool.tiles;
-    const cpa_dtype codes = pool.dtype == CPA_INT8 ? CPA_INT8 : CPA_FP8_E4M3;
+    const cpa_dtype codes = pool.dtype == CPA_FP8_T128 ? CPA_FP8_E4M3 : pool.dtype;
     row.for_units([&](int i, int32_t column) {
         if (column >= coded) {
             unit_of<__nv_bfloat16, UNIT> tail;

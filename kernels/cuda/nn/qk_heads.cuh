@@ -103,7 +103,7 @@ __device__ void store_runs(const target &t, cpa_dtype dtype, int64_t row, int32_
         const int32_t d = column + e;
         const int64_t at = row + (d >> t.run_shift) * t.run_stride + (d & ((1 << t.run_shift) - 1));
         const unit_of<T, 1> one = {{value.element[e]}};
-        if (dtype == CPA_FP8_E4M3 || dtype == CPA_INT8) {
+        if (is_code(dtype)) {
             store_codes<T, 1>(t.pool + at, dtype, word, one);
         } else {
             store_plain<T, 1>(t.pool, dtype, at, one);
@@ -149,7 +149,7 @@ __device__ void store_cached(const rope_args &a, head_place at, lane_columns col
     if (!__any_sync(0xffffffff, slot >= 0)) return;
     const target &t = a.targets[at.kind == 1 ? 0 : 1];
     const int64_t offset = slot & ((1 << a.block_shift) - 1), block = slot >> a.block_shift;
-    const bool quantised = a.kv_dtype == CPA_FP8_E4M3 || a.kv_dtype == CPA_INT8;
+    const bool quantised = is_code(a.kv_dtype);
     uint32_t word = 0;
     if (quantised) {
         float low = 0, high = 0;

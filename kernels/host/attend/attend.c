@@ -37,10 +37,11 @@ static row_place place_of(const cpa_attend_job *job, const cpa_host_unit *unit, 
     const cpa_host_member member = cpa_host_member_of(job->plan, unit, job->group, row);
     int64_t index = job->plan->items[member.item].q_row + member.token;
     int64_t head = cpa_attend_query_head(job, unit, row);
-    int64_t at = (index * batch->shape.q_heads + head) * batch->shape.v_dim * cpa_host_out_bytes(&job->args);
-    return (row_place){.o = state->o ? state->o + index * state->o_row_stride + head * batch->shape.v_dim : NULL,
-                       .lse = state->lse ? state->lse + index * state->lse_row_stride + head : NULL,
-                       .out = job->args.out ? (char *)job->args.out + at : NULL};
+    int64_t at = (index * job->args.out_row_stride + head * job->args.out_head_stride) * cpa_host_out_bytes(&job->args);
+    return (row_place){
+        .o = state->o ? state->o + index * state->o_row_stride + head * batch->shape.v_dim : NULL,
+        .lse = state->lse ? state->lse + index * state->lse_row_stride + head * job->args.lse_head_stride : NULL,
+        .out = job->args.out ? (char *)job->args.out + at : NULL};
 }
 
 /* Begins the fold with the empty state, or with what the caller has, and goes on with what the rows share. */
@@ -197,8 +198,7 @@ cpa_status cpa_host_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     if (!base->n_items) return CPA_OK;
     cpa_attend_log_kernels(base, args);
     job.args.kv = cpa_kv_view_resolve(args->kv);
-    job.args.state = cpa_partial_resolve(args->state, batch->shape.q_heads, batch->shape.v_dim);
-    if (!job.args.q_row_stride) job.args.q_row_stride = (int64_t)batch->shape.q_heads * batch->shape.k_dim;
+    cpa_attend_resolve_rows(&job.args, &batch->shape);
     place_ready_queries(plan, &job.args, ready_q);
     double scale = args->scale != 0 ? args->scale : 1 / sqrt(batch->shape.k_dim);
     job.group = batch->shape.q_heads / batch->shape.kv_heads;

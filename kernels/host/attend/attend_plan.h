@@ -2,6 +2,7 @@
 #ifndef CPA_HOST_ATTEND_PLAN_H
 #define CPA_HOST_ATTEND_PLAN_H
 
+#include "kernels/attend_update.h"
 #include "kernels/cascade.h"
 #include "kernels/host/device/host.h"
 
@@ -75,12 +76,13 @@ typedef struct cpa_host_plan {
     int64_t paths_capacity;
     cpa_host_shared_row *shared_rows;
     int64_t n_shared_rows, shared_rows_capacity;
-    /* Reserved: what an update reads, and the first rows of the sequences that it refuses, with room for all that the
+    /* Reserved: what an update reads, and the rows of the sequences that it refuses, with room for all that the
      * reservation has; and its places. */
     cpa_attend_item *read_items;
     int32_t *read_tables;
     cpa_attend_rows *refused_rows;
     int64_t n_refused;
+    cpa_attend_refusal refusal; /* of the last update */
     cpa_attend_place *places;
 } cpa_host_plan;
 

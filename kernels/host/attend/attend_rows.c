@@ -81,9 +81,8 @@ int64_t cpa_attend_query_head(const cpa_attend_job *job, const cpa_host_unit *un
 
 static const char *find_query(const cpa_attend_job *job, const cpa_host_unit *unit, int32_t row) {
     const cpa_host_member member = cpa_host_member_of(job->plan, unit, job->group, row);
-    int32_t k_dim = job->plan->batch.shape.k_dim;
     int64_t index = job->plan->items[member.item].q_row + member.token;
-    int64_t at = index * job->args.q_row_stride + cpa_attend_query_head(job, unit, row) * k_dim;
+    int64_t at = index * job->args.q_row_stride + cpa_attend_query_head(job, unit, row) * job->args.q_head_stride;
     return (const char *)job->args.q + at * cpa_dtype_bytes(job->args.q_dtype);
 }
 

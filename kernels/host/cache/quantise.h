@@ -10,6 +10,7 @@
 #include "base/convert.h"
 
 #define CPA_E4M3_MAX 448.0f
+#define CPA_E5M2_MAX 57344.0f
 
 /* Saturates; NaN becomes 0. The sum with 2^14 leaves a rounded subnormal in the low bits, since the spacing of floats
  * there is that of the subnormals. */
@@ -25,18 +26,42 @@ static inline uint8_t cpa_to_e4m3(float value) {
     return (uint8_t)(bits > 0x7f800000 ? 0 : code);
 }
 
+/* The same, where subnormals are multiples of 2^-16, the spacing of floats at 2^7. */
+static inline uint8_t cpa_to_e5m2(float value) {
+    const uint32_t least_normal = 0x38800000; /* 2^-14 */
+    uint32_t sign = cpa_float_bits(value) >> 24 & 0x80;
+    float magnitude = cpa_bits_float(cpa_float_bits(value) & 0x7fffffff);
+    magnitude = magnitude > CPA_E5M2_MAX ? CPA_E5M2_MAX : magnitude;
+    uint32_t bits = cpa_float_bits(magnitude);
+    uint32_t normal = ((bits + 0xfffff + (bits >> 21 & 1)) >> 21) - (112u << 2);
+    uint32_t subnormal = cpa_float_bits(magnitude + 0x1p7f) - 0x43000000u;
+    uint32_t code = sign | (bits < least_normal ? subnormal : normal);
+    return (uint8_t)(bits > 0x7f800000 ? 0 : code);
+}
+
 /* What takes part in the scale of a row: 0 in place of infinities and NaN. */
 static inline float cpa_finite_or_zero(float value) {
     return (cpa_float_bits(value) & 0x7f800000) == 0x7f800000 ? 0 : value;
 }
 
-static inline uint32_t cpa_quantise_e4m3(uint8_t *codes, const float *x, float tensor_scale, int64_t n) {
+/* The scale of a row whose largest code is `most`: that of the tensor if there is one. */
+static inline float cpa_fp8_scale(const float *x, float tensor_scale, float most, int64_t n) {
     float largest = 0;
     for (int64_t i = 0; tensor_scale == 0 && i < n; i++) {
         float magnitude = fabsf(cpa_finite_or_zero(x[i]));
         largest = magnitude > largest ? magnitude : largest;
     }
-    float scale = tensor_scale != 0 ? tensor_scale : largest / CPA_E4M3_MAX;
+    return tensor_scale != 0 ? tensor_scale : largest / most;
+}
+
+static inline uint32_t cpa_quantise_e5m2(uint8_t *codes, const float *x, float tensor_scale, int64_t n) {
+    const float scale = cpa_fp8_scale(x, tensor_scale, CPA_E5M2_MAX, n);
+    for (int64_t i = 0; i < n; i++) codes[i] = cpa_to_e5m2(x[i] / scale); /* 0 / 0 is NaN, and so 0 */
+    return cpa_float_bits(scale);
+}
+
+static inline uint32_t cpa_quantise_e4m3(uint8_t *codes, const float *x, float tensor_scale, int64_t n) {
+    const float scale = cpa_fp8_scale(x, tensor_scale, CPA_E4M3_MAX, n);
     for (int64_t i = 0; i < n; i++) codes[i] = cpa_to_e4m3(x[i] / scale); /* 0 / 0 is NaN, and so 0 */
     return cpa_float_bits(scale);
 }
@@ -114,7 +139,9 @@ static inline void cpa_dequantise_tiles(float *dst, const void *row, cpa_dtype d
 
 /* codes[0..n) and the scale word of a row. */
 static inline uint32_t cpa_quantise(void *codes, const float *x, cpa_dtype dtype, float tensor_scale, int64_t n) {
-    return dtype == CPA_INT8 ? cpa_quantise_int8(codes, x, n) : cpa_quantise_e4m3(codes, x, tensor_scale, n);
+    if (dtype == CPA_INT8) return cpa_quantise_int8(codes, x, n);
+    return dtype == CPA_FP8_E5M2 ? cpa_quantise_e5m2(codes, x, tensor_scale, n)
+                                 : cpa_quantise_e4m3(codes, x, tensor_scale, n);
 }
 
 /* dst[0..n) = the row of these codes. `word` is read only if rows have scales. */
@@ -128,6 +155,8 @@ static inline void cpa_dequantise(float *dst, const void *codes, cpa_dtype dtype
     } else {
         const uint8_t *code = codes;
         const float scale = tensor_scale != 0 ? tensor_scale : cpa_bits_float(word);
+        for (int64_t i = 0; dtype == CPA_FP8_E5M2 && i < n; i++) dst[i] = scale * cpa_from_e5m2(code[i]);
+        if (dtype == CPA_FP8_E5M2) return;
         for (int64_t i = 0; i < n; i++) dst[i] = scale * cpa_from_e4m3(code[i]);
     }
 }

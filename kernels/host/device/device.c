@@ -234,6 +234,7 @@ static const cpa_operator_table operator_table = {
     .kv_move = cpa_host_kv_move,
     .kv_convert = cpa_host_kv_convert,
     .kv_pack = cpa_host_kv_pack,
+    .kv_gather = cpa_host_kv_gather,
     .latent_gather = cpa_host_latent_gather,
     .latent_expand = cpa_host_latent_expand,
     .copy_blocks = cpa_host_copy_blocks,

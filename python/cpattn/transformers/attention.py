@@ -124,8 +124,17 @@ class Step:
                             for length, count, table in zip(sequences.lengths, counts, sequences.tables) if count])
         else:
             self.plan = _plan(paging, query, key, value)
-            synchronise(self.plan.device)  # the layers of the forward before read the plan
-            self.plan.set(counts, sequences.lengths, sequences.tables)
+            self._work = counts, sequences.lengths, sequences.tables
+            self._starts: list[int] | None = []  # for which the plan is set: as yet none
+
+    def rows_begin(self, starts: list[int] | None) -> None:
+        """Has the plan be that of queries whose sequences begin at these rows, or, None, lie one behind the other."""
+        assert isinstance(self.plan, AttendPlan)
+        if starts == self._starts:
+            return
+        synchronise(self.plan.device)  # the layers before, of this forward or the last, read the plan
+        self.plan.set(*self._work, q_starts=starts)
+        self._starts = starts
 
 
 def _plan(paging: Paging, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> AttendPlan:
@@ -139,21 +148,43 @@ def _plan(paging: Paging, query: torch.Tensor, key: torch.Tensor, value: torch.T
 
 
 def _rows(x: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
-    """Rows [tokens of sequences, heads, dim] of [batch, heads, tokens, dim]."""
+    """Rows [tokens of sequences, heads, dim] of [batch, heads, tokens, dim]; as they lie where all are rows, unless they
+    are those of several sequences with the tokens of each within their heads."""
     rows = x.transpose(1, 2).flatten(0, 1)
-    return rows.contiguous() if chosen is None else rows.index_select(0, chosen)
+    if chosen is not None:
+        return rows.index_select(0, chosen)
+    return rows if rows.stride(2) == 1 else rows.contiguous()
+
+
+def _attend_as_it_lies(step: Step, query: torch.Tensor, layer: PagedLayer, v_dim: int,
+                       options: dict[str, Any]) -> torch.Tensor | None:
+    """Results [batch, tokens, heads, dim] of a contiguous [batch, heads, tokens, dim] of several sequences, which are
+    laid out alike. None for queries that lie otherwise, or of which some are no tokens."""
+    batch, heads, tokens, _ = query.shape
+    if batch == 1 or tokens == 1 or step.rows is not None or not query.is_contiguous():
+        return None
+    out = query.new_empty((batch, heads, tokens, v_dim))
+    rows, starts = ops.as_rows(query)
+    step.rows_begin(starts)
+    ops.attend(step.plan, rows, layer.pages, out=ops.as_rows(out)[0], **options)
+    return out.transpose(1, 2)
 
 
 def _attend(layer: PagedLayer, step: Step, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
             options: dict[str, Any]) -> torch.Tensor:
-    keys, values, queries = (_rows(x, step.rows) for x in (key, value, query))
+    keys, values = _rows(key, step.rows), _rows(value, step.rows)
     if step.written is not None:
         keys, values = keys.index_select(0, step.written), values.index_select(0, step.written)
     assert layer.pages is not None
     ops.kv_write(layer.pages, keys, values, step.slots)
     if isinstance(step.plan, AttendPlan):
-        out = ops.attend(step.plan, queries, layer.pages, **options)
+        strided = _attend_as_it_lies(step, query, layer, value.shape[3], options)
+        if strided is not None:
+            return strided
+        step.rows_begin(None)
+        out = ops.attend(step.plan, _rows(query, step.rows), layer.pages, **options)
     else:
+        queries = _rows(query, step.rows).contiguous()
         out = _join_heads(step.plan, step.plan.attend(queries, layer.pages, **options))
     batch, heads, tokens, _ = query.shape
     if step.rows is not None:

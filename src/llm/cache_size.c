@@ -1,4 +1,4 @@
-#include "launcher/cache_size.h"
+#include "src/llm/cache_size.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -8,6 +8,19 @@
 #include "src/cache/kv_cache.h"
 #include "src/cache/layer_groups.h"
 #include "src/schedule/scheduler.h"
+
+/* A cache that is sized for what it is to hold leaves memory to everything else. */
+#define MEMORY_SHARE 2
+
+/* What exchanges take of a device where staging_bytes is 0 (cpa_context_options). */
+#define DEVICE_STAGING_BYTES ((int64_t)2 << 30)
+
+int64_t cpa_cache_memory_bytes(const cpa_cache_memory *memory) {
+    const int64_t left = memory->memory_bytes - memory->network_bytes;
+    if (memory->share == 0) return left / MEMORY_SHARE;
+    const int64_t spared = (int64_t)((1 - memory->share) * (double)memory->memory_bytes);
+    return left - spared - (memory->staging_bytes ? memory->staging_bytes : DEVICE_STAGING_BYTES);
+}
 
 int64_t cpa_cache_block_bytes(const cpa_cache_limits *limits) {
     return cpa_kv_cache_block_bytes(&limits->model.attention, limits->model.layers, limits->block_size);
@@ -96,11 +109,11 @@ cpa_status cpa_cache_size_for(const cpa_cache_limits *limits, const cpa_request 
     return status;
 }
 
-cpa_status cpa_cache_check(const cpa_cache_limits *limits, int64_t blocks, cpa_error *err) {
+cpa_status cpa_cache_check(const cpa_cache_limits *limits, const char *option, int64_t blocks, cpa_error *err) {
     const int64_t most = cpa_cache_most_blocks(limits);
     if (blocks <= most) return CPA_OK;
     return cpa_fail(err, CPA_INVALID,
-                    "--num-blocks: found %" PRId64 ", expected at most %" PRId64 " (blocks of %" PRId64
-                    " KiB in %" PRId64 " MiB of free memory a rank)",
-                    blocks, most, cpa_cache_block_bytes(limits) >> 10, limits->memory_bytes >> 20);
+                    "%s: found %" PRId64 ", expected at most %" PRId64 " (blocks of %" PRId64 " KiB in %" PRId64
+                    " MiB of free memory a rank)",
+                    option, blocks, most, cpa_cache_block_bytes(limits) >> 10, limits->memory_bytes >> 20);
 }

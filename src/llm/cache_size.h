@@ -1,6 +1,6 @@
 /* How many blocks of KV cache a run needs, and what fits in memory. */
-#ifndef CPA_LAUNCHER_CACHE_SIZE_H
-#define CPA_LAUNCHER_CACHE_SIZE_H
+#ifndef CPA_LLM_CACHE_SIZE_H
+#define CPA_LLM_CACHE_SIZE_H
 
 #include <cpattn/engine.h>
 
@@ -22,6 +22,17 @@ typedef struct cpa_cache_size {
     int32_t window_seqs;
 } cpa_cache_size;
 
+/* What a rank's cache may have of its memory. */
+typedef struct cpa_cache_memory {
+    int64_t memory_bytes;  /* free memory of the rank */
+    int64_t network_bytes; /* bytes of it that the network takes */
+    /* On a device that serves: how much of it network, exchanges and cache take together. 0: half of what the network
+     * leaves goes to the cache, and memory to everything else. */
+    double share;
+    int64_t staging_bytes; /* with a share: bytes that exchanges take; 0: as many as a device's take by default */
+} cpa_cache_memory;
+int64_t cpa_cache_memory_bytes(const cpa_cache_memory *memory);
+
 /* Bytes of one block, all layers, keys and values. */
 int64_t cpa_cache_block_bytes(const cpa_cache_limits *limits);
 
@@ -41,7 +52,8 @@ int64_t cpa_cache_tokens_of(const cpa_cache_limits *limits, int64_t blocks);
 cpa_status cpa_cache_size_for(const cpa_cache_limits *limits, const cpa_request *requests, int64_t count, int64_t *out,
                               cpa_error *err);
 
-/* Checks a number of blocks that the user asks for. CPA_INVALID, with the numbers, if memory does not hold them. */
-cpa_status cpa_cache_check(const cpa_cache_limits *limits, int64_t blocks, cpa_error *err);
+/* Checks a number of blocks that the user asks for by the option of that name. CPA_INVALID, with the numbers, if memory
+ * does not hold them. */
+cpa_status cpa_cache_check(const cpa_cache_limits *limits, const char *option, int64_t blocks, cpa_error *err);
 
 #endif

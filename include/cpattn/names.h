@@ -1,0 +1,39 @@
+/* Dtypes and layouts by their names: those of this library, and those by which PyTorch, vLLM, SGLang and FlashInfer know
+ * the same formats.
+ *
+ * | here       | elsewhere                              |
+ * | fp32       | float32, float                         |
+ * | bf16       | bfloat16                               |
+ * | fp16       | float16, half                          |
+ * | fp8_e4m3   | fp8, fp8_e4m3fn, float8_e4m3fn         |
+ * | fp8_e5m2   | float8_e5m2                            |
+ * | int8       | turboquant_int8 (affine, a scale and a zero for each token and head) |
+ * | fp8_t128   | fp8_ds_mla                             |
+ * | token-major, head-major | NHD, HND                  |
+ * | vllm-x     |                                        |
+ *
+ * What a caller means by "auto" is the caller's: no format has that name. All is thread-safe. */
+#ifndef CPATTN_NAMES_H
+#define CPATTN_NAMES_H
+
+#include <cpattn/shape.h>
+#include <cpattn/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* *out becomes the dtype of the name. Otherwise it is left alone: CPA_UNSUPPORTED for a format of other libraries that
+ * is none of ours, as the rotated codes of vLLM's turboquant_*; CPA_INVALID for any other name, and NULL. */
+CPA_API cpa_status cpa_dtype_of_name(const char *name, cpa_dtype *out, cpa_error *err);
+
+/* The same of a layout of caches. */
+CPA_API cpa_status cpa_kv_layout_of_name(const char *name, cpa_kv_layout *out, cpa_error *err);
+
+/* "token-major", "head-major" or "vllm-x"; "none" for a value that is no layout. Lives as long as the library. */
+CPA_API const char *cpa_kv_layout_name(cpa_kv_layout layout);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,199 @@
+"""cpattn.Engine over the tiny model of the tests: the tokens of transformers, with threads and with asyncio."""
+
+import asyncio
+import gc
+import json
+import threading
+import time
+import weakref
+from pathlib import Path
+
+import cpattn
+import pytest
+from cpattn.engine import Engine, Sampling
+
+FOLDER = Path(__file__).resolve().parents[2] / "tests/data/tiny-llama"
+EXPECTED = json.loads((FOLDER / "expected.json").read_text())
+ENDLESS = Sampling(ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with Engine(FOLDER, device="host", threads=1, num_blocks=256, max_num_seqs=8, chat_template="chatml") as made:
+        yield made
+
+
+def wait_for_quiet(engine):
+    for _ in range(2000):
+        stats = engine.stats()
+        if stats["requests_running"] + stats["requests_waiting"] + stats["kv_used"] == 0:
+            return
+        time.sleep(0.005)
+    raise AssertionError(f"still busy: {stats['requests_running']} running, {stats['kv_used']} blocks used")
+
+
+def test_greedy_tokens_are_those_of_transformers(engine):
+    requests = [engine.submit(ids, ENDLESS, max_tokens=16) for ids in EXPECTED["prompts"]]
+    for request, ids, expected in zip(requests, EXPECTED["prompts"], EXPECTED["output_ids"]):
+        answer = request.result(60)
+        assert answer.token_ids == expected
+        assert answer.prompt_token_ids == ids
+        assert answer.finish_reason == "length"
+
+
+def test_pieces_make_the_answer(engine):
+    request = engine.submit("Hello", Sampling(ignore_eos=True, top_logprobs=2), max_tokens=12)
+    pieces = list(request)
+    answer = request.result()
+    assert "".join(piece.text for piece in pieces) == answer.text != ""
+    assert [t for piece in pieces for t in piece.token_ids] == answer.token_ids
+    assert len(answer.token_ids) == len(answer.logprobs) == len(answer.top_logprobs) == 12
+    for token, logprob, top in zip(answer.token_ids, answer.logprobs, answer.top_logprobs):
+        assert len(top) == 2 and top[token] == pytest.approx(logprob) and logprob == max(top.values()) < 0
+
+
+def test_seeds_decide_what_is_drawn(engine):
+    def draw(seed):
+        return engine.submit("Hello", Sampling(temperature=1, seed=seed, ignore_eos=True), max_tokens=20)
+    first, again, other = (draw(seed).result(60).token_ids for seed in (1, 1, 2))
+    assert first == again != other
+    biased = Sampling(logit_bias={300: 100.0}, ignore_eos=True)
+    assert engine.submit("Hello", biased, max_tokens=4).result(60).token_ids == [300] * 4
+
+
+def test_texts_and_tokens_stop_answers(engine):
+    whole = engine.submit("Hello", ENDLESS, max_tokens=40).result(60)
+    at = next(i for i in range(8, 30) if "\0" not in whole.text[i:i + 2] and "\ufffd" not in whole.text[i:i + 2])
+    stop = whole.text[at:at + 2]
+    answer = engine.submit("Hello", ENDLESS, max_tokens=40, stop=["never here", stop]).result(60)
+    assert (answer.finish_reason, answer.stop) == ("stop", stop)
+    assert answer.text == whole.text[:whole.text.index(stop)]
+    token = whole.token_ids[5]
+    stopped = engine.submit("Hello", Sampling(ignore_eos=True, stop_token_ids=[token]), max_tokens=40).result(60)
+    assert stopped.finish_reason == "stop"
+    assert stopped.token_ids == whole.token_ids[:whole.token_ids.index(token) + 1]
+
+
+def test_chats_go_through_the_template(engine):
+    assert engine.has_text and engine.has_chat
+    chat = engine.submit([{"role": "user", "content": "Hello"}], max_tokens=4)
+    text = engine.submit("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n", max_tokens=4)
+    ids = chat.prompt_token_ids
+    assert ids == text.prompt_token_ids[-len(ids):]
+
+
+def test_cancelled_requests_give_their_blocks_back(engine):
+    request = engine.submit("Once upon a time", ENDLESS, max_tokens=3000)
+    assert next(request).token_ids
+    request.cancel()
+    answer = request.result(60)
+    assert answer.finish_reason == "cancelled" and len(answer.token_ids) < 3000
+    with engine.submit("Once upon a time", ENDLESS, max_tokens=3000) as left:
+        next(left)
+    assert left.result(60).finish_reason == "cancelled"
+    wait_for_quiet(engine)
+    request.cancel()  # nothing happens
+
+
+def test_requests_end_in_time(engine):
+    answer = engine.submit("Hello", ENDLESS, max_tokens=4000, timeout=0.05).result(60)
+    assert answer.finish_reason == "expired"
+    slow = engine.submit("Hello", ENDLESS, max_tokens=4000)
+    with pytest.raises(TimeoutError):
+        slow.result(0.01)
+    slow.cancel()
+
+
+def test_asyncio_streams_many_at_once(engine):
+    alone = [engine.submit(text, ENDLESS, max_tokens=30).result(60) for text in ("Hello", "1 2 3", "def f(")]
+
+    async def stream(text):
+        request = engine.submit(text, ENDLESS, max_tokens=30)
+        pieces = [piece async for piece in request]
+        assert (await request).text == "".join(piece.text for piece in pieces)
+        return await request
+
+    async def cancelled():
+        request = engine.submit("Hello", ENDLESS, max_tokens=4000)
+        async for _ in request:
+            break
+        request.cancel()
+        return await request
+
+    async def main():
+        return await asyncio.gather(*(stream(text) for text in ("Hello", "1 2 3", "def f(")), cancelled())
+
+    *together, ended = asyncio.run(main())
+    assert [answer.token_ids for answer in together] == [answer.token_ids for answer in alone]
+    assert ended.finish_reason == "cancelled"
+
+
+def test_threads_submit_at_once(engine):
+    expected = engine.submit("Hello", ENDLESS, max_tokens=20).result(60).token_ids
+    found = []
+
+    def ask():
+        for _ in range(3):
+            found.append(engine.submit("Hello", ENDLESS, max_tokens=20).result(60).token_ids)
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected] * 18
+
+
+@pytest.mark.parametrize("make, line", [
+    (lambda: Engine("none"), "none/config.json: No such file"),
+    (lambda: Engine(FOLDER, max_model_len=5000), "max_model_len: found 5000, expected at most the 4096 positions"),
+    (lambda: Engine(FOLDER, device="host", block_size=24), "block_size"),
+    (lambda: Engine(FOLDER, device="gpu"), "device 'gpu'; expected 'host', 'cuda' or 'cuda:N'"),
+    (lambda: Engine(FOLDER, dtype="fp9"), "dtype 'fp9'; expected one of"),
+])
+def test_bad_folders_and_options_are_refused_by_one_line(make, line):
+    with pytest.raises((cpattn.Error, ValueError), match=line) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("arguments, options, line", [
+    (([],), {}, "prompt: found no token"),
+    (([400000],), {}, "prompt: found token 400000, expected ids from 0 to"),
+    (("Hello",), {"max_tokens": 5000}, "tokens and 5000 of the answer"),
+    (("Hello",), {"stop": ""}, "stops: text 0 is empty"),
+    (("Hello", Sampling(top_p=2)), {}, "top_p"),
+    (([{"content": "Hello"}],), {}, "messages: element 0 is no object with a text \"role\""),
+])
+def test_bad_requests_are_refused_by_one_line(engine, arguments, options, line):
+    with pytest.raises(cpattn.InvalidError, match=line):
+        engine.submit(*arguments, **options)
+
+
+def test_closing_ends_what_is_unfinished():
+    engine = Engine(FOLDER, device="host", threads=1, num_blocks=256)
+    request = engine.submit("Hello", ENDLESS, max_tokens=4000)
+    engine.close()
+    engine.close()
+    assert request.result(0).finish_reason == "cancelled"
+    with pytest.raises(cpattn.Error, match="closed"):
+        engine.submit("Hello")
+    with pytest.raises(cpattn.Error, match="closed"):
+        engine.stats()
+
+
+def test_an_engine_that_nobody_has_is_closed():
+    engine = Engine(FOLDER, device="host", threads=1, num_blocks=256)
+    engine.submit("Hello", max_tokens=4).result(60)
+    thread, gone = engine._reader._thread, weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert gone() is None
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_the_package_tells_what_the_engine_lacks(tmp_path):
+    from cpattn._library import load_beside
+    with pytest.raises(ImportError, match="cpattn.Engine: this package was built without libnone.so"):
+        load_beside("cpattn.Engine", "libnone.so", [])

@@ -1,0 +1,27 @@
+/* An llm: what its parts share. */
+#ifndef CPA_LLM_LLM_INTERNAL_H
+#define CPA_LLM_LLM_INTERNAL_H
+
+#include <semaphore.h>
+
+#include "src/llm/folder_model.h"
+#include "src/llm/llm_setup.h"
+#include "src/llm/prompt_ids.h"
+#include "src/llm/request_table.h"
+
+struct cpa_llm {
+    cpa_comm *comm;
+    cpa_comm *own_comm; /* of one rank, where the caller has given none */
+    int32_t rank;
+    cpa_llm_setup setup;
+    cpa_folder_model loaded;
+    cpa_model network;
+    cpa_engine *engine;
+    cpa_prompt_source source; /* rank 0 */
+    cpa_request_table requests;
+    pthread_t thread; /* runs the engine, from `begin` on, if all ranks agree */
+    int has_thread, all_agree;
+    sem_t begin;
+};
+
+#endif
