@@ -3,7 +3,8 @@
 ``cpattn.ops`` has the operators, ``cpattn.Communicator`` and ``cpattn.Context`` attention of several ranks,
 ``cpattn.Engine`` answers prompts by the model of a folder (its library is loaded when it is first asked for),
 ``cpattn.torch`` operators that torch.compile takes and ``context_parallel``, ``cpattn.transformers`` the attention
-``"cpattn"`` of transformers with its cache. Only the last two import PyTorch.
+``"cpattn"`` of transformers with its cache, ``cpattn.vllm`` and ``cpattn.sglang`` back ends for these. Only the last
+four import PyTorch.
 """
 
 from typing import TYPE_CHECKING, Any

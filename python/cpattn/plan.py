@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import operator
 import sys
 import weakref
 from collections.abc import Sequence
@@ -15,8 +16,6 @@ from ._device import Device, device, enqueue
 from ._library import call, create, integers, lib, sized
 from ._names import dtype_of
 from ._tensors import read, read_on, vector
-
-ONE_RANK = c.cpa_owner_map(1, 1)
 
 
 def _int32s(values: Any, what: str) -> Any:
@@ -65,6 +64,7 @@ class AttendPlan:
         self.block_size = block_size
         self.widths = (q_heads, k_dim, self.shape.v_dim)
         self.rows = 0
+        self.order: list[int] | None = None  # of set: which row of the batch each row is, None: the same
         self.handle = create(lib.cpa_attend_plan_create, self.device.handle)
         self.number = next(_numbers)  # names the plan where only numbers go, as in operators of PyTorch
         _plans[self.number] = weakref.ref(self)
@@ -81,12 +81,20 @@ class AttendPlan:
             lib.cpa_attend_plan_destroy(self.handle)
 
     def set(self, query_lens: Sequence[int], seq_lens: Sequence[int], block_tables: Any, *, cascade: bool = True,
-            q_starts: Sequence[int] | None = None) -> None:
+            q_starts: Sequence[int] | None = None, num_blocks: int = 0,
+            shard: tuple[int, int, int] | None = None) -> None:
         """Plans the last ``query_lens[s]`` of the ``seq_lens[s]`` tokens of every sequence.
 
         ``block_tables``: int32 ``[sequences, blocks]``, on the host (a tensor or lists) or on the device of the plan,
-        where it must hold until the attends are done. Entry j of a row is the block of the tokens from
-        ``j * block_size`` on. Rows of q are those of the sequences one behind the other, or begin at ``q_starts[s]``.
+        where it must hold until the attends are done, over caches of at least ``num_blocks`` blocks. Entry j of a row
+        is the block of the tokens from ``j * block_size`` on. Rows of q are those of the sequences one behind the
+        other, or begin at ``q_starts[s]``.
+
+        ``shard``: (rank, ranks, interleave): the tables are of the tokens t of each sequence alone that have
+        (t / interleave) mod ranks = rank. All rows attend those, by what they are in the whole sequence: states that
+        ``ops.merge`` joins with those of the other ranks. Rows of a sequence are then sorted by the ranks of their
+        tokens: ``order`` says which row of the batch each of them is, None: they are as they were. Not with
+        ``q_starts``.
         """
         n = len(seq_lens)
         tables = block_tables
@@ -105,25 +113,45 @@ class AttendPlan:
         if len(query_lens) != n or (q_starts is not None and len(q_starts) != n):
             raise ValueError(f"cpattn: {len(query_lens)} query lengths for {n} sequences"
                              + (f" and {len(q_starts)} starts" if q_starts is not None else ""))
-        items = (c.cpa_attend_item * n)()
-        whole = c.cpa_token_set(c.CPA_TOKENS_ALL, 0)
-        row = end = 0
+        if shard is not None and q_starts is not None:
+            raise ValueError("cpattn: q_starts of a plan of a shard; expected rows one behind the other")
+        items, n_items = self._items(query_lens, seq_lens, width, q_starts, shard)
+        owners = c.cpa_owner_map(*shard[1:]) if shard is not None else c.cpa_owner_map(1, 1)
+        batch = sized(c.cpa_attend_batch, map=owners, shape=self.shape, block_size=self.block_size,
+                      items=ctypes.addressof(items), n_items=n_items, block_tables=address, n_table_entries=entries,
+                      cascade_attention=c.CPA_CASCADE_AUTO if cascade else c.CPA_CASCADE_OFF,
+                      block_tables_on_device=int(on_device), num_blocks=num_blocks if on_device else 0)
+        call(lib.cpa_attend_plan_set, self.handle, ctypes.byref(batch))
+        self.rows = sum(query_lens) if q_starts is None else max(map(operator.add, q_starts, query_lens), default=0)
+        self._held = tables if on_device else None
+
+    def _items(self, query_lens: Sequence[int], seq_lens: Sequence[int], width: int, q_starts: Sequence[int] | None,
+               shard: tuple[int, int, int] | None) -> tuple[Any, int]:
+        """The items of ``set`` and how many there are; sets ``order``."""
+        rank, ranks, interleave = shard or (0, 1, 1)
+        owners = c.cpa_owner_map(ranks, interleave)
+        sets = [c.cpa_token_set(c.CPA_TOKENS_SHARD if shard else c.CPA_TOKENS_ALL, r) for r in range(ranks)]
+        items = (c.cpa_attend_item * (len(seq_lens) * ranks))()
+        n = row = 0
+        order: list[int] = []
         for s, (queries, tokens) in enumerate(zip(query_lens, seq_lens)):
-            if not 0 <= queries <= tokens or tokens > width * self.block_size:
+            held = lib.cpa_tokens_before(owners, sets[rank], max(tokens, 0))
+            if not 0 <= queries <= tokens or held > width * self.block_size:
                 raise ValueError(f"cpattn: {queries} queries of sequence {s} of {tokens} tokens with {width} blocks of "
                                  f"{self.block_size}; expected 0 <= queries <= tokens <= those of the blocks")
+            start = tokens - queries
             row = row if q_starts is None else q_starts[s]
-            items[s] = c.cpa_attend_item(q_row=row, q_count=queries, q_first=tokens - queries, k_count=tokens,
-                                         table=s * width, q_set=whole, k_set=whole)
-            row += queries
-            end = max(end, row)
-        batch = sized(c.cpa_attend_batch, map=ONE_RANK, shape=self.shape, block_size=self.block_size,
-                      items=ctypes.addressof(items), n_items=n, block_tables=address, n_table_entries=entries,
-                      cascade_attention=c.CPA_CASCADE_AUTO if cascade else c.CPA_CASCADE_OFF,
-                      block_tables_on_device=int(on_device))
-        call(lib.cpa_attend_plan_set, self.handle, ctypes.byref(batch))
-        self.rows = end
-        self._held = tables if on_device else None
+            if shard is not None:
+                order += sorted(range(row, row + queries), key=lambda i: (start + i - row) // interleave % ranks)
+            for q_set in sets:
+                first, end = (lib.cpa_tokens_before(owners, q_set, t) for t in (start, tokens))
+                if end > first:
+                    items[n] = c.cpa_attend_item(q_row=row, q_count=end - first, q_first=first, k_count=held,
+                                                 table=s * width, q_set=q_set, k_set=sets[rank])
+                    n += 1
+                row += end - first
+        self.order = order if order != list(range(len(order))) else None
+        return items, n
 
     def set_indices(self, qo_indptr: Any, kv_indptr: Any, kv_indices: Any, last_page_len: Any = None, *,
                     k_first: Any = None) -> None:

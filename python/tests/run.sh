@@ -12,5 +12,7 @@ if ! missing=$("$python" -c 'import numpy, pycparser, pytest' 2>&1); then
     exit 77
 fi
 bash "$tests/lay_out.sh" "$build" "$python" "$build/python"
+"$python" "$tests/entry_points.py" "$tests/../pyproject.toml" "$build/python"
+export CPATTN_TEST_MODEL=$tests/../../tests/data/tiny-llama
 cd "$build/python" # not where cpattn is without its library
 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$build/python exec "$python" -m pytest -q -p no:cacheprovider "$@" "$tests"

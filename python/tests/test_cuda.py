@@ -13,6 +13,7 @@ import cpattn  # noqa: E402
 import cpattn.torch as ct  # noqa: E402
 from cpattn import Chunk, ops  # noqa: E402
 from cpattn._library import lib  # noqa: E402
+from cpattn.torch.steps import Pages, StepPlans  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available() or lib.cpa_device_count(1) == 0,
                                 reason="no GPU, or a library without CUDA")
@@ -75,6 +76,41 @@ def test_graph_of_a_reserved_plan_follows_its_arrays(rng):
         for s, n in enumerate(tokens):
             want = attend(q[s:s + 1].float().cpu(), rounded(pages.k[s][:n]), rounded(pages.v[s][:n]), n - 1)[0]
             np.testing.assert_allclose(out[s:s + 1].float().cpu(), want, atol=0.06, rtol=0.02)
+
+
+def test_steps_are_set_from_tables_on_the_device(rng):
+    pages = Paged(rng, [100, 33], KV_HEADS, DIM)
+    heads_first = [x.transpose(1, 2) for x in written(pages)]
+    steps = StepPlans(lambda: cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16, **CUDA))
+    tables = torch.full((2, 7), -1, dtype=torch.int32)
+    for s, table in enumerate(pages.tables):
+        tables[s, :len(table)] = torch.tensor(table)
+    tables, view = tables.cuda(), Pages("head-major")
+    results = []
+    for queries in ([40, 1], [1, 1], [100, 33]):  # the third sets the plan of the first again
+        plan = steps.take()
+        plan.set(queries, [100, 33], tables, num_blocks=pages.num_blocks)
+        q = on_device(peaky(rng, sum(queries), HEADS, DIM))
+        results.append((queries, q, ops.attend(plan, q, view.of(*heads_first, 1.0, 1.0))))
+    for queries, q, out in results:
+        for k, v, rows, got in zip(pages.k, pages.v, q.split(queries), out.split(queries)):
+            want = attend(rows.float().cpu(), rounded(k), rounded(v), len(k) - len(rows))[0]
+            np.testing.assert_allclose(got.float().cpu(), want, atol=0.06, rtol=0.02)
+
+
+def test_shards_merge_to_the_whole(rng):
+    k, v, q = peaky(rng, 200, KV_HEADS, DIM), peaky(rng, 200, KV_HEADS, DIM), on_device(peaky(rng, 60, HEADS, DIM))
+    states = []
+    for rank in range(2):
+        own = np.arange(200) % 2 == rank
+        pools = [torch.zeros((7, 16, KV_HEADS, DIM), dtype=torch.bfloat16, device="cuda") for _ in range(2)]
+        ct.kv_write(on_device(k[own]), on_device(v[own]), *pools, torch.arange(100, device="cuda"))
+        plan = cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16, **CUDA)
+        plan.set([60], [200], [range(7)], shard=(rank, 2, 1))
+        states.append(ops.attend(plan, q[plan.order], cpattn.PagedCache(*pools), lse=True))
+    out = ops.merge(states)[0].float().cpu()
+    want = attend(q.float().cpu(), rounded(k), rounded(v), 140)[0][plan.order]
+    np.testing.assert_allclose(out, want, atol=0.06, rtol=0.02)
 
 
 def context_on_devices(rank, size):

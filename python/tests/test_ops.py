@@ -101,6 +101,30 @@ def test_halves_of_the_keys_merge_to_the_whole(rng):
     np.testing.assert_allclose(lse, whole[1], atol=1e-5)
 
 
+@pytest.mark.parametrize("interleave", [1, 4, 32])
+def test_shards_of_the_keys_merge_to_the_whole(rng, interleave):
+    lengths, queries, window = [83, 40], [50, 1], 30
+    k, v = ([peaky(rng, n, 2, 32) for n in lengths] for _ in range(2))
+    q = peaky(rng, sum(queries), 4, 32)
+    owners = [np.arange(n) // interleave % 3 for n in lengths]
+    states = []
+    for rank in range(3):
+        own = [owner == rank for owner in owners]
+        pools = [np.full((12, 16, 2, 32), np.nan, np.float32) for _ in range(2)]
+        cache = cpattn.PagedCache(*pools)
+        for s in (s for s in range(2) if own[s].any()):
+            ops.kv_write(cache, k[s][own[s]], v[s][own[s]], np.arange(own[s].sum()) + 96 * s)
+        plan = cpattn.AttendPlan(4, 2, 32, block_size=16)
+        plan.set(queries, lengths, [range(6), range(6, 12)], shard=(rank, 3, interleave))
+        order = list(range(51)) if plan.order is None else plan.order
+        assert [owners[0][33:][i] for i in order[:50]] == sorted(owners[0][33:]) and order[50] == 50
+        states.append(ops.attend(plan, q[order], cache, lse=True, window=window))
+    out, lse = ops.merge(states)
+    want = [attend(q[:50], k[0], v[0], 33, window=window), attend(q[50:], k[1], v[1], 39, window=window)]
+    np.testing.assert_allclose(out, np.concatenate([w[0] for w in want])[order], atol=3e-5)
+    np.testing.assert_allclose(lse, np.concatenate([w[1] for w in want])[order], atol=3e-5)
+
+
 def test_batches_of_heads_are_attended_as_they_lie(rng):
     lengths, tokens = [70, 33], 20
     pages, cache, plan, dense = step(rng, lengths, [tokens] * 2)
