@@ -28,9 +28,10 @@ struct write_args {
 };
 
 /* A warp moves the keys or the values of a token; its lanes have AT_ONCE units each under way together. Streaming hints
- * would cost 1 - 3% on an H200. */
-template <typename From, typename To, int UNIT>
-__global__ void __launch_bounds__(THREADS) kv_write(const __grid_constant__ write_args a) {
+ * would cost 1 - 3% on an H200. APART: there are gaps between heads, and fewer CTAs a multiprocessor, as ptxas, left to
+ * itself, spills to have more. */
+template <typename From, typename To, int UNIT, bool APART>
+__global__ void __launch_bounds__(THREADS, APART ? 3 : 0) kv_write(const __grid_constant__ write_args a) {
     const tensor t = a.tensors[blockIdx.y];
     const int32_t head_units = t.dim / UNIT, token_units = a.heads * head_units, lane = threadIdx.x % WARP_LANES;
     const int64_t token = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / WARP_LANES;
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(THREADS) kv_write(const __grid_constant__ writ
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++)
             if (const int32_t unit = first + i * WARP_LANES; unit < token_units)
-                value[i] = from[t.gap ? unit + unit / head_units * (t.gap / UNIT) : unit];
+                value[i] = from[APART ? unit + unit / head_units * (t.gap / UNIT) : unit];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             const int32_t unit = first + i * WARP_LANES, head = unit / head_units;
@@ -70,7 +71,9 @@ __global__ void __launch_bounds__(THREADS) kv_write(const __grid_constant__ writ
 template <typename From, typename To, int UNIT>
 void launch(const write_args &a, cpa_stream *stream) {
     const dim3 grid((unsigned)((a.tokens * WARP_LANES + THREADS - 1) / THREADS), a.parts);
-    kv_write<From, To, UNIT><<<grid, THREADS, 0, cpa_cuda_handle(stream)>>>(a);
+    const bool apart = a.tensors[0].gap != 0 || a.tensors[1].gap != 0;
+    const auto kernel = apart ? kv_write<From, To, UNIT, true> : kv_write<From, To, UNIT, false>;
+    kernel<<<grid, THREADS, 0, cpa_cuda_handle(stream)>>>(a);
 }
 
 template <typename From, typename To>
