@@ -115,8 +115,8 @@ CPA_HOST_DEVICE static inline cpa_attend_asked cpa_attend_asked_by(const cpa_att
 /* Ranks that may ask for rows of one sequence, one behind the other from the first on: as many as its new tokens lie in
  * runs of. */
 CPA_HOST_DEVICE static inline int32_t cpa_attend_askers(const cpa_attend_reservation *r) {
-    const int32_t runs = (r->rows - 1 + r->map.interleave - 1) / r->map.interleave + 1;
-    return runs < r->map.cp_size ? runs : r->map.cp_size;
+    const int64_t runs = ((int64_t)r->rows - 1 + r->map.interleave - 1) / r->map.interleave + 1;
+    return runs < r->map.cp_size ? (int32_t)runs : r->map.cp_size;
 }
 CPA_HOST_DEVICE static inline int32_t cpa_attend_asker(const cpa_attend_reservation *r,
                                                        const cpa_attend_sequence *found, int32_t index) {

@@ -238,8 +238,8 @@ CPA_API void cpa_attend_plan_destroy(cpa_attend_plan *plan);
  *   - with rows * q_heads / kv_heads up to 512 all rows are those of decode, for CTAs whose number follows from the
  *     limits;
  *   - beyond that, items of few rows are, and those of more become prefill tiles, cut as those of a plan that is set
- *     where they fill the device fewer than three times, with the same bits by the same kernel; where there are more
- *     tiles, the last are not cut, and the order of pieces may differ. A CTA for each tile that the limits allow is
+ *     where they fill the device fewer than three times, with the same bits by the same kernel if all sequences of many
+ *     rows have keys; where there are more tiles, the last are not cut, and the order of pieces may differ. A CTA for each tile that the limits allow is
  *     there in every attend, and leaves at once where it has none: limits of several times the usual rows cost some
  *     microseconds for each 1,000 tiles and KV heads. CTAs that stay ("persistent") do not take such plans, and keys are
  *     not widened: quantised caches go to the portable kernel, and rows of CPA_VLLM_X are all those of decode. */

@@ -14,7 +14,8 @@
 #include "src/ops/check_shape.h"
 
 static cpa_status check_score(cpa_context *c, const cpa_context_args *args) {
-    const int64_t end = cpa_context_is_reserved(c) ? 0 : cpa_planned_end(&c->step);
+    const int64_t end = cpa_context_is_reserved(c) ? c->reserved.q.plans.list[0]->attend->reservation.tokens
+                                                   : cpa_planned_end(&c->step);
     CPA_TRY(cpa_check_score("attend", args->rules, args->selection, args->bias, &c->ops.error));
     CPA_TRY(
         cpa_check_score_reach("attend", c->ops.device, end, args->rules, args->selection, args->bias, &c->ops.error));

@@ -140,7 +140,7 @@ static void few_rows(void) {
         shape.q_dtype = formats[i % 5].q, shape.kv_dtype = formats[i % 5].kv, shape.k_scale = formats[i % 5].scale;
         shape.q_heads = rows[(i + i / 5) % 5][1], shape.length = lengths[i % 6];
         shape.start = shape.length - rows[(i + i / 5) % 5][0];
-        shape.mask = masks[i % 4], shape.block_size = i % 3 ? 64 : 16, shape.cp_size = 1 + i % 2;
+        shape.mask = masks[i % 4], shape.block_size = i % 3 ? 64 : 16, shape.cp_size = 1 + i / 4 % 2;
         CU_ASSERT_EQUAL(wrong_rows(&shape, i % 7 ? 0 : CPA_TEST_FORMS[i % CPA_TEST_N_FORMS]), 0);
     }
 }

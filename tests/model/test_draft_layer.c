@@ -207,7 +207,9 @@ static void ways_to_run_do_not_matter(void) {
     static run r[3];
     run_model(ways, 3, expected, r);
     for (int i = 0; i < 3; i++) check_tokens_and_drafts(&r[i]);
-    CU_ASSERT(r[0].stats.prefix_hits > 0 && r[1].stats.preemptions > 0 && r[2].stats.swapped_in > 0);
+    CPA_ASSERT_ORDER(r[0].stats.prefix_hits, >, 0);
+    CPA_ASSERT_ORDER(r[1].stats.preemptions, >, 0);
+    CPA_ASSERT_ORDER(r[2].stats.swapped_in, >, 0);
     free(expected);
 }
 

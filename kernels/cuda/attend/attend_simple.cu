@@ -214,7 +214,8 @@ __global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a,
                                   .q_set = item.q_set,
                                   .k_set = item.k_set,
                                   .partial = -1};
-    if (row >= item.q_count * a.group) return; /* items that fill a padded plan up have none */
+    /* Items that fill a padded plan up have none; those of a reserved one may begin behind rows that are nobody's. */
+    if (row < 0 || row >= item.q_count * a.group) return;
     const row_place place(a, item.q_row, row, kv_group);
     row_keys keys = keys_of_row(a, piece, row);
     row_score rules;
