@@ -61,7 +61,8 @@ class Request:
         self._reader = reader
         self.handle = handle
         self._engine = engine  # which lives as long as somebody reads
-        self._news = threading.Condition()  # what follows is guarded by its lock
+        self._lock = threading.RLock()  # held by itself: KeyboardInterrupt may leave a Condition's "with" without
+        self._news = threading.Condition(self._lock)  # letting go. What follows is guarded by it
         self._unread: collections.deque[Piece] = collections.deque()
         self._all: list[Piece] = []
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
@@ -81,7 +82,7 @@ class Request:
     def result(self, timeout: float | None = None) -> Answer:
         """Waits for the end, for so many seconds at most (TimeoutError), and returns the answer."""
         self._reader.check_process()
-        with self._news:
+        with self._lock:
             if not self._news.wait_for(lambda: self.done, timeout):
                 raise TimeoutError(f"cpattn: the request has not ended in {timeout} s")
         return self._answer()
@@ -102,7 +103,7 @@ class Request:
 
     def __next__(self) -> Piece:
         self._reader.check_process()
-        with self._news:
+        with self._lock:
             self._news.wait_for(lambda: self._unread or self.done)
             if self._unread:
                 return self._unread.popleft()
@@ -112,7 +113,7 @@ class Request:
     async def _wait(self, for_end: bool) -> None:
         """Until something comes, unless what is waited for is there."""
         self._reader.check_process()
-        with self._news:
+        with self._lock:
             if self.done or (self._unread and not for_end):
                 return
             loop = asyncio.get_running_loop()
@@ -144,7 +145,7 @@ class Request:
 
     def take(self, piece: Piece, reason: str | None, stop: str | None, error: str) -> None:
         """From the thread that reads: what has come, and why it has ended, if it has."""
-        with self._news:
+        with self._lock:
             if piece.token_ids or piece.text:
                 self._unread.append(piece)
                 self._all.append(piece)
@@ -168,7 +169,8 @@ class Reader:
 
     def __init__(self, handle: ctypes.c_void_p, takes_requests: bool):
         self.handle = handle
-        self._news = threading.Condition()  # what follows is guarded by its lock
+        self._lock = threading.RLock()  # held by itself: KeyboardInterrupt may leave a Condition's "with" without
+        self._news = threading.Condition(self._lock)  # letting go. What follows is guarded by it
         self._requests: dict[int, Request] = {}  # those that have not ended, by their handles
         self._abandoned: set[int] = set()  # handles of those that nobody has: an exception came as they were submitted
         self._failure = ""  # why answers are not read any more
@@ -183,7 +185,7 @@ class Reader:
     def __enter__(self) -> ctypes.c_void_p:
         """Within it the llm stays open."""
         self.check_process()
-        with self._news:
+        with self._lock:
             if self._is_closed:
                 raise Error("cpattn: the engine is closed", "stopped")
             self._check_failure()
@@ -201,7 +203,7 @@ class Reader:
             raise Error(self._failure)
 
     def __exit__(self, *_: object) -> None:
-        with self._news:
+        with self._lock:
             self._calls -= 1
             self._news.notify_all()
 
@@ -211,28 +213,29 @@ class Reader:
             request: Request | None = None
             try:
                 create(llm.cpa_llm_submit, handle, ctypes.byref(prompt), ctypes.byref(options), out=made)
-                with self._news:  # the thread may have met it already, and waits for it here
+                with self._lock:  # the thread may have met it already, and waits for it here
                     self._check_failure()
                     request = self._requests[made.value or 0] = Request(self, made.value or 0, engine)
                     self._news.notify_all()
                 return request
             except BaseException:  # such as KeyboardInterrupt
-                if request is not None:
-                    self.cancel(request)
-                elif made.value:
-                    self._abandon(made.value)
+                if made.value:
+                    self._abandon(made.value, request)
                 raise
 
-    def _abandon(self, handle: int) -> None:
-        """Nobody has that request: the thread releases it once something comes of it, which is its end at last."""
-        with self._news:
-            self._abandoned.add(handle)
-            llm.cpa_llm_cancel(handle)
+    def _abandon(self, handle: int, request: Request | None) -> None:
+        """Nobody has that request: it is cancelled, and the thread releases it when it meets it."""
+        with self._lock:
+            if request is None:
+                self._abandoned.add(handle)
+                llm.cpa_llm_cancel(handle)
+            else:
+                self.cancel(request)
             self._news.notify_all()
 
     def cancel(self, request: Request) -> None:
         self.check_process()
-        with self._news:
+        with self._lock:
             if self._requests.get(request.handle) is request:  # else it has ended, and the handle may be another's
                 llm.cpa_llm_cancel(request.handle)
 
@@ -247,7 +250,7 @@ class Reader:
 
     def _fail(self, why: str) -> None:
         """Nobody is to wait for what is not read any more, nor to submit more of it."""
-        with self._news:
+        with self._lock:
             self._failure = why
             left, self._requests = self._requests, {}
         llm.cpa_llm_stop(self.handle)
@@ -264,7 +267,7 @@ class Reader:
                 self._read_one(found.value or 0)
 
     def _read_one(self, handle: int) -> None:
-        with self._news:
+        with self._lock:
             self._news.wait_for(lambda: handle in self._requests or handle in self._abandoned)
             request = self._requests.get(handle)
             self._abandoned.discard(handle)
@@ -282,7 +285,7 @@ class Reader:
             reason = _REASONS[piece.reason] if piece.has_ended else None
             stop = piece.stop.decode(errors="replace") if piece.stop else None
         if reason is not None:
-            with self._news:
+            with self._lock:
                 del self._requests[handle]
             llm.cpa_llm_release(handle)
         request.take(taken, reason, stop, error.decode(errors="replace"))
@@ -291,7 +294,7 @@ class Reader:
         """Ends all requests and frees the llm."""
         if os.getpid() != self._process:
             return
-        with self._news:
+        with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
@@ -304,7 +307,7 @@ class Reader:
         self._free()
 
     def _free(self) -> None:
-        with self._news:
+        with self._lock:
             self._news.wait_for(lambda: self._calls == 0)
         llm.cpa_llm_close(self.handle)
 
