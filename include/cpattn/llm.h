@@ -28,8 +28,9 @@ typedef struct cpa_llm_request cpa_llm_request;
 typedef struct cpa_llm_options {
     size_t size;
     /* The engine; NULL: all defaults. Set here, whatever it says, are model, network, outputs_given and the callbacks
-     * of tokens. With device.size 0 it is a CUDA device, the first one, where there is one, or the host with a thread
-     * for each processor of the process. num_blocks 0: what memory holds and can be of use. Copied. */
+     * of tokens. With device.size 0 it is a CUDA device, the first one, where there is one, or the host. device.threads
+     * 0: one for each processor that the process may use, of which ranks have equal parts. num_blocks 0: what memory
+     * holds and can be of use. Copied. */
     const cpa_engine_options *engine;
     /* NULL: one rank. Else all of its ranks open the folder, with equal options; rank 0 takes requests, and the others
      * serve until it closes. Not one over MPI, which wants to be used by MPI's main thread. It must outlive the llm,
@@ -50,8 +51,9 @@ typedef struct cpa_llm_options {
 
 /* Opens the folder, as `cp_attn serve --model-dir` does: config.json, safetensors, and what there is of tokenizer and
  * chat template. Runs the engine's self-test and measurements, which takes seconds. Collective over options->comm;
- * fails on all ranks alike. CPA_IO, CPA_INVALID and CPA_UNSUPPORTED name the file and the key. `options` may be NULL;
- * *out is set only on success. */
+ * fails on all ranks alike, but for a fault that one rank meets alone while the engine is created: the others wait for
+ * it then until it says so (cpa_comm_abort) or ends. CPA_IO, CPA_INVALID and CPA_UNSUPPORTED name the file and the key.
+ * `options` may be NULL; *out is set only on success. */
 CPA_API cpa_status cpa_llm_open(const char *folder, const cpa_llm_options *options, cpa_llm **out, cpa_error *err);
 
 /* From now on nothing is taken (CPA_STOPPED), and what is unfinished is cancelled, as its readers hear. Does not
@@ -85,6 +87,7 @@ typedef struct cpa_llm_prompt {
     /* JSON: an array of messages as in OpenAI's chats, which the chat template makes text of: objects with "role",
      * "content" and whatever else the template knows. */
     const char *messages;
+    /* For the template; without messages CPA_INVALID. */
     const char *tools;           /* JSON: an array of objects; NULL: none */
     const char *template_kwargs; /* JSON: an object of names that the template knows, and their values; NULL: none */
     int32_t continues_last;      /* the answer goes on where the last message ends */

@@ -85,9 +85,12 @@ def raise_status(status: int, message: bytes | None) -> None:
     raise kind(text, name)
 
 
-def create(function: Any, *arguments: Any) -> ctypes.c_void_p:
-    """Calls a function whose last arguments are ``T **out, cpa_error *err``; what it made."""
-    out = ctypes.c_void_p()
+def create(function: Any, *arguments: Any, out: ctypes.c_void_p | None = None) -> ctypes.c_void_p:
+    """Calls a function whose last arguments are ``T **out, cpa_error *err``; what it made.
+
+    In the caller's ``out`` that stands even where an exception such as KeyboardInterrupt comes right behind the call.
+    """
+    out = ctypes.c_void_p() if out is None else out
     err = c.cpa_error()
     status = function(*arguments, ctypes.byref(out), ctypes.byref(err))
     if status:
@@ -104,15 +107,23 @@ def call(function: Any, *arguments: Any) -> None:
 
 
 def sized(struct: Any, **fields: Any) -> Any:
-    """A struct that begins with its size."""
-    return struct(ctypes.sizeof(struct), **fields)
+    """A struct that begins with its size. ValueError for an integer that does not fit, which ctypes would wrap."""
+    made = struct(ctypes.sizeof(struct), **fields)
+    for name, value in fields.items():
+        if type(value) is int and (getattr(made, name) or 0) != value:
+            kind = dict(struct._fields_)[name].__name__
+            raise ValueError(f"cpattn: {name} is {value}; expected what {kind} holds")
+    return made
 
 
 def integers(kind: Any, values: Any, what: str) -> Any:
     """An array of C's integers. ValueError for one that does not fit, which ctypes would wrap."""
+    if hasattr(values, "tolist"):  # of an array or a tensor
+        values = values.tolist()
     values = values if isinstance(values, (list, range)) else list(values)
-    limit = 1 << 8 * ctypes.sizeof(kind) - 1
-    if values and not (-limit <= min(values) and max(values) < limit):
+    least, most = kind(-1).value, 1 << 8 * ctypes.sizeof(kind)
+    least, most = (0, most) if least > 0 else (-most // 2, most // 2)
+    if values and not (least <= min(values) and max(values) < most):
         raise ValueError(f"cpattn: {what} are {min(values)} to {max(values)}; expected what {kind.__name__} holds")
     return (kind * len(values))(*values)
 

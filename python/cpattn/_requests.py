@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import collections
 import ctypes
+import os
 import threading
+import traceback
 from collections.abc import AsyncIterator, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -57,9 +59,10 @@ class Request:
         ids = llm.cpa_llm_prompt_ids(handle, ctypes.byref(n))
         self.prompt_token_ids: list[int] = list((ctypes.c_uint32 * n.value).from_address(ids))
         self._reader = reader
-        self._handle = handle
+        self.handle = handle
         self._engine = engine  # which lives as long as somebody reads
-        self._news = threading.Condition()  # what follows is guarded by its lock
+        self._lock = threading.RLock()  # held by itself: KeyboardInterrupt may leave a Condition's "with" without
+        self._news = threading.Condition(self._lock)  # letting go. What follows is guarded by it
         self._unread: collections.deque[Piece] = collections.deque()
         self._all: list[Piece] = []
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
@@ -69,7 +72,7 @@ class Request:
 
     def cancel(self) -> None:
         """Ends the request, which gives its blocks back; the answer then has the finish reason "cancelled"."""
-        self._reader.cancel(self._handle)
+        self._reader.cancel(self)
 
     @property
     def done(self) -> bool:
@@ -78,7 +81,8 @@ class Request:
 
     def result(self, timeout: float | None = None) -> Answer:
         """Waits for the end, for so many seconds at most (TimeoutError), and returns the answer."""
-        with self._news:
+        self._reader.check_process()
+        with self._lock:
             if not self._news.wait_for(lambda: self.done, timeout):
                 raise TimeoutError(f"cpattn: the request has not ended in {timeout} s")
         return self._answer()
@@ -98,7 +102,8 @@ class Request:
         return self
 
     def __next__(self) -> Piece:
-        with self._news:
+        self._reader.check_process()
+        with self._lock:
             self._news.wait_for(lambda: self._unread or self.done)
             if self._unread:
                 return self._unread.popleft()
@@ -107,7 +112,8 @@ class Request:
 
     async def _wait(self, for_end: bool) -> None:
         """Until something comes, unless what is waited for is there."""
-        with self._news:
+        self._reader.check_process()
+        with self._lock:
             if self.done or (self._unread and not for_end):
                 return
             loop = asyncio.get_running_loop()
@@ -139,7 +145,7 @@ class Request:
 
     def take(self, piece: Piece, reason: str | None, stop: str | None, error: str) -> None:
         """From the thread that reads: what has come, and why it has ended, if it has."""
-        with self._news:
+        with self._lock:
             if piece.token_ids or piece.text:
                 self._unread.append(piece)
                 self._all.append(piece)
@@ -163,49 +169,93 @@ class Reader:
 
     def __init__(self, handle: ctypes.c_void_p, takes_requests: bool):
         self.handle = handle
-        self._news = threading.Condition()  # what follows is guarded by its lock
+        self._lock = threading.RLock()  # held by itself: KeyboardInterrupt may leave a Condition's "with" without
+        self._news = threading.Condition(self._lock)  # letting go. What follows is guarded by it
         self._requests: dict[int, Request] = {}  # those that have not ended, by their handles
+        self._abandoned: set[int] = set()  # handles of those that nobody has: an exception came as they were submitted
+        self._failure = ""  # why answers are not read any more
         self._calls = 0  # calls of the library under way, before whose end it may not be closed
         self._is_closed = False
+        self._frees_llm = False  # the thread does so at its end: it has closed the reader itself
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._read, name="cpattn.Engine", daemon=True)
         if takes_requests:
             self._thread.start()
 
     def __enter__(self) -> ctypes.c_void_p:
         """Within it the llm stays open."""
-        with self._news:
+        self.check_process()
+        with self._lock:
             if self._is_closed:
                 raise Error("cpattn: the engine is closed", "stopped")
+            self._check_failure()
             self._calls += 1
         return self.handle
 
+    def check_process(self) -> None:
+        """A process that was forked has neither the threads of the engine nor, for certain, its locks."""
+        if os.getpid() != self._process:
+            raise Error(f"cpattn: the engine is that of process {self._process}, which this one was forked from",
+                        "unsupported")
+
+    def _check_failure(self) -> None:
+        if self._failure:
+            raise Error(self._failure)
+
     def __exit__(self, *_: object) -> None:
-        with self._news:
+        with self._lock:
             self._calls -= 1
             self._news.notify_all()
 
     def submit(self, prompt: Any, options: Any, engine: object) -> Request:
         with self as handle:
-            made = create(llm.cpa_llm_submit, handle, ctypes.byref(prompt), ctypes.byref(options)).value or 0
-            with self._news:  # the thread may have met it already, and waits for it here
-                self._requests[made] = Request(self, made, engine)
-                self._news.notify_all()
-                return self._requests[made]
+            made = ctypes.c_void_p()
+            request: Request | None = None
+            try:
+                create(llm.cpa_llm_submit, handle, ctypes.byref(prompt), ctypes.byref(options), out=made)
+                with self._lock:  # the thread may have met it already, and waits for it here
+                    self._check_failure()
+                    request = self._requests[made.value or 0] = Request(self, made.value or 0, engine)
+                    self._news.notify_all()
+                return request
+            except BaseException:  # such as KeyboardInterrupt
+                if made.value:
+                    self._abandon(made.value, request)
+                raise
 
-    def cancel(self, handle: int) -> None:
-        with self._news:
-            if handle in self._requests:
+    def _abandon(self, handle: int, request: Request | None) -> None:
+        """Nobody has that request: it is cancelled, and the thread releases it when it meets it."""
+        with self._lock:
+            if request is None:
+                self._abandoned.add(handle)
                 llm.cpa_llm_cancel(handle)
+            else:
+                self.cancel(request)
+            self._news.notify_all()
+
+    def cancel(self, request: Request) -> None:
+        self.check_process()
+        with self._lock:
+            if self._requests.get(request.handle) is request:  # else it has ended, and the handle may be another's
+                llm.cpa_llm_cancel(request.handle)
 
     def _read(self) -> None:
         try:
             self._read_all()
-        except BaseException as error:  # such as MemoryError: nobody is to wait for what is not read any more
-            with self._news:
-                left, self._requests = self._requests, {}
-            for request in left.values():
-                request.take(Piece("", []), "failed", None, f"cpattn: answers are not read any more: {error!r}")
-            raise
+        except BaseException as error:  # such as MemoryError
+            self._fail(f"cpattn: answers are not read any more: {error!r}")
+            traceback.print_exc()
+        if self._frees_llm:
+            self._free()
+
+    def _fail(self, why: str) -> None:
+        """Nobody is to wait for what is not read any more, nor to submit more of it."""
+        with self._lock:
+            self._failure = why
+            left, self._requests = self._requests, {}
+        llm.cpa_llm_stop(self.handle)
+        for request in left.values():
+            request.take(Piece("", []), "failed", None, why)
 
     def _read_all(self) -> None:
         found, err = ctypes.c_void_p(), c.cpa_error()
@@ -217,9 +267,13 @@ class Reader:
                 self._read_one(found.value or 0)
 
     def _read_one(self, handle: int) -> None:
-        with self._news:
-            self._news.wait_for(lambda: handle in self._requests)
-            request = self._requests[handle]
+        with self._lock:
+            self._news.wait_for(lambda: handle in self._requests or handle in self._abandoned)
+            request = self._requests.get(handle)
+            self._abandoned.discard(handle)
+        if request is None:
+            llm.cpa_llm_release(handle)
+            return
         piece, err = c.cpa_llm_piece(), c.cpa_error()
         status = llm.cpa_llm_next(handle, 0.0, ctypes.byref(piece), ctypes.sizeof(piece), ctypes.byref(err))
         if status == c.CPA_BUSY:
@@ -231,21 +285,29 @@ class Reader:
             reason = _REASONS[piece.reason] if piece.has_ended else None
             stop = piece.stop.decode(errors="replace") if piece.stop else None
         if reason is not None:
-            with self._news:
+            with self._lock:
                 del self._requests[handle]
             llm.cpa_llm_release(handle)
         request.take(taken, reason, stop, error.decode(errors="replace"))
 
     def close(self) -> None:
         """Ends all requests and frees the llm."""
-        with self._news:
+        if os.getpid() != self._process:
+            return
+        with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
         llm.cpa_llm_stop(self.handle)
+        if threading.current_thread() is self._thread:  # which had the last request of an engine that nobody has
+            self._frees_llm = True
+            return
         if self._thread.ident is not None:
             self._thread.join()
-        with self._news:
+        self._free()
+
+    def _free(self) -> None:
+        with self._lock:
             self._news.wait_for(lambda: self._calls == 0)
         llm.cpa_llm_close(self.handle)
 

@@ -50,8 +50,9 @@ class Sampling:
 def _sampling(s: Sampling) -> tuple[Any, Any]:
     """The library's struct, and what it points to."""
     stop_ids = integers(ctypes.c_uint32, s.stop_token_ids, "stop_token_ids")
-    pairs = [c.cpa_logit_bias(token, bias) for token, bias in (s.logit_bias or {}).items()]
-    biases = (c.cpa_logit_bias * len(pairs))(*pairs)
+    biased = s.logit_bias or {}
+    pairs = zip(integers(ctypes.c_uint32, biased.keys(), "the tokens of logit_bias"), biased.values())
+    biases = (c.cpa_logit_bias * len(biased))(*(c.cpa_logit_bias(token, bias) for token, bias in pairs))
     plain = {name: getattr(s, name) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty",
                                                  "presence_penalty", "frequency_penalty", "ignore_eos", "min_tokens",
                                                  "top_logprobs")}
@@ -74,24 +75,23 @@ def _prompt(prompt: Any, **of_chat: Any) -> tuple[Any, Any]:
     """The library's struct of a text, token ids or messages, and what it points to."""
     if isinstance(prompt, str):
         text = prompt.encode()
-        return sized(c.cpa_llm_prompt, text=text, text_bytes=len(text)), None
-    if prompt and all(isinstance(message, Mapping) for message in prompt):
+        return sized(c.cpa_llm_prompt, text=text, text_bytes=len(text), **of_chat), None
+    if len(prompt) > 0 and all(isinstance(message, Mapping) for message in prompt):
         return sized(c.cpa_llm_prompt, messages=_json(prompt), **of_chat), None
     ids = integers(ctypes.c_uint32, prompt, "token ids")
-    return sized(c.cpa_llm_prompt, ids=ctypes.addressof(ids), n_ids=len(ids)), ids
+    return sized(c.cpa_llm_prompt, ids=ctypes.addressof(ids), n_ids=len(ids), **of_chat), ids
 
 
-def _device(name: str | None, threads: int) -> dict[str, int]:
-    """Fields of the device; none where the library chooses it all."""
+def _device(name: str | None, threads: int) -> Any:
+    """The library's struct of a device; with size 0 the library chooses it all, and with threads 0 these."""
     backend, _, ordinal = (name or "").partition(":")
     if name is None and threads == 0:
-        return {}
+        return c.cpa_device_options()
     if name is None:
         backend = CUDA if lib.cpa_device_count(c.CPA_BACKEND_CUDA) > 0 else HOST
     if backend not in _BACKENDS or (ordinal and not ordinal.isdecimal()):
         raise ValueError(f"cpattn: device {name!r}; expected 'host', 'cuda' or 'cuda:N'")
-    return {"size": ctypes.sizeof(c.cpa_device_options), "backend": _BACKENDS[backend], "ordinal": int(ordinal or 0),
-            "threads": threads or len(os.sched_getaffinity(0))}
+    return sized(c.cpa_device_options, backend=_BACKENDS[backend], ordinal=int(ordinal or 0), threads=threads)
 
 
 class Engine:
@@ -121,9 +121,7 @@ class Engine:
                  verify: float = 0, communicator: Communicator | None = None):
         engine = sized(c.cpa_engine_options, num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
                        max_num_batched_tokens=max_num_batched_tokens, no_prefix_caching=not prefix_caching,
-                       verify=verify)
-        for field, value in _device(device, threads).items():
-            setattr(engine.device, field, value)
+                       verify=verify, device=_device(device, threads))
         options = sized(c.cpa_llm_options, engine=ctypes.addressof(engine), max_model_len=max_model_len,
                         gpu_memory_utilization=gpu_memory_utilization,
                         comm=None if communicator is None else communicator.handle,
@@ -151,11 +149,13 @@ class Engine:
                template_kwargs: Mapping[str, Any] | None = None, continue_final_message: bool = False,
                priority: int = 0, timeout: float = 0, cache_salt: str | None = None,
                tenant: str | None = None) -> Request:
-        """Submits a prompt and returns at once: a text, token ids, or the messages of a chat, as OpenAI has them.
+        """Submits a prompt, and does not wait for its answer: a text, token ids, or the messages of a chat, as OpenAI
+        has them. Tokenizer and chat template run within the call; a task whose prompts are long keeps its loop free by
+        ``await asyncio.to_thread(engine.submit, ...)``.
 
         ``max_tokens`` 0: what ``max_model_len`` leaves. ``stop``: texts that end the answer where they begin, with
         ``include_stop`` behind them. ``tools``, ``template_kwargs`` and ``continue_final_message`` go to the chat
-        template. ``timeout``: seconds after which the request ends as "expired"; 0: none. Of one ``priority``, lower
+        template, for messages alone. ``timeout``: seconds after which the request ends as "expired"; 0: none. Of one ``priority``, lower
         first, the ``tenant`` that was served least goes first. Prompts share what they have in common with those of
         equal ``cache_salt`` alone.
         """

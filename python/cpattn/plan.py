@@ -20,7 +20,7 @@ from ._tensors import read, read_on, vector
 
 def _int32s(values: Any, what: str) -> Any:
     """A host array of integers from a sequence or a host tensor."""
-    return integers(c.c_int32, values.tolist() if hasattr(values, "tolist") else values, what)
+    return integers(c.c_int32, values, what)
 
 
 def shape_of(q_heads: int, kv_heads: int, k_dim: int, v_dim: int | None, dtype: str, kv_dtype: str | None,

@@ -3,13 +3,17 @@
 import asyncio
 import gc
 import json
+import os
+import signal
 import threading
 import time
 import weakref
 from pathlib import Path
 
 import cpattn
+import numpy as np
 import pytest
+from cpattn import _requests
 from cpattn.engine import Engine, Sampling
 
 FOLDER = Path(__file__).resolve().parents[2] / "tests/data/tiny-llama"
@@ -164,10 +168,91 @@ def test_bad_folders_and_options_are_refused_by_one_line(make, line):
     (("Hello",), {"stop": ""}, "stops: text 0 is empty"),
     (("Hello", Sampling(top_p=2)), {}, "top_p"),
     (([{"content": "Hello"}],), {}, "messages: element 0 is no object with a text \"role\""),
+    (("Hello",), {"tools": [{}]}, "prompt: found tools without messages"),
+    (([1, 2],), {"continue_final_message": True}, "prompt: found continues_last without messages"),
 ])
 def test_bad_requests_are_refused_by_one_line(engine, arguments, options, line):
     with pytest.raises(cpattn.InvalidError, match=line):
         engine.submit(*arguments, **options)
+
+
+@pytest.mark.parametrize("arguments, options, line", [
+    (("Hello",), {"max_tokens": 2**64 + 3}, "max_tokens is 18446744073709551619"),
+    (("Hello",), {"priority": 2**32 - 7}, "priority is 4294967289"),
+    (("Hello", Sampling(top_k=2**32)), {}, "top_k is 4294967296"),
+    (("Hello", Sampling(logit_bias={2**32 + 5: 1.0})), {}, "the tokens of logit_bias are 4294967301"),
+    (("Hello", Sampling(stop_token_ids=[-5])), {}, "stop_token_ids are -5"),
+    (([-1, 2],), {}, "token ids are -1 to 2"),
+])
+def test_numbers_that_do_not_fit_are_refused(engine, arguments, options, line):
+    with pytest.raises(ValueError, match=line):
+        engine.submit(*arguments, **options)
+
+
+def test_ids_may_be_an_array(engine):
+    ids = EXPECTED["prompts"][0]
+    assert engine.submit(np.array(ids), max_tokens=1).prompt_token_ids == ids
+    with pytest.raises(cpattn.InvalidError, match="found no token"):
+        engine.submit(np.array([], np.int64))
+
+
+def test_the_library_chooses_the_threads_of_a_device():
+    from cpattn.engine import _device
+    assert _device("host", 0).threads == 0 and _device("host", 3).threads == 3
+
+
+def test_an_interrupted_submission_is_released(engine, monkeypatch):
+    def interrupted(*arguments, **options):
+        made(*arguments, **options)
+        raise KeyboardInterrupt
+    made = _requests.create
+    monkeypatch.setattr(_requests, "create", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.submit("Hello", ENDLESS, max_tokens=4000)
+    monkeypatch.undo()
+    assert engine.submit("Hello", max_tokens=2).result(10).token_ids
+    wait_for_quiet(engine)
+    assert not engine._reader._abandoned
+
+
+def test_a_reader_that_fails_fails_all(monkeypatch):
+    def fails(piece):
+        raise MemoryError("none")
+    engine = Engine(FOLDER, device="host", threads=1, num_blocks=256)
+    monkeypatch.setattr(_requests, "_piece_of", fails)
+    request = engine.submit("Hello", max_tokens=4)
+    with pytest.raises(cpattn.Error, match="answers are not read any more: MemoryError"):
+        request.result(10)
+    engine._reader._thread.join(10)
+    with pytest.raises(cpattn.Error, match="answers are not read any more: MemoryError"):
+        engine.submit("Hello").result(10)
+    engine.close()
+
+
+def test_a_forked_process_does_not_have_the_engine(engine):
+    request = engine.submit("Hello", ENDLESS, max_tokens=1000)
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for call in (lambda: engine.submit("Hello"), request.cancel, request.result, lambda: next(request)):
+            try:
+                call()
+            except cpattn.Error as error:
+                refused += "forked" in str(error)
+        engine.close()
+        os._exit(refused)
+    ended, status = 0, 0
+    for _ in range(1000):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
+        time.sleep(0.01)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    request.cancel()
+    assert ended == child and os.waitstatus_to_exitcode(status) == 4
+    assert engine.submit("Hello", max_tokens=2).result(10).token_ids
 
 
 def test_closing_ends_what_is_unfinished():
@@ -191,6 +276,20 @@ def test_an_engine_that_nobody_has_is_closed():
     assert gone() is None
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_an_engine_that_only_its_reader_has_is_freed(monkeypatch):
+    def close(handle):
+        freed.append(handle)
+        closes(handle)
+    closes, freed = _requests.llm.cpa_llm_close, []
+    engine = Engine(FOLDER, device="host", threads=1, num_blocks=256)
+    monkeypatch.setattr(_requests.llm, "cpa_llm_close", close)
+    thread = engine._reader._thread
+    request = engine.submit("Hello", ENDLESS, max_tokens=200)
+    del engine, request
+    thread.join(10)
+    assert not thread.is_alive() and len(freed) == 1
 
 
 def test_the_package_tells_what_the_engine_lacks(tmp_path):

@@ -35,7 +35,7 @@ static cpa_status start_thread(cpa_llm *llm, cpa_error *err) {
     return CPA_OK;
 }
 
-/* ---- opening: each step is collective and fails on all ranks alike ---- */
+/* ---- opening: each step is collective and fails on all ranks alike, create_engine as cpa_engine_create says ---- */
 
 static cpa_status find_comm(cpa_llm *llm, const cpa_llm_options *options, cpa_error *err) {
     const size_t known = CPA_STRUCT_THROUGH(cpa_llm_options, comm);

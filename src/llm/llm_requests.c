@@ -98,7 +98,10 @@ static cpa_status hand_over(cpa_llm *llm, const cpa_llm_request_options *o, cpa_
                                .deadline_s = o->deadline_s,
                                .sampling = &request->sampling};
     const cpa_status status = cpa_engine_submit(llm->engine, &given);
-    if (status == CPA_OK) return CPA_OK;
+    if (status == CPA_OK) {
+        cpa_request_table_take(&llm->requests, request);
+        return CPA_OK;
+    }
     cpa_request_table_return(&llm->requests, request);
     return cpa_fail(err, status, "%s", cpa_engine_error(llm->engine));
 }

@@ -34,9 +34,11 @@ static int32_t thread_count(int32_t ranks) {
 
 static void choose_device(cpa_llm_setup *s, int32_t ranks) {
     cpa_device_options *device = &s->engine.device;
-    if (device->size) return;
-    *device = (cpa_device_options){.size = sizeof *device, .threads = thread_count(ranks)};
-    if (cpa_device_count(CPA_BACKEND_CUDA) > 0) device->backend = CPA_BACKEND_CUDA;
+    if (!device->size) {
+        *device = (cpa_device_options){.size = sizeof *device};
+        if (cpa_device_count(CPA_BACKEND_CUDA) > 0) device->backend = CPA_BACKEND_CUDA;
+    }
+    if (device->threads == 0) device->threads = thread_count(ranks);
 }
 
 static cpa_status take_options(const cpa_llm_options *options, int32_t ranks, cpa_llm_setup *s, cpa_error *err) {

@@ -151,6 +151,11 @@ cpa_status cpa_prompt_ids_of(const cpa_prompt_source *source, const cpa_llm_prom
     cpa_status status = CPA_OK;
     const int n = (prompt->ids != NULL) + (prompt->text != NULL) + (prompt->messages != NULL);
     if (n != 1) return cpa_fail(err, CPA_INVALID, "prompt: found %d of ids, text and messages, expected one", n);
+    if (!prompt->messages && (prompt->tools || prompt->template_kwargs || prompt->continues_last))
+        return cpa_fail(err, CPA_INVALID, "prompt: found %s without messages, which alone have a template",
+                        prompt->tools             ? "tools"
+                        : prompt->template_kwargs ? "template_kwargs"
+                                                  : "continues_last");
     if (prompt->messages)
         status = encode_chat(source, prompt, &ids, err);
     else if (prompt->text)

@@ -58,7 +58,7 @@ static void set_due(cpa_request_table *table, cpa_llm_request *request, int is_d
 
 /* Something has come of it. */
 static void tell(cpa_request_table *table, cpa_llm_request *request) {
-    if (request->is_silent) return;
+    if (request->is_silent || request->is_in_doubt) return;
     set_due(table, request, 1);
     if (request->readers > 0) pthread_cond_broadcast(&request->came);
 }
@@ -67,9 +67,15 @@ static void wake_waiting(cpa_request_table *table) {
     if (table->due && table->waiting > 0) pthread_cond_broadcast(&table->news);
 }
 
-/* Requests that the engine has when it is stopped are still to be told of. */
+/* Requests that the engine has when it is stopped, or may have, are still to be told of. */
 static int has_stopped(const cpa_request_table *table) {
-    return table->is_stopping && !table->with_engine;
+    return table->is_stopping && !table->with_engine && table->in_doubt == 0;
+}
+
+static void set_in_doubt(cpa_request_table *table, cpa_llm_request *request, int is_in_doubt) {
+    request->is_in_doubt = is_in_doubt;
+    table->in_doubt += is_in_doubt ? 1 : -1;
+    if (has_stopped(table)) pthread_cond_broadcast(&table->news);
 }
 
 static cpa_status check(const cpa_request_table *table, cpa_error *err) {
@@ -124,15 +130,27 @@ cpa_status cpa_request_table_enter(cpa_request_table *table, cpa_llm_request *re
         HASH_ADD(hh, table->with_engine, id, sizeof request->id, request);
         if (!request->hh.tbl) status = cpa_fail(err, CPA_NO_MEMORY, "no memory for a request");
     }
-    if (status == CPA_OK) DL_APPEND(table->all, request);
+    if (status == CPA_OK) {
+        DL_APPEND(table->all, request);
+        set_in_doubt(table, request, 1);
+    }
     pthread_mutex_unlock(&table->lock);
     return status;
+}
+
+void cpa_request_table_take(cpa_request_table *table, cpa_llm_request *request) {
+    pthread_mutex_lock(&table->lock);
+    set_in_doubt(table, request, 0);
+    if (request->arrived.count > 0 || request->arrived.has_ended) tell(table, request);
+    wake_waiting(table);
+    pthread_mutex_unlock(&table->lock);
 }
 
 void cpa_request_table_return(cpa_request_table *table, cpa_llm_request *request) {
     pthread_mutex_lock(&table->lock);
     if (find(table, request->id)) HASH_DEL(table->with_engine, request); /* else the engine was lost meanwhile */
     forget(table, request);
+    set_in_doubt(table, request, 0);
     pthread_mutex_unlock(&table->lock);
 }
 

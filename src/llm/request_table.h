@@ -36,6 +36,7 @@ struct cpa_llm_request {
     cpa_arrival arrived;
     int64_t received; /* output tokens that have come */
     int is_due, is_silent, is_released;
+    int is_in_doubt;     /* cpa_engine_submit is still to say whether the engine takes it: nobody is told of it */
     int readers;         /* threads that wait for it */
     pthread_cond_t came; /* signalled for them */
 };
@@ -47,6 +48,7 @@ typedef struct cpa_request_table {
     cpa_llm_request *all;         /* requests that are not released, or the engine still has */
     cpa_llm_request *with_engine; /* requests by id, while the engine has them */
     cpa_llm_request *due;         /* requests of which something has come, the oldest first */
+    int64_t in_doubt;             /* requests that are */
     uint64_t last_id;
     int64_t vocabulary;
     int is_stopping;
@@ -65,6 +67,8 @@ cpa_status cpa_request_table_check(cpa_request_table *table, cpa_error *err);
 
 /* The request gets an id, and is about to go to the engine. CPA_NO_MEMORY, and as cpa_request_table_check. */
 cpa_status cpa_request_table_enter(cpa_request_table *table, cpa_llm_request *request, cpa_error *err);
+/* The engine has taken it: from now on others are told of it. */
+void cpa_request_table_take(cpa_request_table *table, cpa_llm_request *request);
 /* The engine has not taken it: it is in the table no more. */
 void cpa_request_table_return(cpa_request_table *table, cpa_llm_request *request);
 

@@ -19,8 +19,10 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 
 TIME_LIMIT_S = 240
+END_LIMIT_S = 5  # for what a page traps, before it is killed
 
 
 def blocks_of(text):
@@ -116,6 +118,20 @@ def lay_out_package(folder, source, build, environment):
     environment["PYTHONPATH"] = packages
 
 
+def end_group(shell):
+    """Ends what the shell has started: by SIGTERM, so that traps run, and what is left by SIGKILL."""
+    try:
+        os.killpg(shell.pid, signal.SIGTERM)
+        until = time.monotonic() + END_LIMIT_S
+        while time.monotonic() < until:
+            shell.poll()  # a process that nobody waits for is still one of the group
+            os.killpg(shell.pid, 0)
+            time.sleep(0.05)
+        os.killpg(shell.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
 def run(blocks, folder, environment):
     """Runs the blocks, and returns what each has printed, and the exit code of the last."""
     outputs = [os.path.join(folder, f"printed.{i}") for i in range(len(blocks))]
@@ -129,10 +145,7 @@ def run(blocks, folder, environment):
             code = shell.wait(TIME_LIMIT_S)
         except subprocess.TimeoutExpired:
             code = f"none in {TIME_LIMIT_S} s"
-        try:
-            os.killpg(shell.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        end_group(shell)
     texts = []
     for output in outputs:
         if os.path.exists(output):
