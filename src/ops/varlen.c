@@ -139,7 +139,7 @@ static cpa_status check_tensors(const cpa_attend_plan *plan, const cpa_varlen_at
     CPA_TRY(check_rows("k", a->k, &k, err));
     CPA_TRY(check_rows("v", a->v, &v, err));
     CPA_TRY(cpa_check_aligned("varlen", "out", a->out, bytes, err));
-    CPA_TRY(cpa_check_heads_of_rows("varlen", &out, err));
+    CPA_TRY(cpa_check_written_heads("varlen", &out, a->out && cpa_rows_follow(plan), err));
     return cpa_check_state("varlen", &a->state, rows, s->q_heads, s->v_dim, a->lse_head_stride, err);
 }
 

@@ -175,6 +175,11 @@ static void spans_that_are_none_are_refused(void) {
     CU_ASSERT_EQUAL(cpa_kv_gather(&args, stream), CPA_INVALID);
     args = good, args.k_head_stride = 15;
     CU_ASSERT_EQUAL(cpa_kv_gather(&args, stream), CPA_INVALID);
+    args = good, args.n_spans = 1, args.v_row_stride = 16, args.v_head_stride = 16;
+    if (cpa_test_promises_bits()) CU_ASSERT_EQUAL(cpa_kv_gather(&args, stream), CPA_OK); /* [heads, 1 row, dim] */
+    spans[0].count = 2;
+    CU_ASSERT_EQUAL(cpa_kv_gather(&args, stream), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(stream), "expected heads of 16 that do not overlap"));
     args = good, args.src.v_in_k = 1;
     CU_ASSERT_EQUAL(cpa_kv_gather(&args, stream), CPA_UNSUPPORTED);
     cpa_kv_fixture_destroy(&pool);
