@@ -67,7 +67,8 @@ static cpa_attend_result attend_with(cpa_attend_fixture *f, const paged_run *run
                                               .v_dim = c->v_dim,
                                               .dtype = c->q_dtype,
                                               .kv_dtype = c->kv_dtype,
-                                              .layout = c->layout},
+                                              .layout = c->layout,
+                                              .v_in_k = c->v_in_k},
                                     .block_size = c->block_size,
                                     .items = &item,
                                     .n_items = 1,
@@ -115,7 +116,7 @@ static cpa_attend_result attend_with(cpa_attend_fixture *f, const paged_run *run
 }
 
 static void rows_within_heads_give_the_bits_of_dense_rows(void) {
-    enum { KINDS = 5 };
+    enum { KINDS = 8 };
     for (int i = 0; i < KINDS * CPA_ATTEND_BASES; i++) {
         cpa_attend_case c = CPA_ATTEND_BASE[i % CPA_ATTEND_BASES];
         const int kind = i / CPA_ATTEND_BASES;
@@ -124,6 +125,11 @@ static void rows_within_heads_give_the_bits_of_dense_rows(void) {
         if (kind == 2) c.start = (c.length = 5000) - 3;    /* whose keys are cut */
         if (kind == 3) c.k_dim = c.v_dim = 112;            /* a width that tiles do not have */
         if (kind == 4) c.layout = CPA_VLLM_X, c.start = 1; /* keys that are prepared */
+        if (kind == 5) c.k_dim = c.v_dim = 320;            /* wide heads */
+        if (kind >= 6) {                                   /* latents, of many rows and of few */
+            c.kv_heads = c.v_in_k = 1, c.k_dim = 576, c.v_dim = 512, c.scale = 0.05f;
+            if (kind == 7) c.start = c.length - 2;
+        }
         cpa_attend_fixture f;
         cpa_attend_fixture_init(&f, &c, 2);
         const float out_scale = kind == 1 ? 0.02f : 0;
