@@ -24,7 +24,8 @@ extern "C" {
 #endif
 
 /* *out becomes the dtype of the name. Otherwise it is left alone: CPA_UNSUPPORTED for a format of other libraries that
- * is none of ours, as the rotated codes of vLLM's turboquant_*; CPA_INVALID for any other name, and NULL. */
+ * is none of ours but has a prefix of its own, which the rotated codes of vLLM's turboquant_* have; CPA_INVALID for any
+ * other name, those of further formats (nvfp4, int4, fp8_inc, fp8_e4m3fnuz) among them, and NULL. */
 CPA_API cpa_status cpa_dtype_of_name(const char *name, cpa_dtype *out, cpa_error *err);
 
 /* The same of a layout of caches. */

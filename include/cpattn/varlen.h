@@ -43,8 +43,8 @@ typedef struct cpa_varlen_batch {
 CPA_API cpa_status cpa_varlen_plan_set(cpa_attend_plan *plan, const cpa_varlen_batch *batch, cpa_error *err);
 
 /* Attends every row of every segment of the plan. Rows in no segment are left alone, and keys and values in none may
- * hold anything. `resume`, `state` and `out` are as in cpa_attend, and so are results that are not finite; of rows of
- * keys, no more is read than up to the last k_starts.
+ * hold anything. `resume`, `state` and `out` are as in cpa_attend, and so are results that are not finite; nothing is
+ * read past the last row of queries and of keys that a segment has.
  *
  * On a CUDA device bf16 and fp16 run on tensor cores where q, k, v, out and state.o are aligned to 16 bytes, dims and
  * strides are multiples of 8 elements (4 of state.o) and scale is positive; all else is computed by plain, slower

@@ -34,6 +34,7 @@ class Place(NamedTuple):
 THE_HOST = Place(HOST, 0)
 DTYPES = {"fp32": c.CPA_F32, "bf16": c.CPA_BF16, "fp16": c.CPA_F16, "fp8_e4m3": c.CPA_FP8_E4M3,
           "fp8_e5m2": c.CPA_FP8_E5M2}
+PLAIN_DTYPES = ("fp32", "bf16", "fp16")
 _ALIASES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8_e4m3",
             "float8_e5m2": "fp8_e5m2", "int8": "i8",
             "uint8": "u8", "int32": "i32", "int64": "i64", "uint32": "u32", "bool": "bool"}
@@ -201,7 +202,8 @@ def heads(t: Tensor, what: str, count: int, dim: int) -> tuple[int, int]:
         raise ValueError(f"cpattn: {what} is {list(shape)}; expected [rows, {count}, {dim}]")
     head = strides[1] if count > 1 else dim
     row = strides[0] if shape[0] > 1 else max(strides[0], count * dim)
-    if (dim > 1 and strides[2] != 1) or head < dim or row < (count * dim if head == dim else dim):
+    mixed = shape[0] > 1 and row < (count - 1) * head + dim and head < row + dim  # neither holds the other
+    if (dim > 1 and strides[2] != 1) or head < dim or row < dim or mixed:
         raise ValueError(f"cpattn: {what} has strides {list(strides)} of {list(shape)}; expected contiguous heads that "
                          "do not overlap")
     return row, 0 if head == dim else head
@@ -221,7 +223,7 @@ def vector(x: Any, what: str, dtype: str, length: int | None = None, *, place: A
 
 def plain_dtype(t: Tensor, what: str) -> int:
     """The dtype of queries, keys, values and results."""
-    if t.dtype not in ("fp32", "bf16", "fp16"):
+    if t.dtype not in PLAIN_DTYPES:
         raise ValueError(f"cpattn: {what} is {t.dtype}; expected fp32, bf16 or fp16")
     return DTYPES[t.dtype]
 

@@ -20,8 +20,8 @@ from . import _declarations as c
 from ._device import device, device_of, enqueue
 from ._library import integers, lib, raise_status, sized
 from ._names import dtype_of
-from ._tensors import (DTYPES, Tensor, address_of, check_writable, empty_like, heads, plain_dtype, read, read_on, rows,
-                       signature, vector)
+from ._tensors import (DTYPES, PLAIN_DTYPES, Tensor, address_of, check_writable, empty_like, heads, plain_dtype, read,
+                       read_on, rows, signature, vector)
 from .cache import PagedCache
 from .plan import AttendPlan, shape_of
 
@@ -170,10 +170,13 @@ def gather_rows(cache: PagedCache, block_tables: Sequence[Sequence[int]], firsts
                 *, dtype: str | None = None, stream: int | None = None) -> tuple[Any, Any]:
     """Keys ``[rows, kv_heads, k_dim]`` and values of the tokens from ``firsts[s]`` on, ``counts[s]`` of them, of each
     sequence, whose blocks are ``block_tables[s]``; sequences one behind the other. Of ``dtype``: fp32, bf16 or fp16, by
-    default that of the cache."""
+    default that of the cache, but for a quantised one, which needs it."""
     view = cache.view
     kind = view.dtype if dtype is None else dtype_of(dtype)
-    name = next((name for name, value in DTYPES.items() if value == kind), "none")
+    name = next((name for name in PLAIN_DTYPES if DTYPES[name] == kind), None)
+    if name is None:
+        found = "that of a quantised cache" if dtype is None else dtype
+        raise ValueError(f"cpattn: the dtype of rows is {found}; expected dtype= of {', '.join(PLAIN_DTYPES)}")
     flat = integers(c.c_int32, [block for table in block_tables for block in table], "blocks")
     spans = (c.cpa_kv_span * len(counts))()
     at = row = 0
@@ -261,21 +264,20 @@ def _check_rows(plan: AttendPlan, q: Any, out: Any) -> None:
 def _take(plan: AttendPlan, part: str, x: Any, *inner: int) -> None:
     """Sets o or lse of the plan's partial state from a tensor [rows of the plan or more, *inner] of fp32, or None."""
     partial, n = plan.partial, plan.rows
-    if x is None:
-        setattr(partial, part, None)
-        return
-    t = read_on(plan.device, x, part, written=True)
-    if part == "lse":
-        by_head = len(t.shape) == 2 and t.strides[0] == 1 and t.strides[1] > 1 and t.shape[0] > 1
-        plan.args.lse_head_stride = t.strides[1] if by_head else 0
-        if by_head and t.shape[1:] == inner:
-            t = Tensor(t.address, t.dtype, (t.shape[0], 1), (1, 1), t.backend, t.ordinal)
-            inner = (1,)
-    stride = rows(t, part, *inner)
-    if t.dtype != "fp32" or t.shape[0] < n:
-        raise ValueError(f"cpattn: {part} is {t.dtype} of {t.shape[0]} rows; expected fp32 of {n}")
-    setattr(partial, part, t.address)
+    address, stride, head_stride = None, 0, 0
+    if x is not None:
+        t = read_on(plan.device, x, part, written=True)
+        address = t.address
+        if part == "lse" and t.shape[1:] == inner and t.shape[0] > 1 and t.strides[0] == 1 and t.strides[1] > 1:
+            head_stride = t.strides[1]
+            t, inner = Tensor(address, t.dtype, (t.shape[0], 1), (1, 1), t.backend, t.ordinal), (1,)
+        stride = rows(t, part, *inner)
+        if t.dtype != "fp32" or t.shape[0] < n:
+            raise ValueError(f"cpattn: {part} is {t.dtype} of {t.shape[0]} rows; expected fp32 of {n}")
+    setattr(partial, part, address)
     setattr(partial, f"{part}_row_stride", stride)
+    if part == "lse":
+        plan.args.lse_head_stride = head_stride
 
 
 def merge(states: Sequence[tuple[Any, Any]], *, out: Any = None, out_lse: Any = None, dtype: str | None = None,

@@ -162,11 +162,14 @@ class AttendPlan:
         q, kv = _int32s(qo_indptr, "qo_indptr"), _int32s(kv_indptr, "kv_indptr")
         pages = _int32s(kv_indices, "kv_indices")
         last = None if last_page_len is None else _int32s(last_page_len, "last_page_len")
-        first = None if k_first is None else integers(c.c_int64, list(k_first), "k_first")
+        first = None if k_first is None else integers(c.c_int64, k_first, "k_first")
         n = len(q) - 1
-        if n < 0 or (first is not None and len(first) != n) or len(kv) != n + 1 or len(pages) < kv[n] or (last is not None and len(last) != n):
+        if n < 0 or len(kv) != n + 1 or len(pages) < kv[n]:
             raise ValueError(f"cpattn: {len(q)} qo_indptr, {len(kv)} kv_indptr and {len(pages)} kv_indices; expected "
                              "n + 1, n + 1 and kv_indptr[n]")
+        for what, values in (("last_page_len", last), ("k_first", first)):
+            if values is not None and len(values) != n:
+                raise ValueError(f"cpattn: {len(values)} {what} of {n} sequences; expected one of each")
         indices = sized(c.cpa_attend_indices, shape=self.shape, block_size=self.block_size, sequences=n,
                         qo_indptr=ctypes.addressof(q), kv_indptr=ctypes.addressof(kv),
                         last_page_len=ctypes.addressof(last) if last is not None else None,

@@ -55,8 +55,42 @@ def test_score_rules_and_scale(rng):
 def test_plan_of_flashinfers_arrays_gives_the_same_bits(rng):
     pages, cache, plan, q = step(rng, [100, 33], [7, 1])
     want = ops.attend(plan, q, cache)
-    plan.set_indices([0, 7, 8], [0, 7, 10], np.array(sum(pages.tables, []), np.int32), [4, 1])
-    np.testing.assert_array_equal(ops.attend(plan, q, cache), want)
+    arrays = [0, 7, 8], [0, 7, 10], np.array(sum(pages.tables, []), np.int32), [4, 1]
+    for k_first in (None, [0, 0], np.zeros(2, np.int64)):
+        plan.set_indices(*arrays, k_first=k_first)
+        np.testing.assert_array_equal(ops.attend(plan, q, cache), want)
+    with pytest.raises(ValueError, match="3 k_first of 2 sequences"):
+        plan.set_indices(*arrays, k_first=[0, 0, 0])
+    with pytest.raises(ValueError, match="1 last_page_len of 2 sequences"):
+        plan.set_indices(*arrays[:3], [4])
+
+
+def test_refused_lse_leaves_no_trace(rng):
+    _, cache, plan, q = step(rng, [30, 20], [5, 5])
+    want = ops.attend(plan, q, cache, lse=True)
+    by_head = np.zeros((HEADS, 10), np.float32).T
+    with pytest.raises(ValueError, match="lse is fp16 of 10 rows; expected fp32 of 10"):
+        ops.attend(plan, q, cache, lse=by_head.astype(np.float16, order="K"))
+    for lse in (None, np.zeros((10, HEADS), np.float32), by_head, None):
+        np.testing.assert_array_equal(ops.attend(plan, q, cache, lse=lse), want[0])
+        assert plan.args.lse_head_stride == (10 if lse is by_head else 0)
+        if lse is not None:
+            np.testing.assert_array_equal(lse, want[1])
+
+
+def test_heads_that_overlap_are_refused(rng):
+    _, cache, plan, q = step(rng, [30, 20], [5, 5])
+    memory = np.zeros(10 * HEADS * DIM * 2, np.float32)
+
+    def strided(row, head):
+        return np.lib.stride_tricks.as_strided(memory, (10, HEADS, DIM), [4 * row, 4 * head, 4])
+
+    for row, head in [(HEADS * DIM - 1, DIM), (DIM, DIM + 1), (DIM + 1, 2 * DIM), (3 * DIM, 2 * DIM)]:
+        with pytest.raises(ValueError, match="contiguous heads that do not overlap"):
+            ops.attend(plan, q, cache, out=strided(row, head))
+    want = ops.attend(plan, q, cache)
+    for row, head in [(HEADS * DIM, DIM), (DIM, 10 * DIM), (DIM + 8, 10 * (DIM + 8)), (2 * HEADS * DIM, 2 * DIM)]:
+        np.testing.assert_array_equal(ops.attend(plan, q, cache, out=strided(row, head)), want)
 
 
 def test_reserved_plan_follows_its_arrays(rng):
@@ -157,6 +191,9 @@ def test_rows_are_gathered_from_any_token_and_blocks_swapped(rng):
     np.testing.assert_array_equal(v, np.concatenate([pages.v[0][37:57], pages.v[1][5:33]]))
     half = ops.gather_rows(cache, pages.tables[:1], [1], [3], dtype="half")[0]
     np.testing.assert_array_equal(half, pages.k[0][1:4].astype(np.float16))
+    for dtype in ("fp8", "int8"):
+        with pytest.raises(ValueError, match=f"the dtype of rows is {dtype}; expected dtype= of fp32, bf16, fp16"):
+            ops.gather_rows(cache, pages.tables[:1], [1], [3], dtype=dtype)
     with pytest.raises(ValueError, match="tokens 60 to 90 of sequence 0, which has 5 blocks"):
         ops.gather_rows(cache, pages.tables[:1], [60], [30])
     host = cpattn.PagedCache(*[np.full_like(x, np.nan) for x in (cache.k, cache.v)])

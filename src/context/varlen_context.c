@@ -182,8 +182,13 @@ static cpa_status agree_on_batch(cpa_varlen_context *v, const cpa_varlen_batch *
     uint64_t hash = cpa_hash_bytes(CPA_HASH_START, batch->q_starts, starts);
     hash = cpa_hash_bytes(hash, batch->k_starts, starts);
     hash = cpa_hash_bytes(hash, owners, n * sizeof *owners);
+    for (int64_t s = 0; s < batch->n_segments; s++) {
+        const cpa_varlen_part whole = cpa_varlen_part_of(batch, 0, s, 1, 0);
+        const int64_t counts[] = {whole.q_count, whole.k_count};
+        hash = cpa_hash_bytes(hash, counts, sizeof counts);
+    }
     const cpa_named_value values[] = {{"segments", (double)n},
-                                      {"the hash of starts and owners, upper half", (double)(hash >> 32)},
+                                      {"the hash of starts, counts and owners, upper half", (double)(hash >> 32)},
                                       {"lower half", (double)(hash & UINT32_MAX)}};
     return cpa_control_same(&v->exchange->control, "varlen plan", values, sizeof values / sizeof values[0],
                             error_of(v));

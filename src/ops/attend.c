@@ -190,7 +190,7 @@ static cpa_status check_attend(const cpa_attend_plan *plan, const cpa_attend_arg
     CPA_TRY(cpa_check_aligned("attend", "out", args->out, out_bytes, err));
     CPA_TRY(cpa_check_aligned("attend", "out_scale", args->out_scale, sizeof *args->out_scale, err));
     CPA_TRY(cpa_check_heads_of_rows("attend", &q, err));
-    CPA_TRY(cpa_check_heads_of_rows("attend", &out, err));
+    CPA_TRY(cpa_check_written_heads("attend", &out, args->out && cpa_rows_follow(plan), err));
     CPA_TRY(cpa_check_state("attend", &args->state, plan->rows, s->q_heads, s->v_dim, args->lse_head_stride, err));
     CPA_TRY(cpa_check_mask("attend", &args->mask, err));
     CPA_TRY(cpa_check_score("attend", args->rules, args->selection, args->bias, err));

@@ -97,6 +97,17 @@ cpa_status cpa_check_heads_of_rows(const char *where, const cpa_checked_heads *o
     return CPA_OK;
 }
 
+cpa_status cpa_check_written_heads(const char *where, const cpa_checked_heads *of, int follow, cpa_error *err) {
+    const int64_t dense = (int64_t)of->heads * of->dim, row_stride = of->row_stride ? of->row_stride : dense;
+    CPA_TRY(cpa_check_heads_of_rows(where, of, err));
+    REQUIRE(err,
+            !follow || of->head_stride == 0 || of->heads <= 1 || of->head_stride - of->dim >= row_stride ||
+                row_stride >= (of->heads - 1) * of->head_stride + of->dim,
+            "%s: %s is %lld and %s is %lld; expected heads of %d that do not overlap", where, of->row_name,
+            (long long)of->row_stride, of->head_name, (long long)of->head_stride, of->dim);
+    return CPA_OK;
+}
+
 cpa_status cpa_check_lse_strides(const char *where, int64_t rows, int32_t heads, int64_t row_stride,
                                  int64_t head_stride, cpa_error *err) {
     const int64_t bytes = sizeof(float);

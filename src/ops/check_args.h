@@ -6,6 +6,7 @@
 #include <cpattn/ops.h>
 
 #include "base/check.h"
+#include "kernels/attend_plan.h"
 
 /* Fails with CPA_INVALID and a formatted line unless the condition holds. */
 #define REQUIRE(err, condition, ...)                                                                                   \
@@ -43,6 +44,16 @@ typedef struct cpa_checked_heads {
     int32_t heads, dim;
 } cpa_checked_heads;
 cpa_status cpa_check_heads_of_rows(const char *where, const cpa_checked_heads *of, cpa_error *err);
+
+/* The same of rows that are written, of which `follow` says whether some follow each other at row_stride: then rows lie
+ * within heads, or heads within rows, so that none overlap. (Rows that do not follow each other, as those of sequences
+ * of one token in [sequences, heads, tokens, dim], may have any strides.) */
+cpa_status cpa_check_written_heads(const char *where, const cpa_checked_heads *of, int follow, cpa_error *err);
+
+/* Whether an item of a plan must have rows that follow each other; of a reserved plan only the device knows its rows. */
+static inline int cpa_rows_follow(const cpa_attend_plan *plan) {
+    return plan->reservation.sequences == 0 && plan->rows_attended > plan->n_items;
+}
 
 /* LSEs of rows, [rows, heads], or [heads, rows] with a stride of heads that is not 0. */
 cpa_status cpa_check_lse_strides(const char *where, int64_t rows, int32_t heads, int64_t row_stride,

@@ -5,8 +5,8 @@
 #include "kernels/operators.h"
 #include "src/ops/check_args.h"
 
-/* One of the tensors, of which the part is. */
-static cpa_status check_tensor(const cpa_kv_gather_args *a, cpa_kv_part part, cpa_error *err) {
+/* One of the tensors, of which the part is; `follow`: some of its rows are filled one behind the other. */
+static cpa_status check_tensor(const cpa_kv_gather_args *a, cpa_kv_part part, int follow, cpa_error *err) {
     const int keys = part == CPA_KEYS;
     const int64_t bytes = cpa_dtype_bytes(a->dst_dtype);
     const void *memory = keys ? a->k : a->v;
@@ -20,7 +20,7 @@ static cpa_status check_tensor(const cpa_kv_gather_args *a, cpa_kv_part part, cp
                                   .dim = keys ? a->src.k_dim : a->src.v_dim};
     REQUIRE(err, memory || a->dst_rows == 0, "kv_gather: %s is NULL", keys ? "k" : "v");
     CPA_TRY(cpa_check_aligned("kv_gather", keys ? "k" : "v", memory, bytes, err));
-    return cpa_check_heads_of_rows("kv_gather", &of, err);
+    return cpa_check_written_heads("kv_gather", &of, follow, err);
 }
 
 /* The rows that the span fills. */
@@ -72,8 +72,6 @@ static cpa_status check_gather(const cpa_kv_gather_args *args, cpa_error *err) {
     CPA_TRY(cpa_check_dtype("kv_gather", "dst_dtype", args->dst_dtype, err));
     REQUIRE(err, args->dst_rows >= 0 && args->dst_rows <= INT32_MAX, "kv_gather: dst_rows is %lld, expected 0..%d",
             (long long)args->dst_rows, INT32_MAX);
-    CPA_TRY(check_tensor(args, CPA_KEYS, err));
-    CPA_TRY(check_tensor(args, CPA_VALUES, err));
     REQUIRE(err, args->n_spans >= 0 && args->n_spans <= INT32_MAX, "kv_gather: n_spans is %lld, expected 0..%d",
             (long long)args->n_spans, INT32_MAX);
     REQUIRE(err, args->n_table_entries >= 0, "kv_gather: n_table_entries is %lld, expected at least 0",
@@ -82,7 +80,11 @@ static cpa_status check_gather(const cpa_kv_gather_args *args, cpa_error *err) {
             args->spans ? "block_tables" : "spans");
     CPA_TRY(cpa_check_aligned("kv_gather", "spans", args->spans, sizeof args->spans->first, err));
     CPA_TRY(cpa_check_aligned("kv_gather", "block_tables", args->block_tables, sizeof *args->block_tables, err));
-    return check_spans(args, err);
+    CPA_TRY(check_spans(args, err));
+    int follow = 0;
+    for (int64_t i = 0; i < args->n_spans; i++) follow |= args->spans[i].count > 1;
+    CPA_TRY(check_tensor(args, CPA_KEYS, follow, err));
+    return check_tensor(args, CPA_VALUES, follow, err);
 }
 
 /* The tensors as a cache whose block b begins at row b. */

@@ -87,13 +87,15 @@ cpa_status cpa_varlen_set_items(cpa_attend_plan *plan, const cpa_attention_shape
 static cpa_status set_plan(cpa_attend_plan *plan, const cpa_varlen_batch *batch, const cpa_attention_shape *shape,
                            cpa_attend_item *items, int32_t *first_keys, cpa_error *err) {
     const int64_t n = batch->n_segments;
+    int64_t rows = 0, keys = 0; /* up to the last that a segment has: the next start may lie past the tensors */
     for (int64_t i = 0; i < n; i++) {
         const cpa_varlen_part whole = cpa_varlen_part_of(batch, 0, i, 1, 0);
         items[i] = cpa_varlen_item(&whole, batch->q_starts[i], whole.q_count, whole.k_count, i);
         first_keys[i] = (int32_t)batch->k_starts[i];
+        if (whole.q_count > 0) rows = batch->q_starts[i] + whole.q_count;
+        if (whole.k_count > 0) keys = batch->k_starts[i] + whole.k_count;
     }
-    return cpa_varlen_set_items(plan, shape, items, first_keys, n, n ? batch->q_starts[n] : 0,
-                                n ? batch->k_starts[n] : 0, batch->causal, err);
+    return cpa_varlen_set_items(plan, shape, items, first_keys, n, rows, keys, batch->causal, err);
 }
 
 cpa_status cpa_varlen_plan_set(cpa_attend_plan *plan, const cpa_varlen_batch *given, cpa_error *err) {
@@ -137,7 +139,7 @@ static cpa_status check_tensors(const cpa_attend_plan *plan, const cpa_varlen_at
     CPA_TRY(check_rows("k", a->k, &k, err));
     CPA_TRY(check_rows("v", a->v, &v, err));
     CPA_TRY(cpa_check_aligned("varlen", "out", a->out, bytes, err));
-    CPA_TRY(cpa_check_heads_of_rows("varlen", &out, err));
+    CPA_TRY(cpa_check_written_heads("varlen", &out, a->out && cpa_rows_follow(plan), err));
     return cpa_check_state("varlen", &a->state, rows, s->q_heads, s->v_dim, a->lse_head_stride, err);
 }
 

@@ -256,6 +256,15 @@ static void batches_that_differ(void) {
     if (cpa_test_is_last_rank() && cpa_test_ranks() > 1) w.owners[3] = 0;
     CU_ASSERT_EQUAL(cpa_varlen_context_plan(context, &w.batch, w.owners), differ);
     w.owners[3] = CUT;
+    int64_t counts[MOST]; /* of all rows, which is what no counts say */
+    memcpy(counts, CASES[0].rows, sizeof counts);
+    w.batch.q_counts = cpa_test_is_last_rank() ? counts : NULL;
+    CU_ASSERT_EQUAL(cpa_varlen_context_plan(context, &w.batch, w.owners), CPA_OK);
+    if (cpa_test_is_last_rank() && cpa_test_ranks() > 1) counts[1]--;
+    CU_ASSERT_EQUAL(cpa_varlen_context_plan(context, &w.batch, w.owners), differ);
+    w.batch.k_counts = w.batch.q_counts, w.batch.q_counts = NULL;
+    CU_ASSERT_EQUAL(cpa_varlen_context_plan(context, &w.batch, w.owners), differ);
+    w.batch.k_counts = NULL;
     w.owners[0] = cpa_test_is_last_rank() ? cpa_test_ranks() : 0;
     CU_ASSERT_EQUAL(cpa_varlen_context_plan(context, &w.batch, w.owners), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_varlen_context_error(context), "owners[0] is"));

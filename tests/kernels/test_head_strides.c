@@ -49,7 +49,7 @@ typedef struct paged_run {
     float out_scale;
 } paged_run;
 
-/* The result of a call as dense rows; *touched counts bytes of the memory of `out` that changed beside them. */
+/* The result of a call as dense rows; *touched counts bytes of the memory of `out` and the LSEs that changed beside them. */
 static cpa_attend_result attend_with(cpa_attend_fixture *f, const paged_run *run, int64_t *touched) {
     const cpa_attend_case *c = &f->shape;
     const strided dense_q = dense_of(f->rows, c->q_heads, c->k_dim, run->q.bytes);
@@ -70,7 +70,8 @@ static cpa_attend_result attend_with(cpa_attend_fixture *f, const paged_run *run
                                               .v_dim = c->v_dim,
                                               .dtype = c->q_dtype,
                                               .kv_dtype = c->kv_dtype,
-                                              .layout = c->layout},
+                                              .layout = c->layout,
+                                              .v_in_k = c->v_in_k},
                                     .block_size = c->block_size,
                                     .items = &item,
                                     .n_items = 1,
@@ -100,13 +101,17 @@ static cpa_attend_result attend_with(cpa_attend_fixture *f, const paged_run *run
     if (run->with_state) cpa_test_download(f->stream, result.o, args.state.o, result.o_bytes);
     copy_rows(result.out, dense_out, 0, out, run->out, 0, f->rows);
     for (int64_t row = 0; row < f->rows; row++)
-        for (int32_t head = 0; head < c->q_heads; head++)
-            result.lse[row * c->q_heads + head] =
-                lse[run->lse_head_stride ? row + head * run->lse_head_stride : row * c->q_heads + head];
+        for (int32_t head = 0; head < c->q_heads; head++) {
+            float *one = &lse[run->lse_head_stride ? row + head * run->lse_head_stride : row * c->q_heads + head];
+            result.lse[row * c->q_heads + head] = *one;
+            memset(one, UINT8_MAX, sizeof *one);
+        }
     char *poison = cpa_test_poisoned(result.out_bytes, 1);
     copy_rows(out, run->out, 0, poison, dense_out, 0, f->rows);
     *touched = 0;
     for (int64_t at = 0; at < out_bytes; at++) *touched += (uint8_t)out[at] != UINT8_MAX;
+    const uint8_t *lse_bytes = (const uint8_t *)lse;
+    for (int64_t at = 0; at < lse_floats * (int64_t)sizeof *lse; at++) *touched += lse_bytes[at] != UINT8_MAX;
     void *uploaded[] = {scale, (void *)(uintptr_t)args.q, args.out, args.state.lse, args.state.o};
     for (size_t i = 0; i < sizeof uploaded / sizeof *uploaded; i++) cpa_test_free(f->stream, uploaded[i]);
     free(poison), free(q), free(out), free(lse);
@@ -114,7 +119,7 @@ static cpa_attend_result attend_with(cpa_attend_fixture *f, const paged_run *run
 }
 
 static void rows_within_heads_give_the_bits_of_dense_rows(void) {
-    enum { KINDS = 5 };
+    enum { KINDS = 8 };
     for (int i = 0; i < KINDS * CPA_ATTEND_BASES; i++) {
         cpa_attend_case c = CPA_ATTEND_BASE[i % CPA_ATTEND_BASES];
         const int kind = i / CPA_ATTEND_BASES;
@@ -123,6 +128,11 @@ static void rows_within_heads_give_the_bits_of_dense_rows(void) {
         if (kind == 2) c.start = (c.length = 5000) - 3;    /* whose keys are cut */
         if (kind == 3) c.k_dim = c.v_dim = 112;            /* a width that tiles do not have */
         if (kind == 4) c.layout = CPA_VLLM_X, c.start = 1; /* keys that are prepared */
+        if (kind == 5) c.k_dim = c.v_dim = 320;            /* wide heads */
+        if (kind >= 6) {                                   /* latents, of many rows and of few */
+            c.kv_heads = c.v_in_k = 1, c.k_dim = 576, c.v_dim = 512, c.scale = 0.05f;
+            if (kind == 7) c.start = c.length - 2;
+        }
         cpa_attend_fixture f;
         cpa_attend_fixture_init(&f, &c, 2);
         const float out_scale = kind == 1 ? 0.02f : 0;
@@ -379,6 +389,7 @@ static void strides_that_none_can_have_are_refused(void) {
         {.q_row = c.k_dim, .line = "attend: q_row_stride is"},
         {.out_head = -c.v_dim, .line = "attend: out_head_stride is"},
         {.out_row = c.v_dim, .line = "attend: out_row_stride is"},
+        {.out_row = c.v_dim, .out_head = c.v_dim + 1, .line = "that do not overlap"},
         {.out_row = c.v_dim, .out_head = INT64_MAX / 2, .line = "reach beyond 2^60 bytes"},
         {.lse_row = 2, .lse_head = 1000, .line = "attend: lse_row_stride is 2 and lse_head_stride is 1000"},
     };

@@ -175,6 +175,11 @@ static void spans_that_are_none_are_refused(void) {
     CU_ASSERT_EQUAL(cpa_kv_gather(&args, stream), CPA_INVALID);
     args = good, args.k_head_stride = 15;
     CU_ASSERT_EQUAL(cpa_kv_gather(&args, stream), CPA_INVALID);
+    args = good, args.n_spans = 1, args.v_row_stride = 16, args.v_head_stride = 16;
+    if (cpa_test_promises_bits()) CU_ASSERT_EQUAL(cpa_kv_gather(&args, stream), CPA_OK); /* [heads, 1 row, dim] */
+    spans[0].count = 2;
+    CU_ASSERT_EQUAL(cpa_kv_gather(&args, stream), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(stream), "expected heads of 16 that do not overlap"));
     args = good, args.src.v_in_k = 1;
     CU_ASSERT_EQUAL(cpa_kv_gather(&args, stream), CPA_UNSUPPORTED);
     cpa_kv_fixture_destroy(&pool);
@@ -229,6 +234,41 @@ static void blocks_go_to_host_memory_and_back(void) {
     swap(CPA_FP8_E4M3, CPA_VLLM_X);
 }
 
+/* Blocks that lie closer than allocations would put them, as the caller's own strides may have it. */
+static void blocks_without_scales_of_rows_end_with_their_rows(void) {
+    enum { DIM = 72, BLOCKS = 4 };
+    static const int64_t pairs[2][2] = {{0, 3}, {2, 0}};
+    uint8_t from[2][BLOCKS * DIM], to[2][BLOCKS * DIM], want[2][BLOCKS * DIM];
+    void *memory[2];
+    for (int part = 0; part < 2; part++) {
+        for (int i = 0; i < BLOCKS * DIM; i++) from[part][i] = (uint8_t)(i % 251 + part);
+        memset(want[part], 0xff, sizeof want[part]);
+        memory[part] = cpa_test_upload(stream, want[part], sizeof want[part]);
+        for (int i = 0; i < 2; i++) memcpy(want[part] + pairs[i][1] * DIM, from[part] + pairs[i][0] * DIM, DIM);
+    }
+    cpa_kv_view src = {.k = from[0],
+                       .v = from[1],
+                       .dtype = CPA_FP8_E4M3,
+                       .block_size = 1,
+                       .num_blocks = BLOCKS,
+                       .kv_heads = 1,
+                       .k_dim = DIM,
+                       .v_dim = DIM,
+                       .k_scale = 1,
+                       .v_scale = 1,
+                       .k_block_stride = DIM,
+                       .v_block_stride = DIM};
+    cpa_kv_view dst = src;
+    dst.k = memory[0], dst.v = memory[1];
+    cpa_kv_swap_args args = {.size = sizeof args, .src = src, .dst = dst, .pairs = pairs, .n_pairs = 2};
+    CU_ASSERT_EQUAL(cpa_kv_swap(&args, stream), CPA_OK);
+    for (int part = 0; part < 2; part++) {
+        cpa_test_download(stream, to[part], memory[part], sizeof to[part]);
+        CU_ASSERT_EQUAL(memcmp(to[part], want[part], sizeof to[part]), 0);
+        cpa_test_free(stream, memory[part]);
+    }
+}
+
 static void blocks_that_differ_are_not_swapped(void) {
     const cpa_kv_view shape = {
         .dtype = CPA_BF16, .block_size = BLOCK, .num_blocks = 2, .kv_heads = HEADS, .k_dim = 32, .v_dim = 16};
@@ -252,6 +292,7 @@ static const cpa_test TESTS[] = {
     {"spans become rows", spans_become_rows},
     {"spans that are none are refused", spans_that_are_none_are_refused},
     {"blocks go to host memory and back", blocks_go_to_host_memory_and_back},
+    {"blocks without scales of rows end with their rows", blocks_without_scales_of_rows_end_with_their_rows},
     {"blocks that differ are not swapped", blocks_that_differ_are_not_swapped},
 };
 

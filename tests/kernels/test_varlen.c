@@ -377,6 +377,43 @@ static void bits_of_a_segment(void) {
     }
 }
 
+/* Tensors end with the last row that a segment has, wherever the next would start. */
+static void starts_past_the_tensors(void) {
+    enum { DIM = 8 };
+    const int64_t q_starts[] = {0, (int64_t)1 << 44}, k_starts[] = {0, 1 << 30}, one[] = {1};
+    const cpa_varlen_batch batch = {.size = sizeof batch,
+                                    .q_heads = 1,
+                                    .kv_heads = 1,
+                                    .k_dim = DIM,
+                                    .v_dim = DIM,
+                                    .n_segments = 1,
+                                    .q_starts = q_starts,
+                                    .k_starts = k_starts,
+                                    .q_counts = one,
+                                    .k_counts = one};
+    const float q[DIM] = {1}, k[DIM] = {2}, v[DIM] = {3, 5, 7};
+    float out[DIM] = {0};
+    cpa_test_varlen_site s;
+    cpa_test_varlen_open(&s, 1);
+    CU_ASSERT_EQUAL(cpa_varlen_plan_set(s.plan, &batch, NULL), CPA_OK);
+    /* Strides at which rows up to the next start would be more than any memory has. */
+    const cpa_varlen_attend_args args = {.size = sizeof args,
+                                         .q = cpa_test_upload(s.stream, q, sizeof q),
+                                         .k = cpa_test_upload(s.stream, k, sizeof k),
+                                         .v = cpa_test_upload(s.stream, v, sizeof v),
+                                         .q_row_stride = 1 << 20,
+                                         .k_row_stride = 1 << 29,
+                                         .v_row_stride = 1 << 29,
+                                         .out = cpa_test_upload(s.stream, out, sizeof out)};
+    CU_ASSERT_EQUAL(cpa_varlen_attend(s.plan, &args, s.stream), CPA_OK);
+    cpa_test_download(s.stream, out, args.out, sizeof out);
+    CU_ASSERT_EQUAL(memcmp(out, v, sizeof v), 0);
+    const void *uploaded[] = {args.q, args.k, args.v, args.out};
+    for (size_t i = 0; i < sizeof uploaded / sizeof *uploaded; i++)
+        cpa_test_free(s.stream, (void *)(uintptr_t)uploaded[i]);
+    cpa_test_varlen_close(&s);
+}
+
 static const cpa_test tests[] = {{"ragged segments", ragged_segments},
                                  {"empty segments", empty_segments},
                                  {"lengths that differ", lengths_that_differ},
@@ -389,6 +426,7 @@ static const cpa_test tests[] = {{"ragged segments", ragged_segments},
                                  {"used again", used_again},
                                  {"overflow through the scale", overflow_through_the_scale},
                                  {"bits of a segment", bits_of_a_segment},
+                                 {"starts past the tensors", starts_past_the_tensors},
                                  {"grid of encoders", grid_of_encoders}};
 
 /* --whole, or --short: the whole grid of devices on the host too, or on devices what the host has of it. */

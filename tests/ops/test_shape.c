@@ -33,6 +33,9 @@ static void formats_are_known_by_name(void) {
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
         CU_ASSERT_EQUAL(cpa_dtype_of_name(refused[i], &dtype, &err), CPA_INVALID);
     CU_ASSERT_EQUAL(cpa_dtype_of_name("turboquant_k8v4", &dtype, &err), CPA_UNSUPPORTED);
+    const char *further[] = {"nvfp4", "int4", "fp8_inc", "fp8_e4m3fnuz", "turboquant"};
+    for (size_t i = 0; i < sizeof further / sizeof *further; i++)
+        CU_ASSERT_EQUAL(cpa_dtype_of_name(further[i], &dtype, &err), CPA_INVALID);
     CU_ASSERT_EQUAL(dtype, CPA_FP8_E4M3);
     for (int i = CPA_TOKEN_MAJOR; i <= CPA_VLLM_X; i++) {
         CU_ASSERT_EQUAL(cpa_kv_layout_of_name(cpa_kv_layout_name((cpa_kv_layout)i), &layout, &err), CPA_OK);

@@ -80,7 +80,8 @@ static void copy_items(const cpa_cuda_plan_builder *b, cpa_cuda_item *items, int
 static int may_share(const cpa_cuda_plan_builder *b, const cpa_cuda_device *device) {
     const cpa_attention_shape *shape = &b->given->shape;
     const int runs_fit = shape->kv_dtype != CPA_INT8 && b->given->block_size >= CPA_CUDA_DECODE_RUN;
-    const int tensor_cores = shape->kv_dtype != CPA_F32 && (shape->layout != CPA_VLLM_X || runs_fit);
+    const int tensor_cores =
+        shape->kv_dtype != CPA_F32 && shape->kv_dtype != CPA_FP8_E5M2 && (shape->layout != CPA_VLLM_X || runs_fit);
     return b->given->cascade_attention != CPA_CASCADE_OFF && device->path == CPA_CUDA_HOPPER && b->n_decode > 1 &&
            tensor_cores && !cpa_cuda_is_wide(shape) && !b->full && !b->masked;
 }
