@@ -7,6 +7,7 @@
 #include "kernels/cuda/cache/latent_rows.h"
 #include "kernels/cuda/cache/quant.cuh"
 #include "kernels/cuda/device/cuda.h"
+#include "kernels/cuda/device/launch_bounds.cuh"
 #include "kernels/cuda/device/warp.cuh"
 
 namespace {
@@ -137,7 +138,7 @@ __device__ void make_words(const convert_args &a, const side &s, char *block, in
 
 /* UNIT_FROM, UNIT_TO: elements that are read and written at once, 16 bytes or one. */
 template <int FROM_BYTES, int TO_BYTES, bool VECTORS>
-__global__ void __launch_bounds__(THREADS) kv_convert(const __grid_constant__ convert_args a) {
+__global__ void __launch_bounds__(THREADS, ctas_before_9(4)) kv_convert(const __grid_constant__ convert_args a) {
     constexpr int UNIT_FROM = VECTORS ? 16 / FROM_BYTES : 1, UNIT_TO = VECTORS ? 16 / TO_BYTES : 1, AT_ONCE = 4;
     extern __shared__ __align__(16) uint32_t cells[];
     __shared__ row_words words;

@@ -6,20 +6,11 @@
 #include "base/dependent.cuh"
 #include "kernels/cuda/device/cuda.h"
 #include "kernels/cuda/device/element.cuh"
+#include "kernels/cuda/device/launch_bounds.cuh"
 
 /* Elements of 16 bytes. */
 template <typename T>
 constexpr int VECTOR = 16 / (int)sizeof(T);
-
-/* CTAs that a multiprocessor is to hold, for __launch_bounds__: before 9.0 ptxas, left to itself, spills to hold more. */
-constexpr int ctas_before_9(int ctas) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-    return ctas;
-#else
-    (void)ctas;
-    return 0;
-#endif
-}
 
 /* The elements of a unit, read as floats. */
 template <typename T, int UNIT>
