@@ -155,8 +155,8 @@ class Engine:
 
         ``max_tokens`` 0: what ``max_model_len`` leaves. ``stop``: texts that end the answer where they begin, with
         ``include_stop`` behind them. ``tools``, ``template_kwargs`` and ``continue_final_message`` go to the chat
-        template, for messages alone. ``timeout``: seconds after which the request ends as "expired"; 0: none. Of one ``priority``, lower
-        first, the ``tenant`` that was served least goes first. Prompts share what they have in common with those of
+        template, for messages alone. ``timeout``: seconds after which the request ends as "expired"; 0: none. Of one
+        ``priority``, lower first, the ``tenant`` that was served least goes first. Prompts share what they have in common with those of
         equal ``cache_salt`` alone.
         """
         drawn, kept = _sampling(sampling or Sampling())

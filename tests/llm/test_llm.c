@@ -2,7 +2,6 @@
  * many requests by one thread, two ranks, and what is refused. */
 #include <cpattn/llm.h>
 
-#include <dirent.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -339,41 +338,6 @@ static void bad_folders_and_options_are_refused_by_one_line(void) {
     refuse_folder(FOLDER, &options, "gpu_memory_utilization: found 2, expected 0 to 1");
 }
 
-static int count_threads(void) {
-    DIR *tasks = opendir("/proc/self/task");
-    int n = 0;
-    while (readdir(tasks)) n++;
-    closedir(tasks);
-    return n;
-}
-
-/* Threads that the process has while an llm with that device is open: the least of some counts, as one that was joined
- * may still be there for a moment. */
-static int threads_with(cpa_device_options device) {
-    cpa_engine_options engine = engine_options();
-    engine.device = device;
-    const cpa_llm_options options = {.size = sizeof options, .engine = &engine};
-    cpa_llm *opened = NULL;
-    CU_ASSERT_EQUAL_FATAL(cpa_llm_open(FOLDER, &options, &opened, NULL), CPA_OK);
-    const struct timespec pause = {.tv_nsec = 1000000};
-    int least = count_threads();
-    for (int i = 0; i < 20; i++) {
-        nanosleep(&pause, NULL);
-        const int n = count_threads();
-        if (n < least) least = n;
-    }
-    cpa_llm_close(opened);
-    return least;
-}
-
-static void a_device_has_a_thread_for_each_processor(void) {
-    const cpa_device_options any = {.size = 0}, host = {.size = sizeof host};
-    const cpa_device_options more = {.size = sizeof more, .threads = 3}, one = {.size = sizeof one, .threads = 1};
-    if (cpa_device_count(CPA_BACKEND_CUDA) == 0) /* else that is another device */
-        CU_ASSERT_EQUAL(threads_with(host), threads_with(any));
-    CU_ASSERT_EQUAL(threads_with(more), threads_with(one) + 2);
-}
-
 /* ---- the end, and ranks ---- */
 
 static void stopping_ends_what_is_unfinished(void) {
@@ -448,7 +412,6 @@ static const cpa_test tests[] = {
     {"nothing comes of a request after its end", nothing_comes_of_a_request_after_its_end},
     {"bad requests are refused by one line", bad_requests_are_refused_by_one_line},
     {"bad folders and options are refused by one line", bad_folders_and_options_are_refused_by_one_line},
-    {"a device has a thread for each processor", a_device_has_a_thread_for_each_processor},
     {"stopping ends what is unfinished", stopping_ends_what_is_unfinished},
     {"two ranks give the same tokens", two_ranks_give_the_same_tokens},
 };
