@@ -164,4 +164,15 @@ static inline int64_t cpa_kv_words_at(const cpa_kv_view *kv, cpa_kv_part part) {
     return pool.scale_bytes ? pool.scales_at : 0;
 }
 
+/* The tokens of a span from the `done`-th on that lie in one block: its entry in block_tables, and where they begin. */
+typedef struct cpa_span_run {
+    int64_t entry;
+    int32_t first, count;
+} cpa_span_run;
+static inline cpa_span_run cpa_span_run_of(const cpa_kv_span *span, int64_t done, int64_t block_size) {
+    const int64_t token = span->first + done, first = token % block_size, left = span->count - done;
+    return (cpa_span_run){span->table + token / block_size, (int32_t)first,
+                          (int32_t)(left < block_size - first ? left : block_size - first)};
+}
+
 #endif

@@ -18,20 +18,14 @@ extern "C" {
 
 /* latent_gather (known elsewhere as gather_and_maybe_dequant_cache, cp_gather_cache): rows of paged sequences into rows
  * of a tensor: each element, or the fp32 product of a code and its scale, is rounded once to dst_dtype, NaN staying NaN;
- * or with `raw` the bytes of the rows go as they are. To bf16 rows become what attend reads. Rows of dst that no span names are left as they were. */
-typedef struct cpa_latent_span {
-    int64_t table;       /* index into block_tables of the entry that holds token 0 of the sequence */
-    int64_t first;       /* first token, anywhere in a block */
-    int64_t count;       /* tokens */
-    int64_t dst_row;     /* row of dst that receives the first one; no row is filled twice */
-    int64_t reserved[4]; /* zero */
-} cpa_latent_span;
+ * or with `raw` the bytes of the rows go as they are. To bf16 rows become what attend reads. Rows of
+ * dst that no span names are left as they were. */
 typedef struct cpa_latent_gather_args {
     size_t size;
     cpa_kv_view src;             /* v_in_k = 1, one KV head */
     const int32_t *block_tables; /* [n_table_entries], host */
     int64_t n_table_entries;
-    const cpa_latent_span *spans; /* [n_spans], host */
+    const cpa_kv_span *spans; /* [n_spans], host */
     int64_t n_spans;
     void *dst; /* [dst_rows, k_dim] of dst_dtype, or [dst_rows, bytes of a row]; does not overlap src */
     int64_t dst_rows;

@@ -123,13 +123,6 @@ CPA_API cpa_status cpa_kv_pack(const cpa_kv_pack_args *args, cpa_stream *stream)
 /* kv_gather: tokens of paged sequences, from any first one on, into rows of tensors of keys and of values: each element,
  * or what a code stands for, is rounded once to dst_dtype; where that is the dtype of the cache the bits are kept. Rows
  * that no span names are left as they were. (Latents: cpa_latent_gather of cpattn/latent.h.) */
-typedef struct cpa_kv_span {
-    int64_t table;       /* index into block_tables of the entry that holds token 0 of the sequence */
-    int64_t first;       /* first token, anywhere in a block */
-    int64_t count;       /* tokens */
-    int64_t dst_row;     /* row that receives the first one; no row is filled twice */
-    int64_t reserved[4]; /* zero */
-} cpa_kv_span;
 typedef struct cpa_kv_gather_args {
     size_t size;
     cpa_kv_view src;             /* v_in_k is 0 */

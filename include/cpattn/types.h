@@ -38,6 +38,15 @@ typedef struct cpa_kv_view {
     int32_t reserved[15];             /* zero */
 } cpa_kv_view;
 
+/* Tokens of a paged sequence, and the rows of a tensor that receive them. */
+typedef struct cpa_kv_span {
+    int64_t table;       /* index into block_tables of the entry that holds token 0 of the sequence */
+    int64_t first;       /* first token, anywhere in a block */
+    int64_t count;       /* tokens */
+    int64_t dst_row;     /* row that receives the first one; no row is filled twice */
+    int64_t reserved[4]; /* zero */
+} cpa_kv_span;
+
 /* Partial attention states of some rows over some keys (Milakov and Gimelshein, arXiv:1805.02867): O normalised, fp32,
  * [rows, q_heads, v_dim] and LSE, the natural logarithm of the sum of exp(scaled scores), fp32, [rows, q_heads]. An
  * empty state has LSE = -inf and its O is never read; a row with a score that was no number has NaN for both. Row

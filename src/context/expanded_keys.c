@@ -188,7 +188,7 @@ static int64_t list_spans(const cpa_expanded_keys *keys, const cpa_context_ops *
     for (int64_t i = pass->item; i < pass->item + pass->n_items; i++) {
         const cpa_attend_item *item = &keys->items[i];
         if (!cpa_key_item_sees(ops->map, args->mask, has_bits, item)) continue;
-        keys->spans[n++] = (cpa_latent_span){
+        keys->spans[n++] = (cpa_kv_span){
             .table = keys->latents[i], .count = item->k_count, .dst_row = item->table * ops->options.block_size};
     }
     return n;

@@ -23,7 +23,7 @@ typedef struct cpa_expanded_keys {
     int64_t n_plans;        /* first passes that have a plan, of whatever setting */
     cpa_attend_item *items; /* items of all passes; their tables are blocks of the workspace */
     int64_t *latents;       /* of each item: index in `table` of the block that holds its first latent */
-    cpa_latent_span *spans; /* scratch: what a pass gathers */
+    cpa_kv_span *spans;     /* scratch: what a pass gathers */
     int64_t items_capacity, latents_capacity, spans_capacity;
     int32_t *table; /* blocks of the cache, or of staging, that the latents lie in */
     int64_t n_entries, table_capacity;

@@ -1,9 +1,8 @@
 /* kv_gather: every argument is checked here, then the table of the back end runs. */
-#include <stdlib.h>
-
 #include "base/struct_size.h"
 #include "kernels/operators.h"
 #include "src/ops/check_args.h"
+#include "src/ops/check_spans.h"
 
 /* One of the tensors, of which the part is; `follow`: some of its rows are filled one behind the other. */
 static cpa_status check_tensor(const cpa_kv_gather_args *a, cpa_kv_part part, int follow, cpa_error *err) {
@@ -23,48 +22,6 @@ static cpa_status check_tensor(const cpa_kv_gather_args *a, cpa_kv_part part, in
     return cpa_check_written_heads("kv_gather", &of, follow, err);
 }
 
-/* The rows that the span fills. */
-static cpa_status check_span(const cpa_kv_gather_args *args, int64_t index, cpa_checked_range *filled, cpa_error *err) {
-    const cpa_kv_span span = args->spans[index];
-    const int64_t block_size = args->src.block_size, entries = args->n_table_entries;
-    const long long i = index;
-    REQUIRE(err, CPA_RESERVED_IS_ZERO(span), "kv_gather: the reserved bytes of spans[%lld] are not zero", i);
-    REQUIRE(err, span.table >= 0 && span.first >= 0 && span.count >= 0 && span.first <= CPA_MOST_TOKENS - span.count,
-            "kv_gather: spans[%lld] has table %lld, first %lld, count %lld; expected none negative, up to 2^44", i,
-            (long long)span.table, (long long)span.first, (long long)span.count);
-    REQUIRE(err, span.dst_row >= 0 && span.count <= args->dst_rows - span.dst_row,
-            "kv_gather: spans[%lld] fills %lld rows from %lld on of %lld", i, (long long)span.count,
-            (long long)span.dst_row, (long long)args->dst_rows);
-    *filled = (cpa_checked_range){span.dst_row, span.dst_row + span.count, index};
-    if (span.count == 0) return CPA_OK;
-    const int64_t last = (span.first + span.count - 1) / block_size;
-    REQUIRE(err, span.table < entries && last < entries - span.table,
-            "kv_gather: spans[%lld] reads table entry %lld + %lld of %lld", i, (long long)span.table, (long long)last,
-            (long long)entries);
-    for (int64_t entry = span.table + span.first / block_size; entry <= span.table + last; entry++)
-        REQUIRE(err, args->block_tables[entry] >= 0 && args->block_tables[entry] < args->src.num_blocks,
-                "kv_gather: spans[%lld] reads block %d through table entry %lld, expected 0..%lld", i,
-                args->block_tables[entry], (long long)entry, (long long)args->src.num_blocks - 1);
-    return CPA_OK;
-}
-
-static cpa_status check_spans(const cpa_kv_gather_args *args, cpa_error *err) {
-    cpa_status status = CPA_OK;
-    int64_t n = 0;
-    cpa_checked_range *filled = malloc((size_t)(args->n_spans + 1) * sizeof *filled);
-    if (!filled)
-        return cpa_fail(err, CPA_NO_MEMORY, "kv_gather: no memory for the check of %lld spans",
-                        (long long)args->n_spans);
-    for (int64_t i = 0; i < args->n_spans; i++) {
-        CPA_TRY_GOTO(check_span(args, i, &filled[n], err), done);
-        n += filled[n].end > filled[n].begin;
-    }
-    status = cpa_check_disjoint("kv_gather", "spans", "row", filled, n, err);
-done:
-    free(filled);
-    return status;
-}
-
 static cpa_status check_gather(const cpa_kv_gather_args *args, cpa_error *err) {
     CPA_TRY(cpa_check_view("kv_gather: src", &args->src, err));
     if (args->src.v_in_k)
@@ -72,15 +29,9 @@ static cpa_status check_gather(const cpa_kv_gather_args *args, cpa_error *err) {
     CPA_TRY(cpa_check_dtype("kv_gather", "dst_dtype", args->dst_dtype, err));
     REQUIRE(err, args->dst_rows >= 0 && args->dst_rows <= INT32_MAX, "kv_gather: dst_rows is %lld, expected 0..%d",
             (long long)args->dst_rows, INT32_MAX);
-    REQUIRE(err, args->n_spans >= 0 && args->n_spans <= INT32_MAX, "kv_gather: n_spans is %lld, expected 0..%d",
-            (long long)args->n_spans, INT32_MAX);
-    REQUIRE(err, args->n_table_entries >= 0, "kv_gather: n_table_entries is %lld, expected at least 0",
-            (long long)args->n_table_entries);
-    REQUIRE(err, args->n_spans == 0 || (args->spans && args->block_tables), "kv_gather: %s is NULL",
-            args->spans ? "block_tables" : "spans");
-    CPA_TRY(cpa_check_aligned("kv_gather", "spans", args->spans, sizeof args->spans->first, err));
-    CPA_TRY(cpa_check_aligned("kv_gather", "block_tables", args->block_tables, sizeof *args->block_tables, err));
-    CPA_TRY(check_spans(args, err));
+    const cpa_checked_spans spans = {&args->src,  args->block_tables, args->n_table_entries,
+                                     args->spans, args->n_spans,      args->dst_rows};
+    CPA_TRY(cpa_check_spans("kv_gather", &spans, err));
     int follow = 0;
     for (int64_t i = 0; i < args->n_spans; i++) follow |= args->spans[i].count > 1;
     CPA_TRY(check_tensor(args, CPA_KEYS, follow, err));

@@ -20,7 +20,6 @@ _Static_assert(sizeof(cpa_key_selection) == 64, "cpa_key_selection");
 _Static_assert(sizeof(cpa_partial) == 64, "cpa_partial");
 _Static_assert(sizeof(cpa_kv_range) == 64, "cpa_kv_range");
 _Static_assert(sizeof(cpa_kv_span) == 64, "cpa_kv_span");
-_Static_assert(sizeof(cpa_latent_span) == 64, "cpa_latent_span");
 _Static_assert(sizeof(cpa_attend_item) == 96, "cpa_attend_item");
 _Static_assert(sizeof(cpa_context_chunk) == 64, "cpa_context_chunk");
 _Static_assert(sizeof(cpa_allocator) == 24, "cpa_allocator");

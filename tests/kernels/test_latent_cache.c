@@ -290,10 +290,10 @@ static void forms_become_each_other(void) {
 /* Spans that begin and end within blocks, the last of them without tokens; dst rows between them stay poison. */
 static void gathers_of(cpa_dtype dtype, int32_t dim, cpa_dtype dst_dtype, int raw, int64_t blocks) {
     enum { SPANS = 4, ENTRIES = 12 };
-    const cpa_latent_span spans[SPANS] = {{.table = 0, .first = 3, .count = 70, .dst_row = 5},
-                                          {.table = 6, .first = 0, .count = 33, .dst_row = 80},
-                                          {.table = 6, .first = 47, .count = 1, .dst_row = 0},
-                                          {.table = ENTRIES, .count = 0, .dst_row = 120}};
+    const cpa_kv_span spans[SPANS] = {{.table = 0, .first = 3, .count = 70, .dst_row = 5},
+                                      {.table = 6, .first = 0, .count = 33, .dst_row = 80},
+                                      {.table = 6, .first = 47, .count = 1, .dst_row = 0},
+                                      {.table = ENTRIES, .count = 0, .dst_row = 120}};
     const int64_t rows = 120;
     cpa_kv_fixture f;
     int32_t table[ENTRIES];
@@ -363,7 +363,7 @@ static void expect_refusal(const cpa_latent_gather_args *args, const char *line)
 static void bad_gathers_are_refused(void) {
     static float pool[4 * 16 * 80], dst[8 * 80];
     static const int32_t table[] = {0, 3, 4};
-    cpa_latent_span span = {.count = 8}, two[2] = {{.count = 2}, {.count = 2, .dst_row = 1}};
+    cpa_kv_span span = {.count = 8}, two[2] = {{.count = 2}, {.count = 2, .dst_row = 1}};
     cpa_latent_gather_args good = {.size = sizeof good, .block_tables = table, .n_table_entries = 3};
     open_device();
     good.src = latents(CPA_F32, 80, 0, 4), good.src.k = pool, good.spans = &span, good.n_spans = 1;

@@ -98,7 +98,7 @@ static void write_case(const cpa_test_oracle *oracle, int64_t number) {
         void *dst = cpa_test_upload(stream, gathered, dim * (int64_t)sizeof *got);
         for (int64_t b = 0; b < view.num_blocks; b++) table[b] = (int32_t)b;
         for (int64_t t = 0; t < tokens; t++) {
-            const cpa_latent_span span = {.first = slots[t], .count = 1};
+            const cpa_kv_span span = {.first = slots[t], .count = 1};
             const cpa_latent_gather_args gather = {.size = sizeof gather,
                                                    .src = view,
                                                    .block_tables = table,

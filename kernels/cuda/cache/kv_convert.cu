@@ -342,18 +342,15 @@ extern "C" cpa_status cpa_cuda_kv_convert(const cpa_kv_convert_args *args, cpa_s
 
 extern "C" cpa_status cpa_cuda_kv_gather(const cpa_kv_gather_args *args, const cpa_kv_view *rows, cpa_stream *stream) {
     cpa_cuda_block_move moves[BLOCKS_A_LAUNCH];
-    const int64_t block_size = args->src.block_size;
     const int keeps_bits = args->src.dtype == args->dst_dtype;
     int64_t n = 0;
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);
     for (int64_t s = 0; s < args->n_spans; s++) {
         const cpa_kv_span span = args->spans[s];
         for (int64_t done = 0; done < span.count && status == CPA_OK;) {
-            const int64_t token = span.first + done, first = token % block_size, left = span.count - done;
-            const int64_t count = left < block_size - first ? left : block_size - first;
-            const int32_t block = args->block_tables[span.table + token / block_size];
-            moves[n++] = {block, (int32_t)(span.dst_row + done), (int32_t)count, (int32_t)first};
-            done += count;
+            const cpa_span_run run = cpa_span_run_of(&span, done, args->src.block_size);
+            moves[n++] = {args->block_tables[run.entry], (int32_t)(span.dst_row + done), run.count, run.first};
+            done += run.count;
             if (n < BLOCKS_A_LAUNCH) continue;
             status = cpa_cuda_kv_move_tokens(&args->src, rows, moves, n, keeps_bits, "kv_gather", stream);
             n = 0;

@@ -302,7 +302,7 @@ extern "C" cpa_status cpa_cuda_latent_convert(const cpa_kv_convert_args *args, c
 
 extern "C" cpa_status cpa_cuda_latent_gather(const cpa_latent_gather_args *args, cpa_stream *stream) {
     const cpa_kv_view kv = cpa_kv_view_resolve(args->src);
-    const int64_t unit = args->raw ? 1 : cpa_dtype_bytes(args->dst_dtype), block_size = kv.block_size;
+    const int64_t unit = args->raw ? 1 : cpa_dtype_bytes(args->dst_dtype);
     const bool same = args->raw || args->dst_dtype == kv.dtype;
     gather_args a;
     a.from = cache_of(kv);
@@ -312,13 +312,11 @@ extern "C" cpa_status cpa_cuda_latent_gather(const cpa_latent_gather_args *args,
     a.count = 0;
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);
     for (int64_t s = 0; s < args->n_spans; s++) {
-        const cpa_latent_span span = args->spans[s];
+        const cpa_kv_span span = args->spans[s];
         for (int64_t done = 0; done < span.count && status == CPA_OK;) {
-            const int64_t token = span.first + done, offset = token % block_size, left = span.count - done;
-            const int64_t count = left < block_size - offset ? left : block_size - offset;
-            a.runs[a.count++] = {args->block_tables[span.table + token / block_size], (int32_t)offset, (int32_t)count,
-                                 span.dst_row + done};
-            done += count;
+            const cpa_span_run run = cpa_span_run_of(&span, done, kv.block_size);
+            a.runs[a.count++] = {args->block_tables[run.entry], run.first, run.count, span.dst_row + done};
+            done += run.count;
             if (a.count == RUNS_A_LAUNCH) status = launch_gather(a, stream);
         }
     }

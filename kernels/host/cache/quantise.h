@@ -12,31 +12,27 @@
 #define CPA_E4M3_MAX 448.0f
 #define CPA_E5M2_MAX 57344.0f
 
-/* Saturates; NaN becomes 0. The sum with 2^14 leaves a rounded subnormal in the low bits, since the spacing of floats
- * there is that of the subnormals. */
-static inline uint8_t cpa_to_e4m3(float value) {
-    const uint32_t least_normal = 0x3c800000; /* 2^-6 */
+/* The nearest code with so many bits of mantissa and that bias of the exponent; saturates at `most`, NaN becomes 0. The
+ * sum with `shift` leaves a rounded subnormal in the low bits, since the spacing of floats there is that of the
+ * subnormals. The arguments but the value are constants, and gone from what is compiled. */
+static inline uint8_t cpa_to_fp8(float value, float most, int mantissa, uint32_t bias) {
+    const uint32_t least_normal = (128 - bias) << 23, shift = (127 + 24 - bias - (uint32_t)mantissa) << 23;
+    const int dropped = 23 - mantissa;
     uint32_t sign = cpa_float_bits(value) >> 24 & 0x80;
     float magnitude = cpa_bits_float(cpa_float_bits(value) & 0x7fffffff);
-    magnitude = magnitude > CPA_E4M3_MAX ? CPA_E4M3_MAX : magnitude;
+    magnitude = magnitude > most ? most : magnitude;
     uint32_t bits = cpa_float_bits(magnitude);
-    uint32_t normal = ((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120u << 3);
-    uint32_t subnormal = cpa_float_bits(magnitude + 0x1p14f) - 0x46800000u;
+    uint32_t half = (1u << (dropped - 1)) - 1;
+    uint32_t normal = ((bits + half + (bits >> dropped & 1)) >> dropped) - ((127 - bias) << mantissa);
+    uint32_t subnormal = cpa_float_bits(magnitude + cpa_bits_float(shift)) - shift;
     uint32_t code = sign | (bits < least_normal ? subnormal : normal);
     return (uint8_t)(bits > 0x7f800000 ? 0 : code);
 }
-
-/* The same, where subnormals are multiples of 2^-16, the spacing of floats at 2^7. */
+static inline uint8_t cpa_to_e4m3(float value) {
+    return cpa_to_fp8(value, CPA_E4M3_MAX, 3, 7);
+}
 static inline uint8_t cpa_to_e5m2(float value) {
-    const uint32_t least_normal = 0x38800000; /* 2^-14 */
-    uint32_t sign = cpa_float_bits(value) >> 24 & 0x80;
-    float magnitude = cpa_bits_float(cpa_float_bits(value) & 0x7fffffff);
-    magnitude = magnitude > CPA_E5M2_MAX ? CPA_E5M2_MAX : magnitude;
-    uint32_t bits = cpa_float_bits(magnitude);
-    uint32_t normal = ((bits + 0xfffff + (bits >> 21 & 1)) >> 21) - (112u << 2);
-    uint32_t subnormal = cpa_float_bits(magnitude + 0x1p7f) - 0x43000000u;
-    uint32_t code = sign | (bits < least_normal ? subnormal : normal);
-    return (uint8_t)(bits > 0x7f800000 ? 0 : code);
+    return cpa_to_fp8(value, CPA_E5M2_MAX, 2, 15);
 }
 
 /* What takes part in the scale of a row: 0 in place of infinities and NaN. */
