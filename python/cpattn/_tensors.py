@@ -39,8 +39,8 @@ _ALIASES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4
             "float8_e5m2": "fp8_e5m2", "int8": "i8",
             "uint8": "u8", "int32": "i32", "int64": "i64", "uint32": "u32", "bool": "bool"}
 _NAMES = {ours: name for name, ours in _ALIASES.items()}
-_BY_TYPE = {(2, 32): "fp32", (2, 16): "fp16", (4, 16): "bf16", (10, 8): "fp8_e4m3", (12, 8): "fp8_e5m2", (0, 8): "i8", (1, 8): "u8",
-            (0, 32): "i32", (0, 64): "i64", (1, 32): "u32", (6, 8): "bool"}
+_BY_TYPE = {(2, 32): "fp32", (2, 16): "fp16", (4, 16): "bf16", (10, 8): "fp8_e4m3", (12, 8): "fp8_e5m2",
+            (0, 8): "i8", (1, 8): "u8", (0, 32): "i32", (0, 64): "i64", (1, 32): "u32", (6, 8): "bool"}
 
 _torch: Any = None
 _plain_tensor: Any = None  # its class, as that of a tensor that is nothing more

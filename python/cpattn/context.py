@@ -11,11 +11,11 @@ from typing import Any
 from . import _declarations as c
 from ._device import Device, device
 from ._library import create, integers, lib, raise_status, sized
-from ._tensors import empty_like, plain_dtype, read, read_on, rows, vector
+from ._tensors import empty_like, plain_dtype, read_on, rows, vector
 from .cache import PagedCache
 from .communicator import Communicator
 from .ops import ScoreRules, mask_of
-from .plan import shape_of
+from .plan import shape_of, update_args
 
 ALGORITHMS = {"auto": c.CPA_AUTO, "pass-kv": c.CPA_PASS_KV, "pass-q": c.CPA_PASS_Q}
 _MOST_TOKENS = (1 << 63) - 1  # that an int64_t counts
@@ -200,19 +200,7 @@ class Context:
         ``[sequences]`` or None: rank 0. All on the device; also in a capture. The rows from ``s * rows`` on of q, out
         and lse are those of sequence s on every rank: its new tokens that this rank owns, of ``rows``, or of
         ``qo_indptr[s + 1] - qo_indptr[s]`` ones, int32 ``[sequences + 1]``."""
-        t, tables = read(lengths), read_on(self.device, block_tables, "block_tables")
-        if t.dtype not in ("i32", "i64") or tables.shape[0] != t.shape[0]:
-            raise ValueError(f"cpattn: lengths are {t.dtype} {list(t.shape)}, tables {list(tables.shape)}; expected "
-                             "i32 or i64 [sequences] and [sequences, entries]")
-        firsts = None
-        if first_ranks is not None:
-            firsts = vector(first_ranks, "first_ranks", "i32", t.shape[0], place=self.device)
-        args = sized(c.cpa_attend_update_args, sequences=t.shape[0], length_bytes=4 if t.dtype == "i32" else 8,
-                     lengths=vector(lengths, "lengths", t.dtype, place=self.device),
-                     block_tables=vector(block_tables, "block_tables", "i32"), table_stride=tables.shape[1],
-                     first_ranks=firsts)
-        if qo_indptr is not None:
-            args.qo_indptr = vector(qo_indptr, "qo_indptr", "i32", t.shape[0] + 1, place=self.device)
+        args = update_args(self.device, lengths, block_tables, qo_indptr, first_ranks)
         self._held = (lengths, block_tables, first_ranks, qo_indptr)
         handle = self.device.stream(stream)
         self._check(lib.cpa_context_update(self.handle, ctypes.byref(args), handle))

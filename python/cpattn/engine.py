@@ -13,8 +13,9 @@ from typing import Any
 
 from . import _declarations as c
 from ._library import create, integers, lib, raise_status, sized
+from ._names import dtype_of
 from ._requests import Answer, Piece, Reader, Request, llm
-from ._tensors import CUDA, DTYPES, HOST
+from ._tensors import CUDA, HOST
 from .communicator import Communicator
 
 __all__ = ["Answer", "Engine", "Piece", "Request", "Sampling"]
@@ -127,10 +128,9 @@ class Engine:
                         comm=None if communicator is None else communicator.handle,
                         chat_template=None if chat_template is None else os.fsencode(chat_template))
         for field, name in (("dtype", dtype), ("kv_dtype", kv_cache_dtype)):
-            if name is not None and name not in DTYPES:
-                raise ValueError(f"cpattn: {field} {name!r}; expected one of {', '.join(DTYPES)}")
-            setattr(options, field, DTYPES[name] if name is not None else 0)
-            setattr(options, f"has_{field}", name is not None)
+            if name is not None:
+                setattr(options, field, dtype_of(name))
+                setattr(options, f"has_{field}", True)
         handle = create(llm.cpa_llm_open, os.fsencode(model_dir), ctypes.byref(options))
         info = c.cpa_llm_info()
         llm.cpa_llm_get_info(handle, ctypes.byref(info), ctypes.sizeof(info))
@@ -156,8 +156,8 @@ class Engine:
         ``max_tokens`` 0: what ``max_model_len`` leaves. ``stop``: texts that end the answer where they begin, with
         ``include_stop`` behind them. ``tools``, ``template_kwargs`` and ``continue_final_message`` go to the chat
         template, for messages alone. ``timeout``: seconds after which the request ends as "expired"; 0: none. Of one
-        ``priority``, lower first, the ``tenant`` that was served least goes first. Prompts share what they have in common with those of
-        equal ``cache_salt`` alone.
+        ``priority``, lower first, the ``tenant`` that was served least goes first. Prompts share what they have in common
+        with those of equal ``cache_salt`` alone.
         """
         drawn, kept = _sampling(sampling or Sampling())
         asked, ids = _prompt(prompt, tools=_json(tools), template_kwargs=_json(template_kwargs),

@@ -60,8 +60,8 @@ def kv_write(cache: PagedCache, k: Any, v: Any, slot_mapping: Any, *, nonfinite:
     """Stores new keys ``[tokens, kv_heads, k_dim]`` and values ``[tokens, kv_heads, v_dim]`` in their pages.
 
     ``slot_mapping``: int64 ``[tokens]`` on the device, block * block_size + offset; -1 skips the token. Rows and heads
-    may have any strides, as those of a slice or a transposed tensor. ``v`` is None for a cache of latents. ``nonfinite``: uint8 ``[tokens]``, becomes 1 where a
-    written key or value is NaN or infinite.
+    may have any strides, as those of a slice or a transposed tensor. ``v`` is None for a cache of latents.
+    ``nonfinite``: uint8 ``[tokens]``, becomes 1 where a written key or value is NaN or infinite.
     """
     view, on = cache.view, cache.device
     keys = read_on(on, k, "k")
@@ -202,8 +202,8 @@ def attend(plan: AttendPlan, q: Any, cache: PagedCache, *, out: Any = None, lse:
     is that of ``mask_of``. Returns ``out``, ``[rows, q_heads, v_dim]`` in the dtype of q; that and what lies behind its
     rows are left alone where no sequence has them.
 
-    ``lse``: fp32 ``[rows, q_heads]``, or of contiguous ``[q_heads, rows]`` transposed, gets ln sum exp(scores); or True, and ``(out, lse)`` is returned. ``state``: a
-    pair of fp32 ``[rows, q_heads, v_dim]`` and ``[rows, q_heads]`` that gets the partial state, which can be resumed by
+    ``lse``: fp32 ``[rows, q_heads]``, or of contiguous ``[q_heads, rows]`` transposed, gets ln sum exp(scores); or True,
+    and ``(out, lse)`` is returned. ``state``: a pair of fp32 ``[rows, q_heads, v_dim]`` and ``[rows, q_heads]`` that gets the partial state, which can be resumed by
     ``resume=True`` and merged; then it is returned, and ``out`` only written where it is given.
     """
     n, widths = plan.rows, plan.widths
@@ -221,15 +221,11 @@ def attend(plan: AttendPlan, q: Any, cache: PagedCache, *, out: Any = None, lse:
     setting = (layout, out_layout, n, cache, causal, window, sinks, right, scale, resume, rules)
     if plan.setting != setting:
         plan.setting = None
-        _check_rows(plan, q, out if out_layout is not None else None)
+        _set_rows(plan, q, out if out_layout is not None else None)
         if cache.device is not plan.device:
             raise ValueError(f"cpattn: the cache lies on {cache.device!r}, the plan on {plan.device!r}")
         if rules is not None:
             rules.check(plan.device, widths[0])
-        args.q_dtype = plain_dtype(read(q), "q")
-        args.q_row_stride, args.q_head_stride = heads(read(q), "q", *widths[:2])
-        args.out_row_stride, args.out_head_stride = (
-            (0, 0) if out_layout is None else heads(read(out), "out", widths[0], widths[2]))
         args.kv, args.mask = cache.view, mask_of(causal, window, sinks, right)
         args.scale, args.resume = scale, resume
         args.rules = ctypes.addressof(rules.rules) if rules is not None else None
@@ -247,18 +243,21 @@ def attend(plan: AttendPlan, q: Any, cache: PagedCache, *, out: Any = None, lse:
     return (out, lse) if both else out if state is None else state
 
 
-def _check_rows(plan: AttendPlan, q: Any, out: Any) -> None:
-    """ValueError for queries and results that do not fit the plan."""
-    (q_heads, k_dim, v_dim), n = plan.widths, plan.rows
+def _set_rows(plan: AttendPlan, q: Any, out: Any) -> None:
+    """Sets what the plan's arguments say of queries and results, but for addresses. ValueError for those that do not
+    fit."""
+    (q_heads, k_dim, v_dim), n, args = plan.widths, plan.rows, plan.args
     t = read_on(plan.device, q, "q")
-    heads(t, "q", q_heads, k_dim)
+    args.q_row_stride, args.q_head_stride = heads(t, "q", q_heads, k_dim)
+    args.out_row_stride = args.out_head_stride = 0
     if t.shape[0] < n:
         raise ValueError(f"cpattn: q has {t.shape[0]} rows; the plan has {n}")
     if out is not None:
         o = read_on(plan.device, out, "out", written=True)
-        heads(o, "out", q_heads, v_dim)
+        args.out_row_stride, args.out_head_stride = heads(o, "out", q_heads, v_dim)
         if o.shape[0] < n or o.dtype != t.dtype:
             raise ValueError(f"cpattn: out is {o.dtype} {list(o.shape)}; expected {t.dtype} [{n}, {q_heads}, {v_dim}]")
+    args.q_dtype = plain_dtype(t, "q")
 
 
 def _take(plan: AttendPlan, part: str, x: Any, *inner: int) -> None:

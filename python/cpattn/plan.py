@@ -23,6 +23,21 @@ def _int32s(values: Any, what: str) -> Any:
     return integers(c.c_int32, values, what)
 
 
+def update_args(place: Device, lengths: Any, block_tables: Any, qo_indptr: Any, first_ranks: Any = None) -> Any:
+    """The arguments of an update by tensors on the device. ValueError for others."""
+    t, tables = read(lengths), read_on(place, block_tables, "block_tables")
+    if tables.shape[0] != t.shape[0] or t.dtype not in ("i32", "i64"):
+        raise ValueError(f"cpattn: lengths are {t.dtype} {list(t.shape)}, tables {list(tables.shape)}; expected "
+                         "i32 or i64 [sequences] and [sequences, entries]")
+    n = t.shape[0]
+    firsts, indptr = (None if x is None else vector(x, what, "i32", length, place=place) for x, what, length in
+                      ((first_ranks, "first_ranks", n), (qo_indptr, "qo_indptr", n + 1)))
+    return sized(c.cpa_attend_update_args, sequences=n, length_bytes=4 if t.dtype == "i32" else 8,
+                 lengths=vector(lengths, "lengths", t.dtype, place=place),
+                 block_tables=vector(block_tables, "block_tables", "i32"), table_stride=tables.shape[1],
+                 first_ranks=firsts, qo_indptr=indptr)
+
+
 def shape_of(q_heads: int, kv_heads: int, k_dim: int, v_dim: int | None, dtype: str, kv_dtype: str | None,
              v_in_k: bool) -> Any:
     """The shape of an attention; ``kv_dtype`` None or "auto": that of ``dtype``."""
@@ -131,11 +146,12 @@ class AttendPlan:
         rank, ranks, interleave = shard or (0, 1, 1)
         owners = c.cpa_owner_map(ranks, interleave)
         sets = [c.cpa_token_set(c.CPA_TOKENS_SHARD if shard else c.CPA_TOKENS_ALL, r) for r in range(ranks)]
+        before = functools.partial(lib.cpa_tokens_before, owners) if shard else lambda _, tokens: tokens
         items = (c.cpa_attend_item * (len(seq_lens) * ranks))()
         n = row = 0
         order: list[int] = []
         for s, (queries, tokens) in enumerate(zip(query_lens, seq_lens)):
-            held = lib.cpa_tokens_before(owners, sets[rank], max(tokens, 0))
+            held = before(sets[rank], max(tokens, 0))
             if not 0 <= queries <= tokens or held > width * self.block_size:
                 raise ValueError(f"cpattn: {queries} queries of sequence {s} of {tokens} tokens with {width} blocks of "
                                  f"{self.block_size}; expected 0 <= queries <= tokens <= those of the blocks")
@@ -144,7 +160,7 @@ class AttendPlan:
             if shard is not None:
                 order += sorted(range(row, row + queries), key=lambda i: (start + i - row) // interleave % ranks)
             for q_set in sets:
-                first, end = (lib.cpa_tokens_before(owners, q_set, t) for t in (start, tokens))
+                first, end = (before(q_set, t) for t in (start, tokens))
                 if end > first:
                     items[n] = c.cpa_attend_item(q_row=row, q_count=end - first, q_first=first, k_count=held,
                                                  table=s * width, q_set=q_set, k_set=sets[rank])
@@ -192,17 +208,9 @@ class AttendPlan:
         """Enqueues what makes a reserved plan that of ``lengths``, int32 or int64 ``[sequences]``, of
         ``block_tables``, int32 ``[sequences, entries]``, and of ``qo_indptr``, int32 ``[sequences + 1]``: which rows
         each has (None: as many as are reserved). All on the device of the plan; also in a capture."""
-        t, tables = read(lengths), read_on(self.device, block_tables, "block_tables")
-        if tables.shape[0] != t.shape[0] or t.dtype not in ("i32", "i64"):
-            raise ValueError(f"cpattn: lengths are {t.dtype} {list(t.shape)}, tables {list(tables.shape)}; expected "
-                             "i32 or i64 [sequences] and [sequences, entries]")
-        args = sized(c.cpa_attend_update_args, sequences=t.shape[0], length_bytes=4 if t.dtype == "i32" else 8,
-                     lengths=vector(lengths, "lengths", t.dtype, place=self.device),
-                     block_tables=vector(block_tables, "block_tables", "i32"), table_stride=tables.shape[1])
-        if qo_indptr is not None:
-            args.qo_indptr = vector(qo_indptr, "qo_indptr", "i32", t.shape[0] + 1, place=self.device)
+        args = update_args(self.device, lengths, block_tables, qo_indptr)
         self._held = (lengths, block_tables, qo_indptr)
-        self.rows = min(t.shape[0] * self._limit_rows, self._limit_total)
+        self.rows = min(args.sequences * self._limit_rows, self._limit_total)
         enqueue(functools.partial(lib.cpa_attend_plan_update, self.handle), args, self.device, stream)
 
     def check_refused(self) -> None:

@@ -22,8 +22,9 @@ def test_structs_have_the_compilers_layout(tmp_path):
         for name, _ in struct._fields_:
             lines.append(f'printf("{struct.__name__}.{name} %zu\\n", offsetof({struct.__name__}, {name}));')
     source = tmp_path / "layout.c"
-    source.write_text("#include <cpattn/cpattn.h>\n#include <cpattn/llm.h>\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {"
-                      + "\n".join(lines) + "return 0; }\n")
+    headers = ("cpattn/cpattn.h", "cpattn/llm.h", "stddef.h", "stdio.h")
+    source.write_text("".join(f"#include <{header}>\n" for header in headers)
+                      + "int main(void) {" + "\n".join(lines) + "return 0; }\n")
     program = str(tmp_path / "layout")
     subprocess.run([os.environ.get("CC", "cc"), "-std=c11", f"-I{INCLUDE}", str(source), "-o", program], check=True)
     compiled = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split("\n")

@@ -148,12 +148,18 @@ def test_threads_submit_at_once(engine):
     assert found == [expected] * 18
 
 
+@pytest.mark.parametrize("name", ["int8", "fp8", "bfloat16"])
+def test_caches_are_known_by_every_name_of_their_dtype(name):
+    with Engine(FOLDER, device="host", kv_cache_dtype=name) as engine:
+        assert len(engine.submit([1, 2, 3], ENDLESS, max_tokens=2).result().token_ids) == 2
+
+
 @pytest.mark.parametrize("make, line", [
     (lambda: Engine("none"), "none/config.json: No such file"),
     (lambda: Engine(FOLDER, max_model_len=5000), "max_model_len: found 5000, expected at most the 4096 positions"),
     (lambda: Engine(FOLDER, device="host", block_size=24), "block_size"),
     (lambda: Engine(FOLDER, device="gpu"), "device 'gpu'; expected 'host', 'cuda' or 'cuda:N'"),
-    (lambda: Engine(FOLDER, dtype="fp9"), "dtype 'fp9'; expected one of"),
+    (lambda: Engine(FOLDER, dtype="fp9"), "dtype: found 'fp9', expected fp32"),
 ])
 def test_bad_folders_and_options_are_refused_by_one_line(make, line):
     with pytest.raises((cpattn.Error, ValueError), match=line) as caught:

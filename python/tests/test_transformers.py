@@ -51,6 +51,15 @@ def test_tensors_with_tokens_within_heads_are_attended_as_they_lie(batch):
     torch.testing.assert_close(got.transpose(1, 2), want, atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_heads_that_were_expanded_are_attended(batch):
+    q, k, v = (torch.randn(batch, heads, 9, 32, generator=torch.Generator().manual_seed(heads)) for heads in (2, 1, 1))
+    k, v = k.expand(batch, 2, 9, 32), v.expand(batch, 2, 9, 32)
+    with torch.no_grad():
+        got = attention(torch.nn.Module(), q, k, v, None)[0]
+        assert torch.equal(got, attention(torch.nn.Module(), q, k.contiguous(), v.contiguous(), None)[0])
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_of_prefill_and_decode(name):
     ids, mask = prompts()

@@ -222,16 +222,8 @@ def shared(rank, size, interleave, window, queries):
         slots = np.array(pages.tables[s])[local // BLOCK] * BLOCK + local % BLOCK
         pages.slots[s] = np.where(owner == rank, slots, -1)
     q = peaky(rng, sum(queries), HEADS, DIM)
-    options = {"window": window or 0, "sink_logits": sinks}
-    new = [slice(n - c, n) for n, c in zip(LENGTHS, queries)]
-    for k, v, slots, s in zip(pages.k, pages.v, pages.slots, new):
-        layer.write(*tensors(torch.float32, k[:s.start], v[:s.start]), torch.from_numpy(slots[:s.start]))
-    rows = [np.concatenate([x[s] for x, s in zip(part, new)]) for part in (pages.k, pages.v, pages.slots)]
-    out = layer.step(*tensors(torch.float32, q[:, own], *rows[:2]), torch.from_numpy(rows[2]), queries, LENGTHS,
-                     pages.tables)
-    want = np.concatenate([attend(part, k, v, len(k) - len(part), **options)[0]
-                           for part, k, v in zip(np.split(q, np.cumsum(queries)[:-1]), pages.k, pages.v)])
-    np.testing.assert_allclose(out.numpy(), want[:, own], atol=3e-5)
+    got, want = run(layer, pages, queries, q[:, own], window=window or 0, sink_logits=sinks[own])
+    np.testing.assert_allclose(got, want, atol=3e-5)
     support = layer.builder.get_cudagraph_support(config, layer.spec)
     assert support is (AttentionCGSupport.NEVER if window else AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE)
     destroy_model_parallel()

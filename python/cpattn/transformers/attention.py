@@ -149,11 +149,11 @@ def _plan(paging: Paging, query: torch.Tensor, key: torch.Tensor, value: torch.T
 
 def _rows(x: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
     """Rows [tokens of sequences, heads, dim] of [batch, heads, tokens, dim]; as they lie where all are rows, unless they
-    are those of several sequences with the tokens of each within their heads."""
+    are those of several sequences with the tokens of each within their heads, or heads that were expanded."""
     rows = x.transpose(1, 2).flatten(0, 1)
     if chosen is not None:
         return rows.index_select(0, chosen)
-    return rows if rows.stride(2) == 1 else rows.contiguous()
+    return rows if rows.stride(2) == 1 and min(rows.stride()) > 0 else rows.contiguous()
 
 
 def _attend_as_it_lies(step: Step, query: torch.Tensor, layer: PagedLayer, v_dim: int,
