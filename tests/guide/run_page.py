@@ -88,9 +88,8 @@ def first_difference(wanted, printed):
 
 def make_project(folder, source, build):
     """The files of the project and what a build leaves, so that nothing of the page is written there."""
-    for name in os.listdir(source):
-        if name not in (".git", "build", "cp_attn"):
-            os.symlink(os.path.join(source, name), os.path.join(folder, name))
+    for name in ("configs", "deploy", "docs", "tests"):  # not what a reader's own run of a page has left
+        os.symlink(os.path.join(source, name), os.path.join(folder, name))
     os.mkdir(os.path.join(folder, "build"))
     os.symlink(build, os.path.join(folder, "build", "release"))
     os.symlink(os.path.join(build, "main", "cp_attn"), os.path.join(folder, "cp_attn"))
