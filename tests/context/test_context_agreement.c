@@ -1,7 +1,6 @@
 /* Ranks that are not given the same options or chunks: all hear of it, and none waits for ever. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -166,8 +165,7 @@ static void scores_that_differ_are_found_out(void) {
         cpa_case_score_add_sinks(&score, NULL);
         cpa_case_score_add_bias(&score, CPA_F32, 0, 30, 61, NULL);
         cpa_case_score_add_bits(&score, 30, 61, NULL);
-        free(score.row_map); /* a context maps rows itself */
-        score.row_map = NULL;
+        cpa_test_score_unmap(&score);
         change_score(&score, way);
         cpa_test_layer layer;
         s.cache.score = &score;

@@ -453,8 +453,7 @@ static void scores_of_rows_of_all_forms(void) {
         for (int64_t c = 0, row = 0; c < of.n; c++)
             for (int64_t j = 0; j < of.chunks[c].chunk.count; j++, row++)
                 score.width[row] = (int32_t)(of.chunks[c].chunk.start + of.chunks[c].chunk.count);
-        free(score.row_map); /* a context maps rows itself */
-        score.row_map = NULL;
+        cpa_test_score_unmap(&score);
         s.cache.score = &score;
         run_steps(&s, &of, 1);
         cpa_case_score_release(&score);

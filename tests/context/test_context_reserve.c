@@ -177,14 +177,8 @@ static cpa_case_score score_of(const cpa_test_chunk *chunks, int64_t n) {
     cpa_case_score score = {.q_heads = SHAPE.q_heads};
     for (int64_t i = 0; i < n; i++) score.rows += chunks[i].count;
     if (score.rows > 0) CU_ASSERT_EQUAL_FATAL(cpa_case_score_add_bits(&score, 0, MOST, NULL), CPA_OK);
-    for (int64_t i = 0, row = 0; i < n; i++) {
-        for (int64_t j = 0; j < chunks[i].count; j++, row++) {
-            score.first[row] = chunks[i].start;
-            score.width[row] = (int32_t)chunks[i].count;
-        }
-    }
-    free(score.row_map); /* a context maps rows itself */
-    score.row_map = NULL;
+    cpa_test_score_trees(&score, chunks, n);
+    cpa_test_score_unmap(&score);
     return score;
 }
 

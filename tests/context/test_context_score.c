@@ -58,14 +58,14 @@ static cpa_case_score score_of(const cpa_test_shape *shape, int what, const cpa_
     if (what & LISTS) cpa_case_score_add_lists(&score, shape->kv_heads, 4, LENGTH, NULL);
     if (what & BLOCKS) cpa_case_score_add_blocks(&score, 32, LENGTH, NULL);
     if (what & (WHOLE | TREES)) cpa_case_score_add_bits(&score, 0, LENGTH, NULL);
-    for (int64_t i = 0, row = 0; score.bits && i < n; i++) {
+    for (int64_t i = 0, row = 0; what & WHOLE && i < n; i++) {
         for (int64_t j = 0; j < chunks[i].count; j++, row++) {
-            score.first[row] = what & TREES ? chunks[i].start : 0;
-            score.width[row] = (int32_t)(what & TREES ? chunks[i].count : chunks[i].start + chunks[i].count);
+            score.first[row] = 0;
+            score.width[row] = (int32_t)(chunks[i].start + chunks[i].count);
         }
     }
-    free(score.row_map); /* a context maps rows itself */
-    score.row_map = NULL;
+    if (what & TREES) cpa_test_score_trees(&score, chunks, n);
+    cpa_test_score_unmap(&score);
     return score;
 }
 
