@@ -254,20 +254,17 @@ cpa_status cpa_job_check_memory(const cpa_job *job, int64_t memory_bytes, cpa_er
                     memory_bytes >> 20, needed >> 20);
 }
 
-int cpa_job_is_on_cuda(const cpa_job *job) {
-    return is_on_cuda(&job->settings);
-}
-
-/* What the cache may have of a rank's memory; what the user asks for may be all that the network leaves. */
+/* What the cache may have of a rank's memory. */
 static int64_t cache_bytes(const cpa_job *job, int64_t memory_bytes) {
     const cpa_settings *settings = &job->settings;
     const cpa_cache_memory memory = {
         .memory_bytes = memory_bytes,
         .network_bytes = network_bytes(job),
         .share = settings->serve && is_on_cuda(settings) ? settings->gpu_memory_utilization : 0,
+        .num_blocks = settings->num_blocks,
         .staging_bytes = settings->staging_bytes,
     };
-    return settings->num_blocks ? memory_bytes - memory.network_bytes : cpa_cache_memory_bytes(&memory);
+    return cpa_cache_memory_bytes(&memory);
 }
 
 int32_t cpa_job_window_seqs(const cpa_job *job, int64_t requests) {

@@ -40,9 +40,6 @@ cpa_transformer_options cpa_job_transformer_options(const cpa_job *job);
 /* CPA_NO_MEMORY, with the numbers, if the network does not fit the memory of a rank. */
 cpa_status cpa_job_check_memory(const cpa_job *job, int64_t memory_bytes, cpa_error *err);
 
-/* Whether it runs on CUDA devices. */
-int cpa_job_is_on_cuda(const cpa_job *job);
-
 /* What limits the cache of a rank in this job: the network takes its part of the memory, and something is left to
  * spare, on devices that serve what --gpu-memory-utilization says. */
 cpa_cache_limits cpa_job_cache_limits(const cpa_job *job, int32_t cp_size, int64_t memory_bytes);

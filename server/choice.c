@@ -1,7 +1,6 @@
 #include "server/choice.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/array.h"
 #include "base/check.h"
@@ -24,13 +23,6 @@ void cpa_choice_close(cpa_choice *choice) {
     cpa_reply_close(choice->reply);
     free(choice->tokens);
     free(choice->ranks);
-}
-
-static int is_among(uint32_t id, const uint32_t *ids, int64_t n) {
-    for (int64_t i = 0; i < n; i++) {
-        if (ids[i] == id) return 1;
-    }
-    return 0;
 }
 
 /* Appends a token, and what the logits say of it, where that is asked for. */
@@ -60,8 +52,8 @@ static cpa_status add_token(cpa_choice *choice, const cpa_arrival *arrival, int6
     const cpa_output_token token = arrival->tokens[i];
     CPA_TRY(keep_token(choice, token, s->top_logprobs > 0 ? &arrival->ranks[i] : NULL, err));
     choice->total_tokens++;
-    const int is_stop = is_among(token.id, s->stop_ids, s->n_stop_ids);
-    const int is_end = is_stop || (!s->ignore_eos && is_among(token.id, engine->end_ids, engine->n_end_ids));
+    const int is_stop = cpa_token_is_among(token.id, s->stop_ids, s->n_stop_ids);
+    const int is_end = is_stop || (!s->ignore_eos && cpa_token_is_among(token.id, engine->end_ids, engine->n_end_ids));
     if (is_stop) choice->stop_id = token.id;
     if (!choice->text.stream) return CPA_OK;
     size_t bytes = 0;

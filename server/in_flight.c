@@ -1,7 +1,6 @@
 #include "server/in_flight.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

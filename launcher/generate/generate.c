@@ -116,10 +116,10 @@ cpa_sampling cpa_prompt_answer_sampling(const cpa_prompt_answer *answer) {
 
 /* Prints what is there and cannot be the beginning of the stop. */
 static void print_text(cpa_prompt_answer *answer, FILE *out) {
-    const cpa_ending_text *text = &answer->text;
-    if (text->ready <= answer->printed) return;
-    fwrite(text->text.data + answer->printed, 1, (size_t)(text->ready - answer->printed), out);
-    answer->printed = text->ready;
+    cpa_ending_text *text = &answer->text;
+    if (text->ready == 0) return;
+    fwrite(text->text.data, 1, (size_t)text->ready, out);
+    cpa_ending_text_forget(text);
 }
 
 int cpa_prompt_answer_show(cpa_prompt_answer *answer, int64_t index, uint32_t id, float logprob, FILE *out) {

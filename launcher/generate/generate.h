@@ -19,7 +19,6 @@ typedef struct cpa_prompt_answer {
     cpa_tokenizer *tokenizer;     /* for prompts of text; NULL: ids alone */
     cpa_ending_text text;         /* the text of the answer, to a prompt of text */
     cpa_stop_text stop;           /* the text that stops it, of 0 bytes: none */
-    int64_t printed;              /* bytes of the text that are printed */
     cpa_ids prompt;
     cpa_ids stop_ids;
     cpa_biases biases;

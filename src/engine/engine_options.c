@@ -15,6 +15,7 @@
 #include "src/ops/check_args.h"
 #include "src/ops/check_score.h"
 #include "src/ops/check_shape.h"
+#include "src/schedule/default_sizes.h"
 
 enum { MAX_BLOCK_SIZE = 512, DEFAULT_DRAFTS = 4, MAX_DRAFTS = 1024 };
 
@@ -65,11 +66,7 @@ static cpa_status check_choices(const cpa_engine_options *o, cpa_error *err) {
 static void fill_defaults(cpa_engine_options *o) {
     if (o->device.size == 0) o->device.size = sizeof o->device;
     if (o->model.attention.v_dim == 0) o->model.attention.v_dim = o->model.attention.k_dim;
-    if (o->block_size == 0) o->block_size = 16;
-    if (o->interleave == 0) o->interleave = o->block_size;
-    if (o->max_num_batched_tokens == 0) o->max_num_batched_tokens = 2048;
-    if (o->max_num_seqs == 0) o->max_num_seqs = 256;
-    if (o->window_seqs == 0) o->window_seqs = o->max_num_seqs;
+    cpa_engine_default_sizes(o);
     if (o->draft_tokens == 0) o->draft_tokens = DEFAULT_DRAFTS;
 }
 

@@ -17,6 +17,7 @@
 
 int64_t cpa_cache_memory_bytes(const cpa_cache_memory *memory) {
     const int64_t left = memory->memory_bytes - memory->network_bytes;
+    if (memory->num_blocks) return left;
     if (memory->share == 0) return left / MEMORY_SHARE;
     const int64_t spared = (int64_t)((1 - memory->share) * (double)memory->memory_bytes);
     return left - spared - (memory->staging_bytes ? memory->staging_bytes : DEVICE_STAGING_BYTES);

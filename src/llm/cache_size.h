@@ -13,7 +13,7 @@ typedef struct cpa_cache_limits {
     int32_t window_seqs; /* as in cpa_engine_options */
     int64_t max_num_batched_tokens;
     int64_t memory_bytes; /* bytes that a rank may use for its cache */
-    int64_t local_tokens; /* sequences of up to so many tokens may lie on one rank */
+    int64_t local_tokens; /* for cpa_cache_size_for: sequences of up to so many tokens may lie on one rank */
 } cpa_cache_limits;
 
 /* The size of a rank's cache, as cpa_engine_options have it. */
@@ -29,6 +29,7 @@ typedef struct cpa_cache_memory {
     /* On a device that serves: how much of it network, exchanges and cache take together. 0: half of what the network
      * leaves goes to the cache, and memory to everything else. */
     double share;
+    int64_t num_blocks;    /* blocks that the user asks for, which may take all that the network leaves; 0: none */
     int64_t staging_bytes; /* with a share: bytes that exchanges take; 0: as many as a device's take by default */
 } cpa_cache_memory;
 int64_t cpa_cache_memory_bytes(const cpa_cache_memory *memory);

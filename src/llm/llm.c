@@ -49,7 +49,6 @@ static cpa_status find_comm(cpa_llm *llm, const cpa_llm_options *options, cpa_er
 static cpa_status open_source(cpa_llm *llm, cpa_error *err) {
     const cpa_llm_setup *setup = &llm->setup;
     cpa_status status = CPA_OK;
-    llm->requests.vocabulary = setup->config.vocabulary;
     if (llm->rank == 0)
         status = cpa_prompt_source_open(setup->folder, setup->options.chat_template, setup->config.vocabulary,
                                         &llm->source, err);

@@ -55,14 +55,13 @@ static cpa_status open_text(const cpa_llm *llm, const cpa_llm_request_options *o
     CPA_TRY(cpa_ending_text_open(llm->source.tokenizer, o->keeps_special, &request->text, err));
     request->text.stops = request->stops;
     request->text.n_stops = request->n_stops;
-    request->text.keeps_stop = request->keeps_stop;
     request->text.min_tokens = request->sampling.min_tokens;
+    request->text.keeps_stop = o->keeps_stop != 0;
     return CPA_OK;
 }
 
 static cpa_status fill(cpa_llm *llm, const cpa_llm_prompt *prompt, const cpa_llm_request_options *o,
                        cpa_llm_request *request, cpa_error *err) {
-    request->keeps_stop = o->keeps_stop != 0;
     CPA_TRY(copy_sampling(o, request, err));
     CPA_TRY(copy_stops(o, request, err));
     CPA_TRY(open_text(llm, o, request, err));
@@ -141,20 +140,13 @@ const uint32_t *cpa_llm_prompt_ids(const cpa_llm_request *request, int64_t *n) {
 
 /* ---- reading ---- */
 
-static int is_among(uint32_t id, const uint32_t *ids, int64_t n) {
-    for (int64_t i = 0; i < n; i++) {
-        if (ids[i] == id) return 1;
-    }
-    return 0;
-}
-
 /* Whether the token ends the answer, and is no part of its text. */
 static int is_hidden(const cpa_llm_request *request, uint32_t id) {
     const cpa_sampling *s = &request->sampling;
     const cpa_model_config *config = &request->llm->setup.config;
-    if (request->keeps_stop) return 0;
-    return is_among(id, s->stop_ids, s->n_stop_ids) ||
-           (!s->ignore_eos && is_among(id, config->end_ids, config->n_end_ids));
+    if (request->text.keeps_stop) return 0;
+    return cpa_token_is_among(id, s->stop_ids, s->n_stop_ids) ||
+           (!s->ignore_eos && cpa_token_is_among(id, config->end_ids, config->n_end_ids));
 }
 
 /* Takes the tokens that have come, up to a text that stops it. */

@@ -9,10 +9,7 @@
 #include "base/min_max.h"
 #include "base/struct_size.h"
 #include "src/llm/folder_model.h"
-#include "src/schedule/planner.h"
-
-/* Defaults of cpa_engine_options that sizes follow from. */
-enum { BLOCK_SIZE = 16, BATCHED_TOKENS = 2048, SEQUENCES = 256 };
+#include "src/schedule/default_sizes.h"
 
 /* Of a device's free memory, for weights and cache together. */
 #define DEVICE_SHARE 0.9
@@ -55,11 +52,7 @@ static cpa_status take_options(const cpa_llm_options *options, int32_t ranks, cp
         return cpa_fail(err, CPA_INVALID, "gpu_memory_utilization: found %g, expected 0 to 1",
                         s->options.gpu_memory_utilization);
     choose_device(s, ranks);
-    if (engine->block_size == 0) engine->block_size = BLOCK_SIZE;
-    if (engine->interleave == 0) engine->interleave = engine->block_size;
-    if (engine->max_num_batched_tokens == 0) engine->max_num_batched_tokens = BATCHED_TOKENS;
-    if (engine->max_num_seqs == 0) engine->max_num_seqs = SEQUENCES;
-    if (engine->window_seqs == 0) engine->window_seqs = engine->max_num_seqs;
+    cpa_engine_default_sizes(engine);
     engine->outputs_given = 0;
     return CPA_OK;
 }
@@ -139,6 +132,7 @@ static cpa_cache_limits cache_limits(const cpa_llm_setup *s, int64_t memory_byte
     const double share = s->options.gpu_memory_utilization > 0 ? s->options.gpu_memory_utilization : DEVICE_SHARE;
     const cpa_cache_memory memory = {.memory_bytes = memory_bytes,
                                      .network_bytes = network_bytes,
+                                     .num_blocks = e->num_blocks,
                                      .share = is_on_cuda(s) ? share : 0,
                                      .staging_bytes = e->staging_bytes};
     return (cpa_cache_limits){
@@ -148,10 +142,7 @@ static cpa_cache_limits cache_limits(const cpa_llm_setup *s, int64_t memory_byte
         .max_num_seqs = e->max_num_seqs,
         .window_seqs = e->window_seqs,
         .max_num_batched_tokens = e->max_num_batched_tokens,
-        .memory_bytes = e->num_blocks ? memory_bytes - network_bytes : cpa_cache_memory_bytes(&memory),
-        .local_tokens = e->local_context > 0 ? e->local_context
-                        : is_on_cuda(s)      ? CPA_PLANNER_LOCAL_TOKENS
-                                             : 0,
+        .memory_bytes = cpa_cache_memory_bytes(&memory),
     };
 }
 

@@ -19,7 +19,6 @@ struct cpa_llm_request {
     cpa_sampling sampling; /* how its tokens are drawn; stop_ids are the request's own */
     cpa_stop_text *stops;  /* [n_stops] */
     int32_t n_stops;
-    int keeps_stop;
     /* Of the thread that reads it. */
     cpa_arrival read;
     cpa_ending_text text;
@@ -50,7 +49,6 @@ typedef struct cpa_request_table {
     cpa_llm_request *due;         /* requests of which something has come, the oldest first */
     int64_t in_doubt;             /* requests that are */
     uint64_t last_id;
-    int64_t vocabulary;
     int is_stopping;
     cpa_error failure; /* why the engine has ended, where it has failed; status CPA_OK: it has not */
 } cpa_request_table;

@@ -14,3 +14,10 @@ void cpa_token_list_release(cpa_token_list *list) {
     free(list->ids);
     *list = (cpa_token_list){.count = 0};
 }
+
+int cpa_token_is_among(uint32_t id, const uint32_t *ids, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        if (ids[i] == id) return 1;
+    }
+    return 0;
+}

@@ -14,4 +14,6 @@ typedef struct cpa_token_list {
 int cpa_token_list_add(cpa_token_list *list, uint32_t id);
 void cpa_token_list_release(cpa_token_list *list);
 
+int cpa_token_is_among(uint32_t id, const uint32_t *ids, int64_t n);
+
 #endif
