@@ -78,4 +78,9 @@ static inline int cpa_context_is_reserved(const cpa_context *c) {
     return c->attended == &c->reserved_step;
 }
 
+/* The plan of the reserved step. */
+static inline cpa_attend_plan *cpa_context_reserved_plan(const cpa_context *c) {
+    return c->reserved.q.plans.list[0]->attend;
+}
+
 #endif

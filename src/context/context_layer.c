@@ -14,8 +14,8 @@
 #include "src/ops/check_shape.h"
 
 static cpa_status check_score(cpa_context *c, const cpa_context_args *args) {
-    const int64_t end = cpa_context_is_reserved(c) ? c->reserved.q.plans.list[0]->attend->reservation.tokens
-                                                   : cpa_planned_end(&c->step);
+    const int64_t end =
+        cpa_context_is_reserved(c) ? cpa_context_reserved_plan(c)->reservation.tokens : cpa_planned_end(&c->step);
     CPA_TRY(cpa_check_score("attend", args->rules, args->selection, args->bias, &c->ops.error));
     CPA_TRY(
         cpa_check_score_reach("attend", c->ops.device, end, args->rules, args->selection, args->bias, &c->ops.error));
@@ -229,7 +229,7 @@ static cpa_status check_layer(cpa_context *c, const cpa_context_args *given, con
     CPA_TRY(check_forms(c, &args, layer));
     const int is_reserved = cpa_context_is_reserved(c);
     CPA_TRY(cpa_score_rows_begin(&c->score_rows, &c->ops, is_reserved ? NULL : c->lanes,
-                                 is_reserved ? c->reserved.q.step_rows : NULL, layer));
+                                 is_reserved ? cpa_context_reserved_plan(c)->reservation.step_rows : NULL, layer));
     if (is_reserved || cpa_step_is_replicated(&c->step)) return CPA_OK;
     for (int32_t f = 0; f < c->ops.forms.count; f++) {
         sent[f] = layer->forms[f].rows.mask;

@@ -52,7 +52,7 @@ static cpa_status reserve_step(cpa_context *c, const cpa_attend_reservation *r) 
     CPA_TRY(cpa_pass_q_create(&c->reserved.q, &c->ops, c->reserved.form, &c->reserved_step));
     if (cpa_step_exchanges(&c->reserved_step)) return cpa_pass_q_reserve(&c->reserved.q, *r);
     if (c->reserved.form->has_matrix) CPA_TRY(cpa_form_lane_ensure(&c->reserved, &c->ops, r->total_rows));
-    return c->ops.device->operators->plan_reserve(c->reserved.q.plans.list[0]->attend, r, &c->ops.error);
+    return c->ops.device->operators->plan_reserve(cpa_context_reserved_plan(c), r, &c->ops.error);
 }
 
 cpa_status cpa_context_reserve(cpa_context *c, const cpa_context_limits *limits) {
@@ -80,7 +80,7 @@ cpa_status cpa_context_update(cpa_context *c, const cpa_attend_update_args *args
     REQUIRE(err, stream && stream->device == c->ops.device,
             "context: the stream of an update is %s, expected one of the context's device",
             stream ? "of another device" : "NULL");
-    cpa_attend_plan *plan = c->reserved.q.plans.list[0]->attend;
+    cpa_attend_plan *plan = cpa_context_reserved_plan(c);
     CPA_TRY(cpa_take_attend_update("context", &plan->reservation, args, &update, err));
     REQUIRE(err, !update.kv_indptr, "context: kv_indptr counts the pages of one rank, expected lengths of sequences");
     c->attended = &c->reserved_step;
@@ -94,5 +94,5 @@ cpa_status cpa_context_update(cpa_context *c, const cpa_attend_update_args *args
 cpa_status cpa_context_refused(cpa_context *c) {
     if (!c) return CPA_INVALID;
     REQUIRE(&c->ops.error, c->reserved.q.ops, "context: no step is reserved, and has no updates");
-    return cpa_tell_refused("context", c->reserved.q.plans.list[0]->attend, &c->ops.error);
+    return cpa_tell_refused("context", cpa_context_reserved_plan(c), &c->ops.error);
 }

@@ -44,8 +44,6 @@ typedef struct cpa_pass_q {
     int64_t shifts_capacity;
     int64_t packed_rows, received_rows, returned_rows;
     cpa_step_maps maps; /* [packed_rows] own rows, then a row map of [rows] for each state that comes back */
-    /* Reserved: device, the row of the step that each attended row is; NULL: the identity. */
-    int32_t *step_rows;
     cpa_context_buffer packed_memory, received_memory, remote_states_memory, returned_memory;
     cpa_context_buffer narrow_memory, narrow_returned_memory; /* messages of states, where they travel in 16 bits */
     cpa_context_buffer attended_memory;                       /* memory of `attended`, where the form has a matrix */

@@ -325,7 +325,7 @@ cpa_status cpa_pass_q_reserve(cpa_pass_q *q, cpa_attend_reservation reservation)
     }
     reservation.places = places;
     reservation.row_maps = maps;
-    q->step_rows = reservation.step_rows = maps + size * rows;
+    reservation.step_rows = maps + size * rows;
     reservation.ready_row = q->received_rows;
     reservation.ready_rows = rows;
     return q->ops->device->operators->plan_reserve(q->plans.list[0]->attend, &reservation, &q->ops->error);

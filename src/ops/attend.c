@@ -261,16 +261,14 @@ static cpa_status check_merge_state(const cpa_merge_args *args, int32_t i, cpa_e
 }
 
 static cpa_status check_merge_options(const cpa_merge_args *args, cpa_error *err) {
-    const int fp8 = args->out_dtype == CPA_FP8_E4M3;
     REQUIRE(err, args->foreign_lse == 0 || args->foreign_lse == 1, "merge: foreign_lse is %d, expected 0 or 1",
             args->foreign_lse);
     REQUIRE(err, args->lse_base2 == 0 || args->lse_base2 == 1, "merge: lse_base2 is %d, expected 0 or 1",
             args->lse_base2);
-    REQUIRE(err, fp8 == (args->out_scale != NULL), "merge: out_dtype is %s and out_scale is %s, expected one for %s",
-            cpa_dtype_name(args->out_dtype), args->out_scale ? "set" : "NULL", cpa_dtype_name(CPA_FP8_E4M3));
+    CPA_TRY(cpa_check_out_scale("merge", args->out_dtype, args->out_scale, err));
     REQUIRE(err, args->tail_rows >= 0 && args->tail_rows <= args->rows,
             "merge: tail_rows is %lld, expected 0 to the %lld rows", (long long)args->tail_rows, (long long)args->rows);
-    return cpa_check_aligned("merge", "out_scale", args->out_scale, sizeof(float), err);
+    return CPA_OK;
 }
 
 static cpa_status check_merge(const cpa_merge_args *args, cpa_error *err) {

@@ -73,6 +73,13 @@ static cpa_status check_stride(const char *where, const char *name, int64_t stri
     return CPA_OK;
 }
 
+cpa_status cpa_check_out_scale(const char *where, cpa_dtype out_dtype, const float *out_scale, cpa_error *err) {
+    REQUIRE(err, (out_dtype == CPA_FP8_E4M3) == (out_scale != NULL),
+            "%s: out_dtype is %s and out_scale is %s, expected one for %s", where, cpa_dtype_name(out_dtype),
+            out_scale ? "set" : "NULL", cpa_dtype_name(CPA_FP8_E4M3));
+    return cpa_check_aligned(where, "out_scale", out_scale, sizeof *out_scale, err);
+}
+
 cpa_status cpa_check_rows(const char *where, const char *name, int64_t rows, int64_t stride, int64_t least,
                           int64_t bytes, cpa_error *err) {
     int64_t elements = least;

@@ -32,6 +32,9 @@ cpa_status cpa_check_layer_mask(const char *where, const cpa_mask *mask, cpa_err
 /* A pointer to elements of so many bytes. NULL is aligned. */
 cpa_status cpa_check_aligned(const char *where, const char *name, const void *pointer, int64_t bytes, cpa_error *err);
 
+/* A scale of codes is there where results are codes, and nowhere else. */
+cpa_status cpa_check_out_scale(const char *where, cpa_dtype out_dtype, const float *out_scale, cpa_error *err);
+
 /* Rows of `least` elements of so many bytes that lie `stride` elements apart, 0 for `least`. */
 cpa_status cpa_check_rows(const char *where, const char *name, int64_t rows, int64_t stride, int64_t least,
                           int64_t bytes, cpa_error *err);

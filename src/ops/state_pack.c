@@ -54,10 +54,7 @@ static cpa_status check_merge(const cpa_state_merge_packed_args *args, cpa_error
     const int fp8 = args->out_dtype == CPA_FP8_E4M3;
     REQUIRE(err, fp8 || cpa_dtype_is_plain(args->out_dtype),
             "state_merge_packed: out_dtype is %d, expected fp32, bf16, fp16 or fp8_e4m3", (int)args->out_dtype);
-    REQUIRE(err, fp8 == (args->out_scale != NULL),
-            "state_merge_packed: out_dtype is %s and out_scale is %s, expected one for %s",
-            cpa_dtype_name(args->out_dtype), args->out_scale ? "set" : "NULL", cpa_dtype_name(CPA_FP8_E4M3));
-    CPA_TRY(cpa_check_aligned(where, "out_scale", args->out_scale, sizeof(float), err));
+    CPA_TRY(cpa_check_out_scale(where, args->out_dtype, args->out_scale, err));
     REQUIRE(err, args->n_parts >= 1 && args->n_parts <= CPA_MERGE_MAX_STATES,
             "state_merge_packed: n_parts is %d, expected 1..%d", args->n_parts, CPA_MERGE_MAX_STATES);
     REQUIRE(err, args->parts, "state_merge_packed: parts is NULL");

@@ -40,15 +40,6 @@ __device__ int32_t largest(int32_t x) {
     return __reduce_max_sync(0xffffffff, of_warp[threadIdx.x % WARP_LANES]);
 }
 
-__device__ int64_t sum_of(int64_t x) {
-    __shared__ int64_t of_warp[WARPS];
-    const int64_t own = warp_sum(x);
-    __syncthreads();
-    if (threadIdx.x % WARP_LANES == 0) of_warp[threadIdx.x / WARP_LANES] = own;
-    __syncthreads();
-    return warp_sum(of_warp[threadIdx.x % WARP_LANES]);
-}
-
 /* ---- items ---- */
 
 /* The items of tiles in order; how many they are. */
@@ -121,8 +112,8 @@ __device__ int64_t choose_split(const cpa_cuda_update_args &a, int32_t n) {
         tile_keys += (int64_t)item.tiles * item.keys;
         most = max(most, item.keys);
     }
-    tiles = sum_of(tiles);
-    tile_keys = sum_of(tile_keys);
+    tiles = block_sum(tiles);
+    tile_keys = block_sum(tile_keys);
     split = most = largest(most);
     if (tiles * heads >= CPA_CUDA_PREFILL_WAVES * device) return split;
     for (int64_t waves = 1; waves <= CPA_CUDA_PREFILL_WAVES; waves++) {

@@ -13,13 +13,14 @@ constexpr int READ_THREADS = 256, ASSIGN_THREADS = 256, ASSIGN_WARPS = ASSIGN_TH
 
 /* ---- sequences ---- */
 
-/* The largest of the entries of qo_indptr in front of a sequence's own, at least 0; for all threads. */
-__device__ int64_t rows_before(const cpa_attend_update &update, int64_t s) {
+/* The largest of the entries of qo_indptr in front of a sequence's own, at least 0, where rows follow from them; for all
+ * threads. */
+__device__ int64_t rows_before(const cpa_attend_reservation &r, const cpa_attend_update &update, int64_t s) {
     __shared__ int32_t largest;
     if (threadIdx.x == 0) largest = 0;
     __syncthreads();
     int32_t mine = 0;
-    const int64_t n = update.qo_indptr && s < update.sequences ? s : 0;
+    const int64_t n = update.qo_indptr && !r.fixed_rows && s < update.sequences ? s : 0;
     for (int64_t i = threadIdx.x; i < n; i += READ_THREADS) mine = max(mine, update.qo_indptr[i]);
     mine = __reduce_max_sync(0xffffffff, mine);
     if (threadIdx.x % WARP_LANES == 0 && mine > 0) atomicMax(&largest, mine);
@@ -81,7 +82,7 @@ __device__ void map_rows(const cpa_attend_reservation &r, int64_t s, const cpa_a
 __global__ void __launch_bounds__(READ_THREADS) read_sequences(const __grid_constant__ cpa_cuda_update_args a) {
     const cpa_attend_reservation &r = a.reservation;
     const int64_t s = blockIdx.x;
-    const cpa_attend_sequence found = sequence_of(a, s, rows_before(a.update, s));
+    const cpa_attend_sequence found = sequence_of(a, s, rows_before(a.reservation, a.update, s));
     const int64_t keys = cpa_attend_keys_on(&r, &found, r.rank);
     const bool bad_table = take_table(a, s, found.table, keys);
     const int32_t refused = !found.refused && bad_table ? CPA_REFUSED_TABLE : found.refused;
@@ -104,19 +105,6 @@ __device__ int32_t packed_rows(const cpa_cuda_update_args &a, const cpa_cuda_ite
 /* None of an item without rows, and of one of prefill tiles. */
 __device__ int32_t units_of(const cpa_cuda_update_args &a, const cpa_cuda_item &item) {
     return cpa_cuda_is_tiled(&a, &item) ? 0 : (packed_rows(a, item) + a.team.rows - 1) / a.team.rows;
-}
-
-/* The sum over all threads, for all of them. */
-__device__ int64_t block_sum(int64_t x) {
-    __shared__ unsigned long long total;
-    if (threadIdx.x == 0) total = 0;
-    __syncthreads();
-    const unsigned long long sum = warp_sum((unsigned long long)x);
-    if (threadIdx.x % WARP_LANES == 0) atomicAdd(&total, sum);
-    __syncthreads();
-    const int64_t result = (int64_t)total;
-    __syncthreads();
-    return result;
 }
 
 /* The shares of the items as they are: cpa_cuda_share_decode with teams that are fixed. */

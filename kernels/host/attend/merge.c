@@ -1,7 +1,7 @@
 /* merge: partial states of the same rows over disjoint keys, as the left fold of the two-state merge. */
+#include "kernels/host/attend/attend_out.h"
 #include "kernels/host/attend/attend_score.h"
 #include "kernels/host/attend/state.h"
-#include "kernels/host/cache/quantise.h"
 #include "kernels/host/device/host.h"
 
 enum { ROWS_PER_ITEM = 16 };
@@ -42,11 +42,7 @@ static char *out_row_of(const merge_job *job, int64_t row, int32_t head) {
 
 static void store_o(const merge_job *job, int64_t row, int32_t head, const float *o) {
     const cpa_merge_args *args = job->args;
-    char *to = out_row_of(job, row, head);
-    if (args->out_dtype == CPA_FP8_E4M3)
-        cpa_quantise_scaled((uint8_t *)to, o, *args->out_scale, args->v_dim);
-    else
-        cpa_narrow(to, o, args->out_dtype, args->v_dim);
+    cpa_host_store_row(out_row_of(job, row, head), o, args->out_dtype, args->out_scale, args->v_dim);
 }
 
 static void store_lse(const merge_job *job, int64_t row, int32_t head, float lse) {

@@ -1,9 +1,9 @@
 /* state_pack and state_merge_packed: partial states cut by heads into messages, and the merge of such. */
 #include "base/convert.h"
 #include "base/min_max.h"
+#include "kernels/host/attend/attend_out.h"
 #include "kernels/host/attend/attend_score.h"
 #include "kernels/host/attend/state.h"
-#include "kernels/host/cache/quantise.h"
 #include "kernels/host/device/host.h"
 
 enum { ROWS_PER_ITEM = 16 };
@@ -73,10 +73,7 @@ static void merge_head(const cpa_state_merge_packed_args *args, int64_t row, int
     }
     const int64_t to = row * args->out_row_stride + (int64_t)head * args->v_dim;
     void *out = (char *)args->out + to * cpa_dtype_bytes(args->out_dtype);
-    if (args->out_scale)
-        cpa_quantise_scaled(out, o, *args->out_scale, args->v_dim);
-    else
-        cpa_narrow(out, o, args->out_dtype, args->v_dim);
+    cpa_host_store_row(out, o, args->out_dtype, args->out_scale, args->v_dim);
     if (args->out_lse) args->out_lse[row * args->out_lse_row_stride + head] = lse;
 }
 
