@@ -129,6 +129,25 @@ static void latents(void) {
     }
 }
 
+/* The latents of DeepSeek's models, whose values are narrower than their keys: groups that devices decode by a kernel for
+ * few rows, and one of their others; as elements, by one scale, and by scales of tiles. */
+static void latents_of_512_and_64(void) {
+    static const struct {
+        cpa_dtype kv_dtype;
+        float k_scale;
+    } caches[] = {{CPA_BF16, 0}, {CPA_FP8_E4M3, 0.02f}, {CPA_FP8_T128, 0}};
+    static const int32_t heads[][2] = {{16, 1}, {8, 2}, {3, 5}, {128, 1}};
+    for (size_t i = 0; i < sizeof caches / sizeof *caches; i++)
+        for (size_t h = 0; h < sizeof heads / sizeof *heads; h++) {
+            cpa_decode_case latent = SMALL;
+            latent.q_heads = heads[h][0], latent.rows = heads[h][1], latent.kv_heads = 1;
+            latent.dim = 576, latent.v_dim = 512, latent.v_in_k = 1;
+            latent.kv_dtype = caches[i].kv_dtype, latent.k_scale = caches[i].k_scale;
+            latent.block_size = h % 2 ? 16 : 64;
+            steps_of_any_lengths(&latent);
+        }
+}
+
 /* Rows as they come, of the reserved number at most: none of some sequences, gaps in front and behind; too many of one,
  * a descent and a beginning past the end, of which those around know nothing. */
 static void rows_by_qo_indptr(void) {
@@ -435,6 +454,7 @@ static const cpa_test tests[] = {
     {"several rows a sequence", several_rows_a_sequence},
     {"wide groups", wide_groups},
     {"latents", latents},
+    {"latents_of_512_and_64", latents_of_512_and_64},
     {"rows as they come, by qo_indptr", rows_by_qo_indptr},
     {"prefill and decode together", prefill_and_decode},
     {"many sequences, and one that is long", many_sequences_and_one_long_one},
