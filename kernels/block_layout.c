@@ -6,8 +6,8 @@ static int64_t aligned(int64_t bytes) {
     return (bytes + CPA_SECTION_ALIGNMENT - 1) / CPA_SECTION_ALIGNMENT * CPA_SECTION_ALIGNMENT;
 }
 
-static void add_section(cpa_block_layout *layout, cpa_section_kind kind, cpa_kv_part part) {
-    const cpa_attention_shape *shape = &layout->shape;
+static void add_section(cpa_block_layout *layout, const cpa_attention_shape *shape, cpa_section_kind kind,
+                        cpa_kv_part part) {
     cpa_block_section *section = &layout->sections[layout->n_sections++];
     *section = (cpa_block_section){
         .kind = kind,
@@ -22,11 +22,28 @@ static void add_section(cpa_block_layout *layout, cpa_section_kind kind, cpa_kv_
     layout->bytes += aligned(section->bytes);
 }
 
-cpa_block_layout cpa_block_layout_of(const cpa_attention_shape *shape, int32_t block_size) {
-    cpa_block_layout layout = {.shape = *shape, .block_size = block_size};
-    add_section(&layout, shape->v_in_k ? CPA_SECTION_LATENTS : CPA_SECTION_KEYS, CPA_KEYS);
-    if (!shape->v_in_k) add_section(&layout, CPA_SECTION_VALUES, CPA_VALUES);
+/* The attention that would have an indexer's keys as its cache. */
+static cpa_attention_shape index_shape(cpa_index_rows index) {
+    return (cpa_attention_shape){.q_heads = 1,
+                                 .kv_heads = 1,
+                                 .k_dim = index.dim,
+                                 .v_dim = index.dim,
+                                 .v_in_k = 1,
+                                 .dtype = CPA_BF16,
+                                 .kv_dtype = index.dtype};
+}
+
+cpa_block_layout cpa_block_layout_indexed(const cpa_attention_shape *shape, cpa_index_rows index, int32_t block_size) {
+    const cpa_attention_shape own = index_shape(index);
+    cpa_block_layout layout = {.shape = *shape, .index = index, .block_size = block_size};
+    add_section(&layout, shape, shape->v_in_k ? CPA_SECTION_LATENTS : CPA_SECTION_KEYS, CPA_KEYS);
+    if (!shape->v_in_k) add_section(&layout, shape, CPA_SECTION_VALUES, CPA_VALUES);
+    if (index.dim > 0) add_section(&layout, &own, CPA_SECTION_INDEX, CPA_KEYS);
     return layout;
+}
+
+cpa_block_layout cpa_block_layout_of(const cpa_attention_shape *shape, int32_t block_size) {
+    return cpa_block_layout_indexed(shape, (cpa_index_rows){.dim = 0}, block_size);
 }
 
 const cpa_block_section *cpa_block_section_of(const cpa_block_layout *layout, cpa_section_kind kind) {
@@ -40,6 +57,17 @@ cpa_kv_view cpa_block_layout_view(const cpa_block_layout *layout, void *memory, 
     const cpa_block_section *values = cpa_block_section_of(layout, CPA_SECTION_VALUES);
     kv.k = memory;
     kv.v = values ? (char *)memory + values->at : kv.k;
+    kv.k_block_stride = kv.v_block_stride = (stride ? stride : layout->bytes) / cpa_dtype_bytes(kv.dtype);
+    return kv;
+}
+
+cpa_kv_view cpa_block_layout_index_view(const cpa_block_layout *layout, void *memory, int64_t num_blocks,
+                                        int64_t stride) {
+    const cpa_block_section *keys = cpa_block_section_of(layout, CPA_SECTION_INDEX);
+    if (!keys) return (cpa_kv_view){.k = NULL};
+    const cpa_attention_shape shape = index_shape(layout->index);
+    cpa_kv_view kv = cpa_kv_view_of(&shape, layout->block_size, num_blocks);
+    kv.k = kv.v = (char *)memory + keys->at;
     kv.k_block_stride = kv.v_block_stride = (stride ? stride : layout->bytes) / cpa_dtype_bytes(kv.dtype);
     return kv;
 }

@@ -1,14 +1,19 @@
 /* What a block of one layer is: a run of bytes with sections, all of it made from the shape of the layer's attention.
  *
- * Keys lie before values; where values are the first columns of keys, both are one section, the latents. Whoever
- * allocates, copies, swaps, checks or sends blocks moves these bytes and asks no more; whoever writes or reads rows
- * does it through a view of them. */
+ * Keys lie before values; where values are the first columns of keys, both are one section, the latents. Behind them lie
+ * the keys of an indexer, if the layer has one. Whoever allocates, copies, swaps, checks or sends blocks moves these bytes
+ * and asks no more; whoever writes or reads rows does it through a view of them. */
 #ifndef CPA_BLOCK_LAYOUT_H
 #define CPA_BLOCK_LAYOUT_H
 
 #include <cpattn/types.h>
 
-typedef enum cpa_section_kind { CPA_SECTION_KEYS = 0, CPA_SECTION_VALUES, CPA_SECTION_LATENTS } cpa_section_kind;
+typedef enum cpa_section_kind {
+    CPA_SECTION_KEYS = 0,
+    CPA_SECTION_VALUES,
+    CPA_SECTION_LATENTS,
+    CPA_SECTION_INDEX
+} cpa_section_kind;
 
 enum {
     /* Bytes of which the place of a section and the length of a block are multiples: what kernels load at once, and
@@ -30,21 +35,34 @@ typedef struct cpa_block_section {
     int64_t bytes; /* bytes of the rows and the scales behind them */
 } cpa_block_section;
 
+/* The keys of a layer's indexer, one a token. */
+typedef struct cpa_index_rows {
+    int32_t dim;     /* elements; 0: there are none */
+    cpa_dtype dtype; /* of a cache; codes have the scale of their row */
+} cpa_index_rows;
+
 typedef struct cpa_block_layout {
-    cpa_attention_shape shape; /* shape that all else follows from, with block_size */
-    int32_t block_size;        /* tokens */
+    cpa_attention_shape shape; /* shape that all else follows from, with index and block_size */
+    cpa_index_rows index;
+    int32_t block_size; /* tokens */
     int32_t n_sections;
     cpa_block_section sections[CPA_MOST_SECTIONS]; /* in the order in which they lie */
     int64_t bytes;                                 /* bytes of a block */
 } cpa_block_layout;
 
 cpa_block_layout cpa_block_layout_of(const cpa_attention_shape *shape, int32_t block_size);
+/* The same with the keys of an indexer. */
+cpa_block_layout cpa_block_layout_indexed(const cpa_attention_shape *shape, cpa_index_rows index, int32_t block_size);
 
 /* The section of a kind; NULL where there is none. */
 const cpa_block_section *cpa_block_section_of(const cpa_block_layout *layout, cpa_section_kind kind);
 
 /* Blocks that begin at `memory` and then every `stride` bytes, 0: side by side, as the cache that operators take. */
 cpa_kv_view cpa_block_layout_view(const cpa_block_layout *layout, void *memory, int64_t num_blocks, int64_t stride);
+
+/* The keys of the indexer in these blocks, as a cache of one KV head whose values are its keys; all zero without any. */
+cpa_kv_view cpa_block_layout_index_view(const cpa_block_layout *layout, void *memory, int64_t num_blocks,
+                                        int64_t stride);
 
 /* Whether each block of a view is the bytes of the layout, and may be copied as such. */
 int cpa_block_layout_matches(const cpa_block_layout *layout, const cpa_kv_view *kv);

@@ -17,6 +17,7 @@
 #define CPATTN_MODEL_H
 
 #include <cpattn/context.h>
+#include <cpattn/indexer.h>
 #include <cpattn/nn.h>
 
 #ifdef __cplusplus
@@ -55,7 +56,11 @@ typedef struct cpa_model_shape {
     const cpa_model_form *forms;
     int32_t n_forms, prefill_form, decode_form;
     int32_t draft_layers; /* the last of `layers`, which draft (cpa_model.end_draft): fewer than all of them */
-    int32_t reserved[4];  /* zero */
+    /* Keys of an indexer, one of each token in every layer, that lie in the blocks of the cache and go wherever these go
+     * (cpa_index_cache of cpattn/indexer.h): their width, 0: none; and CPA_BF16, or CPA_FP8_E4M3 with scales of rows. */
+    int32_t index_dim;
+    cpa_dtype index_dtype;
+    int32_t reserved[2]; /* zero */
 } cpa_model_shape;
 
 /* The mask of a layer. */
@@ -308,6 +313,7 @@ typedef struct cpa_layer_args {
     void *v;            /* [rows, kv_heads, v_dim], none with v_in_k: as keys */
     cpa_kv_view kv;     /* the cache of the layer */
     uint8_t *nonfinite; /* [rows]: 1 where a model that writes the cache finds a NaN or an infinity in a key or value */
+    cpa_kv_view index;  /* the keys of the layer's indexer, which the model writes, by the slots of the rows */
 } cpa_layer_args;
 
 /* What select is told. Rows are those of the selection: of the whole step, on all ranks, chunk after chunk; behind them
@@ -318,6 +324,7 @@ typedef struct cpa_select_args {
     cpa_kv_view kv; /* the cache of the layer, with the keys of the step */
     int64_t rows;
     const int64_t *indices; /* device [rows]: index of each row in its sequence, as for keys */
+    cpa_kv_view index;      /* the keys of the layer's indexer, those of the step too */
 } cpa_select_args;
 
 /* A token that was drawn. */

@@ -9,7 +9,6 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/hash.h"
-#include "kernels/block_layout.h"
 #include "kernels/operators.h"
 
 typedef struct cache_layer {
@@ -31,8 +30,9 @@ struct cpa_kv_cache {
 
 /* ---- memory ---- */
 
-int64_t cpa_kv_cache_block_bytes(const cpa_attention_shape *shape, int32_t layers, int32_t block_size) {
-    return layers * cpa_block_layout_of(shape, block_size).bytes;
+int64_t cpa_kv_cache_block_bytes(const cpa_attention_shape *shape, cpa_index_rows index, int32_t layers,
+                                 int32_t block_size) {
+    return layers * cpa_block_layout_indexed(shape, index, block_size).bytes;
 }
 
 static cpa_status lay_out(cpa_kv_cache *cache, const cpa_kv_cache_options *o, cpa_error *err) {
@@ -40,7 +40,8 @@ static cpa_status lay_out(cpa_kv_cache *cache, const cpa_kv_cache_options *o, cp
     if (!cache->layers) return cpa_fail(err, CPA_NO_MEMORY, "KV cache: no memory for %" PRId32 " layers", o->layers);
     cache->n_layers = o->layers;
     for (int32_t i = 0; i < o->layers; i++) {
-        const cpa_block_layout layout = cpa_block_layout_of(&o->shapes[o->n_shapes == 1 ? 0 : i], o->block_size);
+        const cpa_attention_shape *shape = &o->shapes[o->n_shapes == 1 ? 0 : i];
+        const cpa_block_layout layout = cpa_block_layout_indexed(shape, o->index, o->block_size);
         cache->layers[i] = (cache_layer){layout, cache->block_bytes};
         cache->block_bytes += layout.bytes;
     }
@@ -115,6 +116,11 @@ void cpa_kv_cache_destroy(cpa_kv_cache *cache) {
 cpa_kv_view cpa_kv_cache_view(const cpa_kv_cache *cache, int32_t layer) {
     return cpa_block_layout_view(&cache->layers[layer].layout, place_of(cache, CPA_TIER_DEVICE, layer).first,
                                  cache->num_blocks + 1, 0);
+}
+
+cpa_kv_view cpa_kv_cache_index_view(const cpa_kv_cache *cache, int32_t layer) {
+    return cpa_block_layout_index_view(&cache->layers[layer].layout, place_of(cache, CPA_TIER_DEVICE, layer).first,
+                                       cache->num_blocks + 1, 0);
 }
 
 int32_t cpa_kv_cache_null_block(const cpa_kv_cache *cache) {

@@ -10,6 +10,7 @@
 #include <cpattn/device.h>
 #include <cpattn/types.h>
 
+#include "kernels/block_layout.h"
 #include "src/cache/block_move.h"
 
 typedef enum cpa_kv_tier { CPA_TIER_DEVICE = 0, CPA_TIER_HOST } cpa_kv_tier;
@@ -17,6 +18,7 @@ typedef enum cpa_kv_tier { CPA_TIER_DEVICE = 0, CPA_TIER_HOST } cpa_kv_tier;
 typedef struct cpa_kv_cache_options {
     const cpa_attention_shape *shapes; /* [n_shapes] shape of each layer, or one of all; read by the call alone */
     int32_t n_shapes;                  /* layers, or 1 */
+    cpa_index_rows index;              /* keys of an indexer, of every layer */
     int32_t layers;
     int32_t block_size;
     int64_t num_blocks;  /* blocks on the device, without the null block */
@@ -27,7 +29,8 @@ typedef struct cpa_kv_cache_options {
 typedef struct cpa_kv_cache cpa_kv_cache;
 
 /* Bytes of one block: all layers, of one shape. */
-int64_t cpa_kv_cache_block_bytes(const cpa_attention_shape *shape, int32_t layers, int32_t block_size);
+int64_t cpa_kv_cache_block_bytes(const cpa_attention_shape *shape, cpa_index_rows index, int32_t layers,
+                                 int32_t block_size);
 
 /* Allocates all tiers and clears the null block, on a stream of the device, which it waits for. The device must outlive
  * the cache. What the other blocks hold is undefined. */
@@ -38,6 +41,8 @@ void cpa_kv_cache_destroy(cpa_kv_cache *cache);
 
 /* The device's blocks of one layer, the null block behind them. */
 cpa_kv_view cpa_kv_cache_view(const cpa_kv_cache *cache, int32_t layer);
+/* The keys of its indexer in the same blocks; all zero without any. */
+cpa_kv_view cpa_kv_cache_index_view(const cpa_kv_cache *cache, int32_t layer);
 
 /* The block that entries of block tables name which no query sees: zeros in every layer. attend may load such keys all
  * the same, beside others in one tile, and give them the weight 0; so they have to be numbers, which what lies in a

@@ -36,6 +36,10 @@ static void join_all(const cpa_model_shape *model, cpa_layer_groups *groups) {
         groups->list[0].sinks = cpa_max64(groups->list[0].sinks, cpa_model_mask(model, layer).sinks);
 }
 
+cpa_index_rows cpa_layer_groups_index(const cpa_model_shape *model) {
+    return (cpa_index_rows){model->index_dim, model->index_dtype};
+}
+
 void cpa_layer_groups_of(const cpa_model_shape *model, int32_t block_size, cpa_layer_groups *out) {
     cpa_layer_group group, *last = NULL;
     *out = (cpa_layer_groups){.count = 0};
@@ -52,7 +56,8 @@ void cpa_layer_groups_of(const cpa_model_shape *model, int32_t block_size, cpa_l
         out->list[cpa_layer_groups_find(out, &mask)].layers++;
     }
     for (int32_t g = 0; g < out->count; g++)
-        out->list[g].block_bytes = cpa_kv_cache_block_bytes(&model->attention, out->list[g].layers, block_size);
+        out->list[g].block_bytes =
+            cpa_kv_cache_block_bytes(&model->attention, cpa_layer_groups_index(model), out->list[g].layers, block_size);
 }
 
 int32_t cpa_layer_groups_find(const cpa_layer_groups *groups, const cpa_mask *mask) {

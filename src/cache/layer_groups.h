@@ -11,6 +11,8 @@
 #include <cpattn/owner_map.h>
 #include <cpattn/status.h>
 
+#include "kernels/block_layout.h"
+
 /* The layers of a model that has more masks than that are all in one group. */
 enum { CPA_MAX_LAYER_GROUPS = 8 };
 
@@ -36,6 +38,8 @@ typedef struct cpa_layer_groups_load {
     int64_t step_tokens;
 } cpa_layer_groups_load;
 
+/* The keys of a model's indexer. */
+cpa_index_rows cpa_layer_groups_index(const cpa_model_shape *model);
 /* The groups of a model; their pools have no blocks yet. */
 void cpa_layer_groups_of(const cpa_model_shape *model, int32_t block_size, cpa_layer_groups *out);
 /* The group of a layer with that mask. */

@@ -15,6 +15,7 @@ cpa_status cpa_layer_caches_create(cpa_worker *worker, cpa_error *err) {
     for (int32_t g = 0; g < o->groups.count; g++) {
         const cpa_kv_cache_options cache = {.shapes = &o->model.attention,
                                             .n_shapes = 1,
+                                            .index = cpa_layer_groups_index(&o->model),
                                             .layers = layers[g],
                                             .block_size = o->block_size,
                                             .num_blocks = o->groups.list[g].num_blocks,
@@ -32,4 +33,9 @@ void cpa_layer_caches_destroy(cpa_worker *worker) {
 cpa_kv_view cpa_worker_kv(const cpa_worker *worker, int32_t layer) {
     const cpa_layer_place place = worker->places[layer];
     return cpa_kv_cache_view(worker->caches[place.group], place.layer);
+}
+
+cpa_kv_view cpa_worker_index(const cpa_worker *worker, int32_t layer) {
+    const cpa_layer_place place = worker->places[layer];
+    return cpa_kv_cache_index_view(worker->caches[place.group], place.layer);
 }

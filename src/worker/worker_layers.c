@@ -42,7 +42,7 @@ static cpa_status layer_in(cpa_worker *worker, int32_t layer, const cpa_model_st
     cpa_spans *spans = cpa_context_spans(worker->context);
     uint8_t *nonfinite = cpa_nonfinite_marks(&worker->nonfinite, layer);
     void *k = network->writes_cache ? NULL : worker->k, *v = network->writes_cache ? NULL : worker->v;
-    const cpa_layer_args args = {sizeof args, worker->q, k, v, *kv, nonfinite};
+    const cpa_layer_args args = {sizeof args, worker->q, k, v, *kv, nonfinite, cpa_worker_index(worker, layer)};
     int64_t span = cpa_spans_begin(spans, CPA_SPAN_LAYER_IN, 0, stream);
     CPA_TRY(model_failed(stream, "layer_in", layer, network->layer_in(network->ctx, layer, step, &args, stream)));
     cpa_spans_end(spans, span, stream);

@@ -1,6 +1,7 @@
 #include "src/worker/worker_selection.h"
 
 #include "base/check.h"
+#include "src/worker/layer_caches.h"
 #include "src/worker/worker_trees.h"
 
 void cpa_worker_count_selected(cpa_worker *worker, const cpa_step_plan *plan) {
@@ -26,6 +27,7 @@ cpa_status cpa_worker_select(cpa_worker *worker, int32_t layer, const cpa_model_
     const cpa_select_args args = {.size = sizeof args,
                                   .q = worker->q,
                                   .kv = *kv,
+                                  .index = cpa_worker_index(worker, layer),
                                   .rows = worker->rows->sizes.selected_rows,
                                   .indices = worker->arrays.selected_index};
     const cpa_key_bits *tree = cpa_worker_mask(worker, &out->tree) ? &out->tree : NULL;

@@ -57,12 +57,15 @@ static cpa_status open_transfer(transfer *t, cpa_error *err) {
     const size_t blocks = (size_t)t->of->n_blocks;
     t->held = cpa_tokens_on(o->map, t->of->placement, t->worker->rank);
     t->parcel = -1;
-    t->n_layers = o->groups.list[t->group].layers;
+    const int32_t layers = o->groups.list[t->group].layers;
+    t->n_layers = o->model.index_dim > 0 ? 2 * layers : layers;
     t->layers = calloc((size_t)t->n_layers, sizeof *t->layers);
     t->ids = calloc(blocks, sizeof *t->ids);
     t->entries = calloc(blocks, sizeof *t->entries);
     if (!t->layers || !t->ids || !t->entries) goto no_memory;
-    for (int32_t i = 0; i < t->n_layers; i++) t->layers[i] = cpa_kv_cache_view(t->worker->caches[t->group], i);
+    const cpa_kv_cache *cache = t->worker->caches[t->group];
+    for (int32_t i = 0; i < t->n_layers; i++)
+        t->layers[i] = i < layers ? cpa_kv_cache_view(cache, i) : cpa_kv_cache_index_view(cache, i - layers);
     t->row_bytes = cpa_blocks_row_bytes(t->layers, t->n_layers);
     list_blocks(t);
     t->batch = cpa_max64(1, cpa_min64(t->n, BATCH_BYTES / (o->block_size * t->row_bytes)));

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <cpattn/indexer.h>
+
 #include "kernels/block_layout.h"
 #include "kernels/operators.h"
 #include "src/cache/kv_cache.h"
@@ -72,7 +74,7 @@ static void every_layer_has_its_blocks_and_a_null_block(void) {
     fixture f;
     setup(&f);
     const char *end = NULL;
-    CU_ASSERT_EQUAL(cpa_kv_cache_block_bytes(&SHAPES[0], LAYERS, BLOCK_SIZE),
+    CU_ASSERT_EQUAL(cpa_kv_cache_block_bytes(&SHAPES[0], (cpa_index_rows){.dim = 0}, LAYERS, BLOCK_SIZE),
                     LAYERS * 2 * BLOCK_SIZE * (8 + 4 + 4 + 4));
     CU_ASSERT_EQUAL(cpa_kv_cache_null_block(f.cache), BLOCKS);
     for (int layer = 0; layer < LAYERS; layer++) {
@@ -133,6 +135,56 @@ static void a_copy_takes_all_layers(void) {
     CU_ASSERT(blocks_equal(&f, 0, 3));
     CU_ASSERT(!blocks_equal(&f, 1, 4)); /* of another rank */
     teardown(&f);
+}
+
+/* Keys of an indexer lie behind the keys and values of their layer, and come along wherever these go. */
+static void keys_of_an_indexer_lie_in_the_blocks(void) {
+    enum { DIM = 128, SLOT = 1 * BLOCK_SIZE + 3 };
+    const cpa_index_rows kinds[] = {{DIM, CPA_FP8_E4M3}, {DIM, CPA_BF16}};
+    for (int kind = 0; kind < 2; kind++) {
+        fixture f;
+        setup(&f);
+        cpa_kv_cache_options options = OPTIONS;
+        const int64_t row = kind == 0 ? DIM + 4 : 2 * DIM, slot = SLOT;
+        const cpa_block_move out = {9, 0, 1, 1, 3}, in = {9, 0, 1, 3, 5};
+        uint64_t damaged = 0;
+        float k[DIM];
+        options.index = kinds[kind];
+        cpa_kv_cache_destroy(f.cache);
+        CU_ASSERT_EQUAL_FATAL(cpa_kv_cache_create(&options, f.stream, &f.cache, NULL), CPA_OK);
+        for (int layer = 0; layer < LAYERS; layer++) {
+            const cpa_kv_view kv = cpa_kv_cache_view(f.cache, layer), index = cpa_kv_cache_index_view(f.cache, layer);
+            const int64_t stride = kv.k_block_stride * cpa_dtype_bytes(kv.dtype);
+            CU_ASSERT_EQUAL(stride, bytes_of(layer) + BLOCK_SIZE * row);
+            CU_ASSERT_EQUAL(index.k_block_stride * cpa_dtype_bytes(index.dtype), stride);
+            CU_ASSERT_PTR_EQUAL(index.k, (char *)kv.k + bytes_of(layer));
+            memset(kv.k, 0x3c, (size_t)(BLOCKS * stride));
+            for (int i = 0; i < DIM; i++) k[i] = (float)(i % 9 + layer + 1);
+            const cpa_index_write_args write = {.size = sizeof write,
+                                                .tokens = 1,
+                                                .k = k,
+                                                .k_row_stride = DIM,
+                                                .slot_mapping = &slot,
+                                                .cache = {.kv = index},
+                                                .scales_pow2 = 1};
+            CU_ASSERT_EQUAL(cpa_index_write(&write, f.stream), CPA_OK);
+            for (int64_t i = 0; i < bytes_of(layer); i++) CU_ASSERT_EQUAL_FATAL(((char *)kv.k)[stride + i], 0x3c);
+        }
+        CU_ASSERT_EQUAL(cpa_kv_cache_move(f.cache, CPA_TIER_DEVICE, CPA_TIER_HOST, 1, &out, 1, NULL, f.stream), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_kv_cache_move(f.cache, CPA_TIER_HOST, CPA_TIER_DEVICE, 1, &in, 1, &damaged, f.stream),
+                        CPA_OK);
+        CU_ASSERT_EQUAL(damaged, 0);
+        for (int layer = 0; layer < LAYERS; layer++) {
+            const cpa_kv_view index = cpa_kv_cache_index_view(f.cache, layer);
+            const int64_t stride = index.k_block_stride * cpa_dtype_bytes(index.dtype);
+            const char *there = index.k, *left = there + stride, *back = there + 5 * stride;
+            char poison[2 * DIM];
+            memset(poison, 0x3c, sizeof poison);
+            CU_ASSERT_EQUAL(memcmp(left, back, (size_t)(BLOCK_SIZE * row)), 0);
+            CU_ASSERT_NOT_EQUAL(memcmp(left + 3 * index.k_dim * cpa_dtype_bytes(index.dtype), poison, 16), 0);
+        }
+        teardown(&f);
+    }
 }
 
 static void without_host_memory_nothing_moves_there(void) {
@@ -213,6 +265,7 @@ static const cpa_test tests[] = {
     {"a copy takes all layers", a_copy_takes_all_layers},
     {"rows of layers of several shapes survive copies and swaps",
      rows_of_layers_of_several_shapes_survive_copies_and_swaps},
+    {"keys of an indexer lie in the blocks", keys_of_an_indexer_lie_in_the_blocks},
     {"without host memory nothing moves there", without_host_memory_nothing_moves_there},
     {"a block comes back as it left, into any place", a_block_comes_back_as_it_left_into_any_place},
     {"ten thousand flipped bits are all noticed", ten_thousand_flipped_bits_are_all_noticed},
