@@ -5,6 +5,7 @@
 #ifndef CPA_KERNELS_OPERATORS_H
 #define CPA_KERNELS_OPERATORS_H
 
+#include <cpattn/indexer.h>
 #include <cpattn/latent.h>
 #include <cpattn/ops.h>
 
@@ -167,6 +168,14 @@ struct cpa_operator_table {
     cpa_status (*state_pack)(const cpa_state_pack_args *args, cpa_stream *stream);
     cpa_status (*state_merge_packed)(const cpa_state_merge_packed_args *args, cpa_stream *stream);
     cpa_status (*project_states)(const cpa_project_states_args *args, cpa_stream *stream); /* args->rows is not 0 */
+
+    /* The plan of an indexer; index_plan_set may wait for the device. index_logits: strides and the unit are not 0, and
+     * there are rows and columns. */
+    cpa_status (*index_plan_create)(cpa_device *device, cpa_index_plan **out, cpa_error *err);
+    cpa_status (*index_plan_set)(cpa_index_plan *plan, const cpa_attend_batch *batch, int32_t tokens_per_key,
+                                 cpa_error *err);
+    void (*index_plan_destroy)(cpa_index_plan *plan);
+    cpa_status (*index_logits)(const cpa_index_plan *plan, const cpa_index_logits_args *args, cpa_stream *stream);
 
     /* kv_copy and kv_pack may have CPA_VLLM_X on one side and rows in one piece on the other. kv_gather: `rows` are
      * its tensors as a cache whose block b, as long as those of src, begins at row b. */

@@ -10,6 +10,7 @@
 #include <cpattn/device.h>
 #include <cpattn/engine.h>
 #include <cpattn/experts.h>
+#include <cpattn/indexer.h>
 #include <cpattn/latent.h>
 #include <cpattn/model.h>
 #include <cpattn/names.h>

@@ -1,4 +1,6 @@
 /* The attend plan, attend and merge: every argument is checked here, then the table of the back end runs. */
+#include "src/ops/attend.h"
+
 #include <stdlib.h>
 
 #include "base/min_max.h"
@@ -29,14 +31,7 @@ void cpa_attend_plan_destroy(cpa_attend_plan *plan) {
     if (plan) plan->device->operators->plan_destroy(plan);
 }
 
-/* What a batch reads and writes, and a plan keeps of it. */
-typedef struct batch_reach {
-    int64_t max_block; /* -1: none */
-    int on_device;     /* not 0: the tables are on the device, where they cannot be read */
-    int64_t end;       /* largest end of the tokens in their sequences */
-} batch_reach;
-
-static cpa_status check_keys(const cpa_attend_batch *batch, int64_t index, batch_reach *reach, cpa_error *err) {
+static cpa_status check_keys(const cpa_attend_batch *batch, int64_t index, cpa_batch_reach *reach, cpa_error *err) {
     const cpa_attend_item *item = &batch->items[index];
     const long long i = index;
     REQUIRE(err, item->k_count >= 0 && item->k_first >= 0 && item->k_first % batch->block_size == 0,
@@ -75,7 +70,7 @@ static cpa_status check_token_set(const cpa_attend_batch *batch, long long index
     return CPA_OK;
 }
 
-static cpa_status check_item(const cpa_attend_batch *batch, int64_t index, batch_reach *reach, cpa_error *err) {
+static cpa_status check_item(const cpa_attend_batch *batch, int64_t index, cpa_batch_reach *reach, cpa_error *err) {
     const cpa_attend_item *item = &batch->items[index];
     const long long i = index;
     REQUIRE(err, CPA_RESERVED_IS_ZERO(*item), "attend plan: the reserved bytes of items[%lld] are not zero", i);
@@ -114,8 +109,9 @@ static cpa_status check_rows_once(const cpa_attend_batch *batch, cpa_error *err)
     return status;
 }
 
-static cpa_status check_batch(const cpa_device *device, const cpa_attend_batch *batch, batch_reach *reach,
-                              cpa_error *err) {
+cpa_status cpa_check_batch(const cpa_device *device, const cpa_attend_batch *batch, cpa_batch_reach *reach,
+                           cpa_error *err) {
+    *reach = (cpa_batch_reach){.max_block = -1};
     CPA_TRY(cpa_check_map("attend plan", batch->map, err));
     CPA_TRY(cpa_check_attend("attend plan", device, &batch->shape, NULL, err));
     CPA_TRY(cpa_check_block_size("attend plan", batch->block_size, err));
@@ -149,11 +145,11 @@ static cpa_status check_batch(const cpa_device *device, const cpa_attend_batch *
 
 cpa_status cpa_attend_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *given, cpa_error *err) {
     cpa_attend_batch batch;
-    batch_reach reach = {.max_block = -1};
+    cpa_batch_reach reach;
     REQUIRE(err, plan, "attend plan: the plan is NULL");
     REQUIRE(err, plan->reservation.sequences == 0, "attend plan: the plan is reserved and cannot be set");
     CPA_TRY(CPA_STRUCT_TAKE("attend plan", given, cpa_attend_batch, n_table_entries, &batch, err));
-    CPA_TRY(check_batch(plan->device, &batch, &reach, err));
+    CPA_TRY(cpa_check_batch(plan->device, &batch, &reach, err));
     plan->is_set = 0;
     CPA_TRY(plan->device->operators->plan_set(plan, &batch, (cpa_attend_fusion){0}, err));
     plan->device->table->release(plan->device);

@@ -7,6 +7,7 @@ _Static_assert(sizeof(cpa_placement) == 8, "cpa_placement");
 _Static_assert(sizeof(cpa_token_set) == 8, "cpa_token_set");
 _Static_assert(sizeof(cpa_attention_shape) == 64, "cpa_attention_shape");
 _Static_assert(sizeof(cpa_kv_view) == 192, "cpa_kv_view");
+_Static_assert(sizeof(cpa_index_cache) == 256, "cpa_index_cache");
 _Static_assert(sizeof(cpa_mask) == 64, "cpa_mask");
 _Static_assert(sizeof(cpa_rope) == 64, "cpa_rope");
 _Static_assert(sizeof(cpa_norm_rows) == 64, "cpa_norm_rows");

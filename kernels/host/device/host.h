@@ -75,6 +75,11 @@ cpa_status cpa_host_merge(const cpa_merge_args *args, const cpa_store_batch *awa
 cpa_status cpa_host_state_pack(const cpa_state_pack_args *args, cpa_stream *stream);
 cpa_status cpa_host_state_merge_packed(const cpa_state_merge_packed_args *args, cpa_stream *stream);
 cpa_status cpa_host_project_states(const cpa_project_states_args *args, cpa_stream *stream);
+cpa_status cpa_host_index_plan_create(cpa_device *device, cpa_index_plan **out, cpa_error *err);
+cpa_status cpa_host_index_plan_set(cpa_index_plan *plan, const cpa_attend_batch *batch, int32_t tokens_per_key,
+                                   cpa_error *err);
+void cpa_host_index_plan_destroy(cpa_index_plan *plan);
+cpa_status cpa_host_index_logits(const cpa_index_plan *plan, const cpa_index_logits_args *args, cpa_stream *stream);
 cpa_status cpa_host_hash_rows(const cpa_hash_rows_args *args, cpa_stream *stream);
 cpa_status cpa_host_join_columns(const cpa_join_columns_args *args, cpa_stream *stream);
 cpa_status cpa_host_sum_parts(const cpa_sum_parts_args *args, cpa_stream *stream);
