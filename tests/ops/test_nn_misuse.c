@@ -324,6 +324,88 @@ static void mark_tokens(void) {
         &(call){"mark_tokens", run_mark_tokens, &args, sizeof args, MEMBERS(members), offsetof(T, output_counts)});
 }
 
+RUN(topk)
+
+static void topk(void) {
+    typedef cpa_topk_args T;
+    static const member members[] = {
+        M(T, rows, INT64),           M(T, width, INT64),       M(T, logits, POINTER),  M(T, logits_stride, INT64),
+        M(T, first, OPTIONAL),       M(T, end, OPTIONAL),      M(T, k, INT32),         M(T, indices, POINTER),
+        M(T, indices_stride, INT64), M(T, counts, OPTIONAL),   M(T, scores, OPTIONAL), M(T, scores_stride, INT64),
+        M(T, forced_first, INT32),   M(T, forced_last, INT32), M(T, tables, OPTIONAL), M(T, table_rows, OPTIONAL),
+        M(T, table_stride, INT64),   M(T, block_size, INT32)};
+    int used = 0;
+    T args = {.size = sizeof args,
+              .rows = ROWS,
+              .width = VOCABULARY,
+              .logits = next(&used),
+              .first = next(&used),
+              .end = next(&used),
+              .k = WIDTH,
+              .indices = next(&used),
+              .counts = next(&used),
+              .scores = next(&used),
+              .forced_first = 3,
+              .forced_last = WIDTH - 3,
+              .tables = next(&used),
+              .table_rows = next(&used),
+              .block_size = BLOCK};
+    const call all = {"topk", run_topk, &args, sizeof args, MEMBERS(members), offsetof(T, indices_stride)};
+    misuse(&all);
+    const int32_t *tables = args.tables, *table_rows = args.table_rows;
+    args.tables = args.table_rows = NULL; /* which want a block_size */
+    sizes(&all);
+    args.tables = tables, args.table_rows = table_rows;
+    args.forced_first = 4;
+    CU_ASSERT_EQUAL(cpa_topk(&args, stream), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(said(),
+                           "topk: forced_first is 4 and forced_last 5, expected none negative and together at "
+                           "most k, 8");
+    args.forced_first = 3;
+    args.shards = next(&used);
+    CU_ASSERT_EQUAL(cpa_topk(&args, stream), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(said(), "topk: shards and tables are both set, expected one of them or none");
+    args.tables = NULL, args.table_rows = NULL;
+    CU_ASSERT_EQUAL(cpa_topk(&args, stream), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(said(),
+                           "topk: forced_last is 5 in shards, but lengths is NULL, expected those of the sequences");
+    args.lengths = next(&used);
+    CU_ASSERT_EQUAL(cpa_topk(&args, stream), CPA_INVALID); /* no map */
+    args.map = (cpa_owner_map){2, 4};
+    CU_ASSERT_EQUAL(cpa_topk(&args, stream), CPA_OK);
+    args.k = CPA_MOST_TOPK + 1;
+    CU_ASSERT_EQUAL(cpa_topk(&args, stream), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(said(), "topk: k is 4097, expected 1 to 4096");
+}
+
+RUN(topk_merge)
+
+static void topk_merge(void) {
+    typedef cpa_topk_merge_args T;
+    static const member members[] = {M(T, rows, INT64),        M(T, n, INT32),         M(T, width, INT32),
+                                     M(T, scores, POINTER),    M(T, indices, POINTER), M(T, list_stride, INT64),
+                                     M(T, row_stride, INT64),  M(T, k, INT32),         M(T, out, POINTER),
+                                     M(T, out_stride, INT64),  M(T, counts, OPTIONAL), M(T, forced_first, INT32),
+                                     M(T, forced_last, INT32), M(T, lengths, POINTER)};
+    int used = 0;
+    T args = {.size = sizeof args,
+              .rows = ROWS,
+              .n = 2,
+              .width = WIDTH,
+              .scores = next(&used),
+              .indices = next(&used),
+              .k = WIDTH,
+              .out = next(&used),
+              .counts = next(&used),
+              .forced_first = 1,
+              .forced_last = 2,
+              .lengths = next(&used)};
+    const call all = {"topk_merge", run_topk_merge, &args, sizeof args, MEMBERS(members), offsetof(T, out_stride)};
+    misuse(&all);
+    args.forced_first = args.forced_last = 0; /* which wants lengths */
+    sizes(&all);
+}
+
 static const cpa_test tests[] = {
     {"rmsnorm", rmsnorm},
     {"qk_norm_rope", qk_norm_rope},
@@ -334,6 +416,8 @@ static const cpa_test tests[] = {
     {"sample", sample},
     {"rank_tokens", rank_tokens},
     {"mark_tokens", mark_tokens},
+    {"topk", topk},
+    {"topk_merge", topk_merge},
 };
 
 static void take_memory(void) {

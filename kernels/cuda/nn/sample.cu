@@ -10,9 +10,9 @@
  *
  * The numbers are those of kernels/draw.h, and sums of weights are integers, so that the tokens are the host's. Where
  * devices have no clusters, a row is one CTA's. */
-#include <cooperative_groups.h>
 #include <math.h>
 
+#include "kernels/cuda/device/team.cuh"
 #include "kernels/cuda/device/warp.cuh"
 #include "kernels/cuda/nn/nn.h"
 #include "kernels/cuda/nn/rows.cuh"
@@ -21,31 +21,6 @@
 namespace {
 
 constexpr int THREADS = 512, WARPS = THREADS / WARP_LANES, SHARES = 8, BINS = 2048, FILTER_BITS = 4096;
-
-/* The CTAs of a row. */
-#if __CUDA_ARCH__ >= 900
-struct team {
-    cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
-    __device__ int rank() const { return (int)cluster.block_rank(); }
-    __device__ int size() const { return (int)cluster.num_blocks(); }
-    __device__ void sync() const { cluster.sync(); }
-    /* What a variable in shared memory is in another CTA. */
-    template <typename T>
-    __device__ T read(const T &own, int of) const {
-        return *cluster.map_shared_rank(&own, of);
-    }
-};
-#else
-struct team {
-    __device__ int rank() const { return 0; }
-    __device__ int size() const { return 1; }
-    __device__ void sync() const { __syncthreads(); }
-    template <typename T>
-    __device__ T read(const T &own, int) const {
-        return own;
-    }
-};
-#endif
 
 /* The largest of some numbers, the first token that has it, and whether one of them was NaN. */
 template <typename Number>
