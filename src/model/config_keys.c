@@ -15,8 +15,9 @@ enum {
     DEEPSEEK_V2 = 64,
     DEEPSEEK_V3 = 128,
     KIMI_K2 = 256,
+    DEEPSEEK_V32 = 512,
     QWEN = QWEN2 | QWEN3,
-    DEEPSEEK = DEEPSEEK_V2 | DEEPSEEK_V3 | KIMI_K2,
+    DEEPSEEK = DEEPSEEK_V2 | DEEPSEEK_V3 | KIMI_K2 | DEEPSEEK_V32,
     WITH_EXPERTS = MIXTRAL | QWEN3_MOE,
     ALL = LLAMA | MISTRAL | QWEN | WITH_EXPERTS | DEEPSEEK
 };
@@ -36,6 +37,7 @@ static const known_key of_files[] = {
     {"attn_implementation", ALL},
     {"chunk_size_feed_forward", ALL},
     {"decoder_sparse_step", QWEN3_MOE},
+    {"index_topk", DEEPSEEK_V32},
     {"max_window_layers", QWEN | QWEN3_MOE},
     {"moe_intermediate_size", QWEN3_MOE | DEEPSEEK},
     {"moe_layer_freq", DEEPSEEK},
@@ -84,8 +86,8 @@ static const char *const words[] = {"attn",   "attention", "rope",       "rotary
                                     "router", "topk",      "sparse",     "scoring", "n_group"};
 
 static int family_bit(const char *family) {
-    static const char *const names[] = {"llama",     "mistral",     "qwen2",       "qwen3",  "mixtral",
-                                        "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2"};
+    static const char *const names[] = {"llama",     "mistral",     "qwen2",       "qwen3",   "mixtral",
+                                        "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2", "deepseek_v32"};
     int i = 0;
     while (strcmp(names[i], family) != 0) i++;
     return 1 << i;

@@ -26,7 +26,7 @@ typedef struct family_traits {
     int64_t default_window;            /* of a file without sliding_window; 0: none */
     int32_t default_head_dim;          /* 0: hidden_size / num_attention_heads */
     double default_eps, default_theta; /* 0: 1e-6 and 10000 */
-    int latent;                        /* latent attention */
+    int latent, indexed;               /* latent attention, and an indexer */
     cpa_moe_names experts;
 } family_traits;
 
@@ -43,6 +43,7 @@ static const family_traits families[] = {
     {"deepseek_v2", .latent = 1, .experts = CPA_MOE_DEEPSEEK_V2},
     {"deepseek_v3", .latent = 1, .experts = CPA_MOE_DEEPSEEK_V3},
     {"kimi_k2", .latent = 1, .experts = CPA_MOE_DEEPSEEK_V3},
+    {"deepseek_v32", .latent = 1, .indexed = 1, .window_of_all = 1, .experts = CPA_MOE_DEEPSEEK_V3},
 };
 enum { N_FAMILIES = sizeof families / sizeof *families };
 
@@ -54,10 +55,11 @@ static cpa_status find_family(const cpa_json *json, const family_traits **out, c
         *out = &families[i];
         return CPA_OK;
     }
-    if (strncmp(name, "deepseek_v", strlen("deepseek_v")) == 0) /* other attention: V3.2 and later */
-        return cpa_fail(err, CPA_UNSUPPORTED,
-                        "%s: model_type: found %.40s, which is not supported yet, as deepseek_v2 and deepseek_v3 are",
-                        json->path, name);
+    if (strncmp(name, "deepseek_v", strlen("deepseek_v")) == 0) /* other attention: V4 and later */
+        return cpa_fail(
+            err, CPA_UNSUPPORTED,
+            "%s: model_type: found %.40s, which is not supported yet, as deepseek_v2, deepseek_v3 and deepseek_v32 are",
+            json->path, name);
     char known[256] = "";
     size_t used = 0;
     for (int i = 0; i < N_FAMILIES; i++) {
@@ -150,6 +152,7 @@ static cpa_status read_sizes(const cpa_json *json, const family_traits *family, 
     CPA_TRY(read_int32(json, "num_attention_heads", CPA_JSON_REQUIRED, 1, MOST_HEADS, &config->q_heads, err));
     CPA_TRY(family->latent ? cpa_latent_config_read(json, &config->latent, err)
                            : read_heads(json, family, config, err));
+    if (family->indexed) CPA_TRY(cpa_index_config_read(json, &config->latent, &config->index, err));
     if (family->experts == CPA_MOE_DEEPSEEK_V2) config->latent.interleaved = 1; /* V2 has no rope_interleave */
     CPA_TRY(cpa_json_int(json, "max_position_embeddings", CPA_JSON_REQUIRED, 1, (int64_t)1 << 24, &config->max_position,
                          err));

@@ -1,13 +1,14 @@
 /* A decoder-only model as its Hugging Face folder describes it: config.json, as transformers 4 and 5 write it, and
  * generation_config.json. Llama 2 and 3, Mistral, Mixtral, Qwen 2, 2.5 and 3 are one network with or without biases,
  * norms of queries and keys, windows, tied embeddings, and experts; DeepSeek V2 and V3 have latent attention, V3 may have
- * a module that predicts the token after next (draft_layer.h). */
+ * a module that predicts the token after next (draft_layer.h), and V3.2 has an indexer. */
 #ifndef CPA_MODEL_CONFIG_H
 #define CPA_MODEL_CONFIG_H
 
 #include <cpattn/engine.h>
 #include <cpattn/nn.h>
 
+#include "src/model/index_config.h"
 #include "src/model/latent_config.h"
 #include "src/model/moe_config.h"
 
@@ -23,6 +24,7 @@ typedef struct cpa_model_config {
     int32_t q_heads;
     int32_t kv_heads, head_dim; /* of ordinary attention; 0 with latent attention */
     cpa_latent_config latent;   /* what the cache has in their place; zeros without latent attention */
+    cpa_index_config index;     /* which keys rows attend; zeros: all */
     int32_t vocabulary;
     int64_t max_position; /* positions that the model is made for */
     float norm_eps;

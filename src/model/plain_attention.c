@@ -7,26 +7,12 @@
 
 #include "base/check.h"
 #include "base/min_max.h"
+#include "src/model/plain_index.h"
 
 cpa_plain_heads cpa_plain_heads_of(const cpa_model_config *c) {
     const cpa_latent_config *l = &c->latent;
     if (l->latent) return (cpa_plain_heads){c->q_heads, c->q_heads, l->nope + l->rope, l->value, l->scale};
     return (cpa_plain_heads){c->q_heads, c->kv_heads, c->head_dim, c->head_dim, (float)(1 / sqrt(c->head_dim))};
-}
-
-/* Rotates the elements [0, rope.dim) of each of count * heads rows, a stride apart: pairs (i, i + rope.dim / 2), or
- * (2 i, 2 i + 1). */
-static void rotate(const cpa_plain *f, float *x, int32_t heads, int64_t stride, int interleaved) {
-    const int32_t rotated = f->config->rope.dim, half = rotated / 2;
-    for (int64_t row = 0; row < f->count * heads; row++, x += stride) {
-        const float *cosines = f->angles + row / heads * rotated, *sines = cosines + half;
-        for (int32_t i = 0; i < half; i++) {
-            float *first = &x[interleaved ? 2 * i : i], *second = first + (interleaved ? 1 : half);
-            const float a = *first, b = *second;
-            *first = a * cosines[i] - b * sines[i];
-            *second = b * cosines[i] + a * sines[i];
-        }
-    }
 }
 
 /* The norms of heads, where the model has them, and rotary positions. */
@@ -37,7 +23,7 @@ static cpa_status place(cpa_plain *f, int32_t layer, const char *part, float *x,
         CPA_TRY(cpa_plain_read(f, cpa_plain_name_of(layer, part, "weight").text, dim, f->weight));
         cpa_plain_normalise(x, rows, dim, f->weight, f->config->norm_eps, x);
     }
-    rotate(f, x, heads, dim, 0);
+    cpa_plain_rotate(f, x, heads, dim, 0);
     cpa_plain_round(f, x, rows * dim);
     return CPA_OK;
 }
@@ -71,7 +57,7 @@ static cpa_status latent_queries(cpa_plain *f, int32_t layer) {
     } else {
         CPA_TRY(cpa_plain_linear(f, layer, "self_attn.q_proj", 0, f->x, c->hidden, width, f->q));
     }
-    rotate(f, f->q + l->nope, c->q_heads, dim, l->interleaved);
+    cpa_plain_rotate(f, f->q + l->nope, c->q_heads, dim, l->interleaved);
     cpa_plain_round(f, f->q, f->count * width);
     return CPA_OK;
 }
@@ -86,7 +72,7 @@ static cpa_status shared_rows(cpa_plain *f, int32_t layer) {
         memcpy(f->rotated + row * l->rope, from + l->latent, (size_t)l->rope * sizeof *from);
         memmove(f->latent + row * l->latent, from, (size_t)l->latent * sizeof *from);
     }
-    rotate(f, f->rotated, 1, l->rope, l->interleaved);
+    cpa_plain_rotate(f, f->rotated, 1, l->rope, l->interleaved);
     cpa_plain_round(f, f->rotated, f->count * l->rope);
     return norm_rows(f, layer, "self_attn.kv_a_layernorm", f->latent, l->latent);
 }
@@ -107,37 +93,47 @@ static cpa_status latent_heads(cpa_plain *f, int32_t layer) {
     return CPA_OK;
 }
 
-/* Turns the scores of a query at a position into weights: 0 for keys that it does not see. */
-static void softmax(float *scores, int64_t position, int64_t window, int64_t count) {
+/* Turns the scores of a query at a position into weights: 0 for keys that it does not see, or has not chosen. */
+static void softmax(float *scores, int64_t position, int64_t window, int64_t count, const float *chosen) {
     const int64_t first = window > 0 ? cpa_max64(0, position - window + 1) : 0;
     float most = -INFINITY;
     double sum = 0;
-    for (int64_t key = first; key <= position; key++) most = fmaxf(most, scores[key]);
+    for (int64_t key = first; key <= position; key++)
+        if (!chosen || chosen[key] > 0) most = fmaxf(most, scores[key]);
     for (int64_t key = 0; key < count; key++) {
-        scores[key] = key >= first && key <= position ? expf(scores[key] - most) : 0;
+        const int attended = key >= first && key <= position && (!chosen || chosen[key] > 0);
+        scores[key] = attended ? expf(scores[key] - most) : 0;
         sum += scores[key];
     }
     for (int64_t key = first; key <= position; key++) scores[key] = (float)(scores[key] / sum);
 }
 
-static void attend(cpa_plain *f, int64_t window) {
+/* The rows [first, first + rows) of a head. */
+static void attend_head(cpa_plain *f, int64_t window, int32_t head, int64_t first, int64_t rows) {
     const cpa_plain_heads h = cpa_plain_heads_of(f->config);
     const int q_width = h.q_heads * h.k_dim, k_width = h.kv_heads * h.k_dim;
     const int v_width = h.kv_heads * h.v_dim, out_width = h.q_heads * h.v_dim;
-    for (int32_t head = 0; head < h.q_heads; head++) {
-        const int64_t kv = head / (h.q_heads / h.kv_heads);
-        for (int64_t first = 0; first < f->count; first += CPA_PLAIN_SCORE_ROWS) {
-            const int64_t rows = cpa_min64(CPA_PLAIN_SCORE_ROWS, f->count - first), keys = first + rows;
-            cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)rows, (int)keys, h.k_dim, h.scale,
-                        f->q + first * q_width + head * h.k_dim, q_width, f->k + kv * h.k_dim, k_width, 0, f->scores,
-                        (int)keys);
-            for (int64_t row = 0; row < rows; row++) softmax(f->scores + row * keys, first + row, window, keys);
-            cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)rows, h.v_dim, (int)keys, 1, f->scores,
-                        (int)keys, f->v + kv * h.v_dim, v_width, 0, f->mixed + first * out_width + head * h.v_dim,
-                        out_width);
-        }
+    const int64_t kv = head / (h.q_heads / h.kv_heads), keys = first + rows;
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)rows, (int)keys, h.k_dim, h.scale,
+                f->q + first * q_width + head * h.k_dim, q_width, f->k + kv * h.k_dim, k_width, 0, f->scores,
+                (int)keys);
+    for (int64_t row = 0; row < rows; row++) {
+        const float *chosen = f->config->index.heads ? f->index_chosen + row * f->count : NULL;
+        softmax(f->scores + row * keys, first + row, window, keys, chosen);
     }
-    cpa_plain_round(f, f->mixed, f->count * out_width);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)rows, h.v_dim, (int)keys, 1, f->scores, (int)keys,
+                f->v + kv * h.v_dim, v_width, 0, f->mixed + first * out_width + head * h.v_dim, out_width);
+}
+
+static void attend(cpa_plain *f, int64_t window) {
+    const cpa_plain_heads h = cpa_plain_heads_of(f->config);
+    for (int64_t first = 0; first < f->count; first += CPA_PLAIN_SCORE_ROWS) {
+        const int64_t rows = cpa_min64(CPA_PLAIN_SCORE_ROWS, f->count - first);
+        for (int64_t row = 0; row < rows && f->config->index.heads; row++)
+            cpa_plain_index_choose(f, first + row, f->index_chosen + row * f->count);
+        for (int32_t head = 0; head < h.q_heads; head++) attend_head(f, window, head, first, rows);
+    }
+    cpa_plain_round(f, f->mixed, f->count * h.q_heads * h.v_dim);
 }
 
 cpa_status cpa_plain_attention(cpa_plain *f, int32_t layer) {
@@ -145,6 +141,7 @@ cpa_status cpa_plain_attention(cpa_plain *f, int32_t layer) {
     const cpa_plain_heads h = cpa_plain_heads_of(c);
     CPA_TRY(cpa_plain_norm(f, cpa_plain_name_of(layer, "input_layernorm", "weight").text));
     CPA_TRY(c->latent.latent ? latent_heads(f, layer) : ordinary_heads(f, layer));
+    if (c->index.heads) CPA_TRY(cpa_plain_index(f, layer));
     attend(f, c->windows[layer]);
     CPA_TRY(cpa_plain_linear(f, layer, "self_attn.o_proj", c->o_bias, f->mixed, (int64_t)h.q_heads * h.v_dim, c->hidden,
                              f->x));

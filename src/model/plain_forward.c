@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/min_max.h"
 #include "src/model/plain_attention.h"
+#include "src/model/plain_index.h"
 #include "src/model/plain_mixture.h"
 
 static cpa_status dense(cpa_plain *f, int32_t layer) {
@@ -64,8 +65,9 @@ static int64_t lay_out(cpa_plain *f, int64_t positions, float *memory) {
         cpa_max64(c->intermediate, c->moe.experts ? cpa_max64(c->moe.intermediate, c->moe.shared) : 0);
     const int64_t expanded = l->latent ? (int64_t)c->q_heads * (l->nope + l->value) : 0;
     const int64_t attended = (int64_t)heads.q_heads * cpa_max64(heads.k_dim, heads.v_dim);
-    const int64_t outputs[] = {c->vocabulary, c->hidden,   inner,    c->moe.experts,
-                               attended,      l->q_latent, expanded, l->latent + l->rope};
+    const int64_t indexed = (int64_t)c->index.heads * c->index.dim;
+    const int64_t outputs[] = {c->vocabulary, c->hidden,           inner,  c->moe.experts, attended, l->q_latent,
+                               expanded,      l->latent + l->rope, indexed};
     int64_t widest = 0;
     for (size_t i = 0; i < sizeof outputs / sizeof *outputs; i++) widest = cpa_max64(widest, outputs[i]);
     const struct {
@@ -84,6 +86,11 @@ static int64_t lay_out(cpa_plain *f, int64_t positions, float *memory) {
         {&f->latent, tokens * (l->latent + l->rope)},
         {&f->rotated, tokens * l->rope},
         {&f->expanded, tokens * expanded},
+        {&f->index_q, tokens * c->index.heads * c->index.dim},
+        {&f->index_k, tokens * c->index.dim},
+        {&f->index_weights, tokens * c->index.heads},
+        {&f->index_scores, c->index.heads ? cpa_plain_index_room(tokens) : 0},
+        {&f->index_chosen, c->index.heads ? CPA_PLAIN_SCORE_ROWS * tokens : 0},
         {&f->gate, tokens * inner},
         {&f->up, tokens * inner},
         {&f->shares, tokens * c->moe.experts},

@@ -90,3 +90,16 @@ void cpa_plain_add(cpa_plain *f) {
     for (int64_t i = 0; i < n; i++) f->residual[i] += f->x[i];
     cpa_plain_round(f, f->residual, n);
 }
+
+void cpa_plain_rotate(const cpa_plain *f, float *x, int32_t heads, int64_t stride, int interleaved) {
+    const int32_t rotated = f->config->rope.dim, half = rotated / 2;
+    for (int64_t row = 0; row < f->count * heads; row++, x += stride) {
+        const float *cosines = f->angles + row / heads * rotated, *sines = cosines + half;
+        for (int32_t i = 0; i < half; i++) {
+            float *first = &x[interleaved ? 2 * i : i], *second = first + (interleaved ? 1 : half);
+            const float a = *first, b = *second;
+            *first = a * cosines[i] - b * sines[i];
+            *second = b * cosines[i] + a * sines[i];
+        }
+    }
+}

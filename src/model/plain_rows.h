@@ -27,6 +27,12 @@ typedef struct cpa_plain {
     float *latent;   /* [count, latent.latent], and while they are one product latent.rope more in each row */
     float *rotated;  /* [count, latent.rope]: what the keys of all heads have in common */
     float *expanded; /* [count, q_heads, latent.nope + latent.value] */
+    /* Of an indexer. */
+    float *index_q;       /* [count, index.heads, index.dim] */
+    float *index_k;       /* [count, index.dim] */
+    float *index_weights; /* [count, index.heads] */
+    float *index_scores;  /* [cpa_plain_index_room(count)] */
+    float *index_chosen;  /* [CPA_PLAIN_SCORE_ROWS, count]: 1 for the keys that a row attends, else 0 */
     /* Of feed-forwards. */
     float *gate, *up; /* [count, intermediate], of an expert the same */
     float *shares;    /* [count, experts]: how much an expert counts for a token, 0 where that does not choose it */
@@ -62,6 +68,9 @@ void cpa_plain_activate(cpa_plain *f, int64_t n);
 
 /* Each of `rows` rows of x, a width apart, over its root mean square, times the weights. */
 void cpa_plain_normalise(const float *x, int64_t rows, int64_t width, const float *weight, float eps, float *out);
+/* Rotates the elements [0, rope.dim) of each of count * heads rows, a stride apart: pairs (i, i + rope.dim / 2), or
+ * (2 i, 2 i + 1). */
+void cpa_plain_rotate(const cpa_plain *f, float *x, int32_t heads, int64_t stride, int interleaved);
 /* f->x = the norm of the residual. */
 cpa_status cpa_plain_norm(cpa_plain *f, const char *name);
 /* The residual += f->x. */

@@ -30,6 +30,10 @@ static void *take_if(int present, arena *a, int64_t elements) {
     return present ? take(a, elements) : NULL;
 }
 
+static void *take_floats(arena *a, int64_t n) {
+    return take(a, n * (int64_t)sizeof(float) / a->element_bytes);
+}
+
 static int64_t qkv_width(const cpa_model_config *c) {
     return (int64_t)(c->q_heads + 2 * c->kv_heads) * c->head_dim;
 }
@@ -79,7 +83,7 @@ static cpa_feed_forward_weights lay_out_experts(const cpa_model_config *c, const
     w.router = take(a, c->moe.experts * hidden);
     w.expert_gate_up = take(a, own->experts.count * 2 * inner * hidden);
     w.expert_down = take(a, own->experts.count * hidden * inner);
-    if (c->moe.has_bias) w.router_bias = take(a, c->moe.experts * (int64_t)sizeof(float) / a->element_bytes);
+    if (c->moe.has_bias) w.router_bias = take_floats(a, c->moe.experts);
     w.shared_gate_up = take_if(c->moe.shared > 0, a, 2 * c->moe.shared * hidden);
     w.shared_down = take_if(c->moe.shared > 0, a, hidden * c->moe.shared);
     return w;
@@ -100,12 +104,25 @@ static cpa_latent_weights lay_out_latent(const cpa_model_config *c, arena *a) {
     return w;
 }
 
+static cpa_indexer_weights lay_out_indexer(const cpa_model_config *c, arena *a) {
+    const cpa_index_config *i = &c->index;
+    cpa_indexer_weights w = {.q = NULL};
+    if (!i->heads) return w;
+    w.q = take(a, (int64_t)i->heads * i->dim * c->latent.q_latent);
+    w.k = take(a, (int64_t)i->dim * c->hidden);
+    w.k_scale = take_floats(a, i->dim);
+    w.k_shift = take_floats(a, i->dim);
+    w.weights = take(a, (int64_t)i->heads * c->hidden);
+    return w;
+}
+
 static cpa_layer_weights lay_out_layer(const cpa_model_config *c, const own_slices *own, int32_t layer, arena *a) {
     const int64_t hidden = c->hidden;
     cpa_layer_weights w;
     w.is_slice = own->qkv.count < qkv_width(c);
     w.attention_norm = take(a, hidden);
     w.latent = lay_out_latent(c, a);
+    w.indexer = lay_out_indexer(c, a);
     w.qkv = take_if(!c->latent.latent, a, own->qkv.count * hidden);
     w.qkv_bias = take_if(c->qkv_bias, a, own->qkv.count);
     w.q_norm = take_if(c->qk_norm, a, c->head_dim);
@@ -200,12 +217,25 @@ static cpa_status load_latent(const loading *l, const cpa_layer_weights *layer) 
     return cpa_load_whole(&l->from, "weight", &o, out_width(c), layer->o);
 }
 
+static cpa_status load_indexer(const loading *l, const cpa_indexer_weights *w) {
+    const cpa_model_config *c = l->config;
+    const cpa_index_config *i = &c->index;
+    const cpa_weight_part q = {"self_attn.indexer.wq_b", (int64_t)i->heads * i->dim};
+    const cpa_weight_part k = {"self_attn.indexer.wk", i->dim}, weights = {"self_attn.indexer.weights_proj", i->heads};
+    CPA_TRY(cpa_load_whole(&l->from, "weight", &q, c->latent.q_latent, w->q));
+    CPA_TRY(cpa_load_whole(&l->from, "weight", &k, c->hidden, w->k));
+    CPA_TRY(cpa_load_floats(&l->from, "self_attn.indexer.k_norm.weight", i->dim, w->k_scale));
+    CPA_TRY(cpa_load_floats(&l->from, "self_attn.indexer.k_norm.bias", i->dim, w->k_shift));
+    return cpa_load_whole(&l->from, "weight", &weights, c->hidden, w->weights);
+}
+
 static cpa_status load_layer(const loading *l, int32_t layer, const cpa_layer_weights *w) {
     const cpa_model_config *c = l->config;
     const cpa_weight_part attention_norm = {"input_layernorm", c->hidden};
     const cpa_weight_part mlp_norm = {"post_attention_layernorm", c->hidden};
     CPA_TRY(cpa_load_whole(&l->from, "weight", &attention_norm, 0, w->attention_norm));
     CPA_TRY(c->latent.latent ? load_latent(l, w) : load_attention(l, w));
+    if (c->index.heads) CPA_TRY(load_indexer(l, &w->indexer));
     CPA_TRY(cpa_load_whole(&l->from, "weight", &mlp_norm, 0, w->mlp_norm));
     if (!c->moe.sparse[layer]) return load_dense(l, &w->feed_forward);
     return cpa_expert_weights_load(&l->from, c, l->own.experts, &w->feed_forward);

@@ -47,6 +47,14 @@ typedef struct cpa_latent_weights {
     void *v_up;    /* [q_heads, latent, value]: W_v_b of each head, transposed */
 } cpa_latent_weights;
 
+/* Of an indexer (index_config.h); NULL where the model has none. */
+typedef struct cpa_indexer_weights {
+    void *q;                  /* [heads * dim, q_latent] */
+    void *k;                  /* [dim, hidden] */
+    float *k_scale, *k_shift; /* [dim], of the norm of keys */
+    void *weights;            /* [heads, hidden] */
+} cpa_indexer_weights;
+
 /* Of one layer; NULL where the model has no such part. */
 typedef struct cpa_layer_weights {
     int is_slice;
@@ -54,8 +62,9 @@ typedef struct cpa_layer_weights {
     void *qkv, *qkv_bias;      /* [(q_heads + 2 kv_heads) * head_dim, hidden]: queries, keys, values */
     void *q_norm, *k_norm;     /* [head_dim] */
     cpa_latent_weights latent; /* in the place of these three */
-    void *o, *o_bias;          /* [hidden, q_heads * head_dim], of heads of values */
-    void *mlp_norm;            /* [hidden] */
+    cpa_indexer_weights indexer;
+    void *o, *o_bias; /* [hidden, q_heads * head_dim], of heads of values */
+    void *mlp_norm;   /* [hidden] */
     cpa_feed_forward_weights feed_forward;
 } cpa_layer_weights;
 

@@ -12,7 +12,8 @@ transformers gave in fp32 (eager attention, on the CPU):
     expected_logits.f32    fp32, little-endian, [prompts, steps, vocabulary]: the logits that each of these ids is the
                            best of
 
-Where a module drafts ("mtp"), expected.json also has draft_ids: of each id that is appended, the one that the module
+An indexer compares queries and keys that are rounded to bf16, as caches keep them (indexer.py): which keys are the
+best 24 of 130 follows from less than that. Where a module drafts ("mtp"), expected.json also has draft_ids: of each id that is appended, the one that the module
 expects behind it, by mtp.py.
 
 The weights are random. They are scaled so that attention is peaky and logits differ: queries and keys have a standard
@@ -27,6 +28,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+import indexer
 import mtp
 
 HERE = Path(__file__).parent
@@ -127,6 +129,10 @@ MODELS["tiny-deepseek-mtp"] = {"eos": 127, "latent": True, "experts": "mlp", "mt
 MODELS["tiny-deepseek-fp8"] = {"eos": 127, "latent": True, "experts": "mlp", "fp8": True, "config": {
     **MODELS["tiny-deepseek-v3"]["config"], "quantization_config": {
         "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}}}
+# With an indexer, of whose keys most prompts have more than a row attends.
+MODELS["tiny-deepseek-v32"] = {"eos": 127, "latent": True, "experts": "mlp", "config": {
+    **MODELS["tiny-deepseek-v3"]["config"], "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32",
+    "index_n_heads": 4, "index_head_dim": 32, "index_topk": 24}}
 
 
 FP8_NAMES = ("_proj.weight", "_with_mqa.weight")
@@ -159,7 +165,9 @@ def latent_weights(model, seed):
     for name, tensor in model.state_dict().items():
         values = torch.randn(tensor.shape, generator=generator)
         spread = tensor.shape[-1] ** -0.5
-        if "norm" in name:
+        if name.endswith("k_norm.bias"):
+            values = 0.2 * values
+        elif "norm" in name:
             values = 1 + 0.2 * values
         elif name.endswith("e_score_correction_bias"):
             values = 0.3 * values
@@ -309,4 +317,5 @@ if __name__ == "__main__":
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     for model in sys.argv[1:] or MODELS:
-        make(model)
+        with indexer.in_bf16():
+            make(model)

@@ -201,6 +201,9 @@ static void test_latents(void) {
     CU_ASSERT(!v3.latent.interleaved && v3.moe.has_bias && v3.next_modules == 0);
     CU_ASSERT_DOUBLE_EQUAL(v3.latent.scale, 1 / sqrt(40), 1e-7);
     end_change(&c);
+    const cpa_model_config v32 = load("tiny-deepseek-v32");
+    CU_ASSERT(v32.index.heads == 4 && v32.index.dim == 32 && v32.index.topk == 24 && v3.index.heads == 0);
+    CU_ASSERT(v32.moe.has_bias && v32.latent.q_latent == 24 && v32.windows[0] == 0);
 }
 
 /* A layer that drafts is one more, with the feed-forward of the last ones. */
@@ -287,7 +290,13 @@ static void test_refusals(void) {
         {"tiny-qwen2", "layer_types", "[\"full_attention\", \"chunked_attention\"]", CPA_UNSUPPORTED,
          "layer 1 is chunked_attention"},
         {"tiny-qwen2", "max_window_layers", "-1", CPA_INVALID, "max_window_layers: found -1"},
-        {"tiny-deepseek-v3", "model_type", "\"deepseek_v32\"", CPA_UNSUPPORTED, "found deepseek_v32, which is not"},
+        {"tiny-deepseek-v3", "model_type", "\"deepseek_v32\"", CPA_INVALID, "index_n_heads: found nothing"},
+        {"tiny-deepseek-v32", "index_topk", "4097", CPA_INVALID, "index_topk: found 4097"},
+        {"tiny-deepseek-v32", "index_head_dim", "24", CPA_INVALID, "index_head_dim: found 24, expected a power of two"},
+        {"tiny-deepseek-v32", "index_head_dim", "8", CPA_INVALID, "index_head_dim: found 8, expected at least qk_rope"},
+        {"tiny-deepseek-v32", "q_lora_rank", "null", CPA_INVALID, "q_lora_rank: found nothing, expected a number"},
+        {"tiny-deepseek-v32", "layer_types", "[\"indexed_attention\", \"full_attention\"]", CPA_UNSUPPORTED,
+         "layer_types: layer 1 is full_attention, supported is indexed_attention"},
         {"tiny-deepseek-v3", "model_type", "\"deepseek_v4\"", CPA_UNSUPPORTED, "found deepseek_v4, which is not"},
         {"tiny-deepseek-v3", "index_topk", "2048", CPA_UNSUPPORTED, "index_topk: not a key"},
         {"tiny-deepseek-v3", "kv_lora_rank", NULL, CPA_INVALID, "kv_lora_rank: found nothing"},
