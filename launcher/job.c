@@ -100,6 +100,7 @@ static cpa_status read_model(cpa_job *job, cpa_error *err) {
     if (settings->window >= 0) cpa_model_set_window(&job->model, settings->window);
     if (settings->sinks >= 0) cpa_model_set_sinks(&job->model, (int32_t)settings->sinks);
     shape->kv_dtype = settings->kv_cache_dtype ? (cpa_dtype)(settings->kv_cache_dtype - 1) : shape->dtype;
+    job->network.index.dtype = cpa_index_dtype_beside(shape->dtype, shape->kv_dtype);
     CPA_TRY(set_scales(settings, shape, err));
     shape->layout = (cpa_kv_layout)settings->kv_layout;
     CPA_TRY(cpa_job_set_rules(job, err));

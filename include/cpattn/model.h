@@ -56,11 +56,9 @@ typedef struct cpa_model_shape {
     const cpa_model_form *forms;
     int32_t n_forms, prefill_form, decode_form;
     int32_t draft_layers; /* the last of `layers`, which draft (cpa_model.end_draft): fewer than all of them */
-    /* Keys of an indexer, one of each token in every layer, that lie in the blocks of the cache and go wherever these go
-     * (cpa_index_cache of cpattn/indexer.h): their width, 0: none; and CPA_BF16, or CPA_FP8_E4M3 with scales of rows. */
-    int32_t index_dim;
-    cpa_dtype index_dtype;
-    int32_t reserved[2]; /* zero */
+    /* The indexer of every layer, whose keys, one of each token, lie in the blocks of the cache and go wherever these go;
+     * NULL: none. Its unit and tokens_per_key are 1. Must outlive the engine. */
+    const cpa_index_form *index;
 } cpa_model_shape;
 
 /* The mask of a layer. */
@@ -316,6 +314,13 @@ typedef struct cpa_layer_args {
     cpa_kv_view index;  /* the keys of the layer's indexer, which the model writes, by the slots of the rows */
 } cpa_layer_args;
 
+/* Chooses keys by the indexer of a model, over all ranks, as cpa_context_select does. */
+typedef struct cpa_index_choice {
+    size_t size;
+    void *ctx;
+    cpa_status (*choose)(void *ctx, const cpa_context_select_args *args, cpa_key_indices *out, cpa_stream *stream);
+} cpa_index_choice;
+
 /* What select is told. Rows are those of the selection: of the whole step, on all ranks, chunk after chunk; behind them
  * there may be more that fill a step up, of index 0. */
 typedef struct cpa_select_args {
@@ -325,6 +330,7 @@ typedef struct cpa_select_args {
     int64_t rows;
     const int64_t *indices; /* device [rows]: index of each row in its sequence, as for keys */
     cpa_kv_view index;      /* the keys of the layer's indexer, those of the step too */
+    const cpa_index_choice *choice; /* of models with an indexer */
 } cpa_select_args;
 
 /* A token that was drawn. */

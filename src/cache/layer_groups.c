@@ -37,7 +37,7 @@ static void join_all(const cpa_model_shape *model, cpa_layer_groups *groups) {
 }
 
 cpa_index_rows cpa_layer_groups_index(const cpa_model_shape *model) {
-    return (cpa_index_rows){model->index_dim, model->index_dtype};
+    return model->index ? (cpa_index_rows){model->index->dim, model->index->dtype} : (cpa_index_rows){.dim = 0};
 }
 
 void cpa_layer_groups_of(const cpa_model_shape *model, int32_t block_size, cpa_layer_groups *out) {

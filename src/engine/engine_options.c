@@ -23,16 +23,6 @@ static int is_power_of_two(int64_t n) {
     return n > 0 && (n & (n - 1)) == 0;
 }
 
-static cpa_status check_index(const cpa_model_shape *m, cpa_error *err) {
-    if (m->index_dim < 0 || m->index_dim > CPA_INDEX_MOST_DIM || m->index_dim % 8 != 0)
-        return cpa_fail(err, CPA_INVALID, "index_dim is %d, expected a multiple of 8 up to %d, or 0", m->index_dim,
-                        CPA_INDEX_MOST_DIM);
-    if (m->index_dim > 0 && m->index_dtype != CPA_BF16 && m->index_dtype != CPA_FP8_E4M3)
-        return cpa_fail(err, CPA_INVALID, "index_dtype is %s, expected bf16 or fp8_e4m3",
-                        cpa_dtype_name(m->index_dtype));
-    return CPA_OK;
-}
-
 static cpa_status check_model(const cpa_model_shape *m, int has_network, cpa_error *err) {
     if (m->layers < 1) return cpa_fail(err, CPA_INVALID, "layers: %d, expected at least 1", m->layers);
     if (m->draft_layers < 0 || m->draft_layers >= m->layers) {
@@ -41,7 +31,6 @@ static cpa_status check_model(const cpa_model_shape *m, int has_network, cpa_err
     }
     if (!CPA_RESERVED_IS_ZERO(*m)) return cpa_fail(err, CPA_INVALID, "the reserved bytes of the model are not zero");
     CPA_TRY(cpa_check_shape("model", &m->attention, err));
-    CPA_TRY(check_index(m, err));
     for (int32_t layer = 0; layer < m->layers; layer++) {
         cpa_mask mask = cpa_model_mask(m, layer);
         char where[32];

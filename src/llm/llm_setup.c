@@ -92,6 +92,7 @@ static cpa_status read_model(cpa_llm_setup *s, int32_t rank, int32_t ranks, cpa_
     const cpa_dtype dtype = o->has_dtype ? o->dtype : is_on_cuda(s) ? said : CPA_F32;
     s->engine.model = cpa_model_config_shape(&s->config, dtype, s->masks);
     if (o->has_kv_dtype) s->engine.model.attention.kv_dtype = o->kv_dtype;
+    s->config.index.dtype = cpa_index_dtype_beside(dtype, s->engine.model.attention.kv_dtype);
     s->transformer = (cpa_transformer_options){
         .dtype = dtype,
         .max_rows = s->engine.max_num_batched_tokens,

@@ -2,9 +2,6 @@
 
 #include <string.h>
 
-#include <cpattn/indexer.h>
-#include <cpattn/topk.h>
-
 #include "base/check.h"
 
 static cpa_status read_count(const cpa_json *json, const char *key, int64_t most, int32_t *out, cpa_error *err) {
@@ -26,12 +23,12 @@ static cpa_status check_layer_types(const cpa_json *json, cpa_error *err) {
     return CPA_OK;
 }
 
-cpa_status cpa_index_config_read(const cpa_json *json, const cpa_latent_config *latent, cpa_index_config *out,
+cpa_status cpa_index_config_read(const cpa_json *json, const cpa_latent_config *latent, cpa_index_form *out,
                                  cpa_error *err) {
-    cpa_index_config c;
+    cpa_index_form c = {.dtype = CPA_BF16, .has_weights = 1};
     CPA_TRY(read_count(json, "index_n_heads", CPA_INDEX_MOST_HEADS, &c.heads, err));
     CPA_TRY(read_count(json, "index_head_dim", CPA_INDEX_MOST_DIM, &c.dim, err));
-    CPA_TRY(read_count(json, "index_topk", CPA_MOST_TOPK, &c.topk, err));
+    CPA_TRY(read_count(json, "index_topk", CPA_MOST_TOPK, &c.k, err));
     if ((c.dim & (c.dim - 1)) != 0 || c.dim < 8)
         return cpa_json_refuse(json, "index_head_dim", "a power of two from 8 on", err);
     if (c.dim < latent->rope) return cpa_json_refuse(json, "index_head_dim", "at least qk_rope_head_dim", err);
@@ -39,4 +36,9 @@ cpa_status cpa_index_config_read(const cpa_json *json, const cpa_latent_config *
     CPA_TRY(check_layer_types(json, err));
     *out = c;
     return CPA_OK;
+}
+
+cpa_dtype cpa_index_dtype_beside(cpa_dtype dtype, cpa_dtype kv_dtype) {
+    if (cpa_dtype_is_quantised(kv_dtype)) return CPA_FP8_E4M3;
+    return dtype == CPA_F32 ? CPA_F32 : CPA_BF16;
 }

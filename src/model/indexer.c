@@ -5,15 +5,14 @@
 /* Of a piece of the room: as aligned as any operator asks for. */
 #define ALIGNMENT 256
 
-cpa_indexer cpa_indexer_of(const cpa_model_config *config, cpa_dtype dtype, cpa_dtype key_dtype) {
+cpa_indexer cpa_indexer_of(const cpa_model_config *config, cpa_dtype dtype) {
     return (cpa_indexer){.config = config,
                          .dtype = dtype,
-                         .key_dtype = key_dtype,
                          .rope = {.max_position = config->rope.max_position, .dim = config->rope.dim}};
 }
 
 int64_t cpa_indexer_place(cpa_indexer *indexer, int64_t rows, void *memory) {
-    const cpa_index_config *c = &indexer->config->index;
+    const cpa_index_form *c = &indexer->config->index;
     const int64_t queries = rows * c->heads * c->dim, bytes = cpa_dtype_bytes(indexer->dtype);
     const struct {
         void **member;
@@ -21,7 +20,7 @@ int64_t cpa_indexer_place(cpa_indexer *indexer, int64_t rows, void *memory) {
     } parts[] = {{&indexer->q_product, queries * bytes},
                  {&indexer->k_product, rows * c->dim * bytes},
                  {(void **)&indexer->weight_product, rows * c->heads * (int64_t)sizeof(float)},
-                 {&indexer->q, queries * cpa_dtype_bytes(indexer->key_dtype)},
+                 {&indexer->q, queries * cpa_dtype_bytes(c->dtype)},
                  {(void **)&indexer->weights, rows * c->heads * (int64_t)sizeof(float)}};
     int64_t used = 0;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
@@ -49,7 +48,7 @@ static cpa_status multiply(const cpa_indexer *d, int64_t rows, const void *x, in
 
 /* Codes keep more of what is spread over all elements; elements of bf16 lose nothing to it either way. */
 static int is_spread(const cpa_indexer *d) {
-    return d->key_dtype == CPA_FP8_E4M3;
+    return d->config->index.dtype == CPA_FP8_E4M3;
 }
 
 static cpa_status write_keys(const cpa_indexer *d, const cpa_indexer_weights *w, const cpa_model_step *step,
@@ -70,7 +69,7 @@ static cpa_status write_keys(const cpa_indexer *d, const cpa_indexer_weights *w,
 }
 
 static cpa_status give_queries(const cpa_indexer *d, const cpa_model_step *step, cpa_stream *stream) {
-    const cpa_index_config *c = &d->config->index;
+    const cpa_index_form *c = &d->config->index;
     const cpa_index_q_args args = {.size = sizeof args,
                                    .tokens = step->rows.count,
                                    .heads = c->heads,
@@ -80,7 +79,7 @@ static cpa_status give_queries(const cpa_indexer *d, const cpa_model_step *step,
                                    .rope = d->rope,
                                    .positions = step->rows.positions_device,
                                    .hadamard = is_spread(d),
-                                   .out_dtype = d->key_dtype,
+                                   .out_dtype = c->dtype,
                                    .out = d->q,
                                    .weights = d->weight_product,
                                    .weight_dtype = CPA_F32,
@@ -100,4 +99,13 @@ cpa_status cpa_indexer_in(const cpa_indexer *d, const cpa_indexer_weights *w, co
                      stream));
     CPA_TRY(write_keys(d, w, step, args, stream));
     return give_queries(d, step, stream);
+}
+
+cpa_status cpa_indexer_select(const cpa_indexer *d, const cpa_select_args *args, cpa_key_indices *out,
+                              cpa_stream *stream) {
+    const cpa_context_select_args select = {.size = sizeof select,
+                                            .q = d->q,
+                                            .weights = d->weights,
+                                            .cache = {.kv = args->index, .hadamard = is_spread(d)}};
+    return args->choice->choose(args->choice->ctx, &select, out, stream);
 }

@@ -306,6 +306,7 @@ cpa_model_shape cpa_model_config_shape(const cpa_model_config *config, cpa_dtype
                       .dtype = dtype,
                       .kv_dtype = dtype},
         .mask = {.causal = 1, .window = config->windows[0]},
+        .index = config->index.heads ? &config->index : NULL,
     };
     if (config->latent.latent) {
         shape.attention.kv_heads = shape.attention.v_in_k = 1;

@@ -66,7 +66,7 @@ static int by_score(const void *a, const void *b) {
 
 /* The sum over heads of weight * max(query . key, 0); what the weights are divided by changes no order. */
 static float score_of(const cpa_plain *f, int64_t position, int64_t key) {
-    const cpa_index_config *c = &f->config->index;
+    const cpa_index_form *c = &f->config->index;
     const float *q = f->index_q + position * c->heads * c->dim, *k = f->index_k + key * c->dim;
     double sum = 0;
     for (int32_t h = 0; h < c->heads; h++, q += c->dim) {
@@ -78,7 +78,7 @@ static float score_of(const cpa_plain *f, int64_t position, int64_t key) {
 }
 
 void cpa_plain_index_choose(const cpa_plain *f, int64_t position, float *chosen) {
-    const int64_t keys = position + 1, most = f->config->index.topk;
+    const int64_t keys = position + 1, most = f->config->index.k;
     scored_key *scored = (scored_key *)(void *)f->index_scores;
     for (int64_t key = 0; key < keys; key++) chosen[key] = keys <= most;
     if (keys <= most) return;

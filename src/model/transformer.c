@@ -10,6 +10,7 @@
 #include "kernels/nn.h"
 #include "src/model/draft_layer.h"
 #include "src/model/feed_forward.h"
+#include "src/model/indexer.h"
 #include "src/model/latent_attention.h"
 #include "src/model/mixture_sent.h"
 #include "src/model/sampler.h"
@@ -26,6 +27,8 @@ struct cpa_transformer {
     cpa_feed_forward feed_forward;
     cpa_latent_attention latent; /* means nothing with ordinary attention, as does the next */
     cpa_latent_forms forms;
+    cpa_indexer indexer; /* means nothing without one */
+    cpa_key_indices chosen; /* of the layer at hand */
     cpa_sampler sampler;
     float *rope_table;
     int64_t logit_rows;
@@ -35,6 +38,7 @@ struct cpa_transformer {
     void *wide;     /* outputs of the widest product but those of experts, or a part of a sum over ranks */
     void *inner;    /* [intermediate], or queries, or a slice of queries, keys and values */
     void *mixture;  /* room for those of experts */
+    void *indexed;  /* room for those of the indexer */
     /* [logit_rows, ...] */
     void *last_residual, *last_x; /* [hidden] */
     float *logits;                /* [vocabulary] */
@@ -89,7 +93,7 @@ typedef struct buffer {
     void **memory;
     int64_t bytes;
 } buffer;
-enum { BUFFERS = 10 };
+enum { BUFFERS = 11 };
 
 static void list_buffers(cpa_transformer *t, buffer list[BUFFERS]) {
     const cpa_model_config *c = &t->config;
@@ -116,6 +120,7 @@ static void list_buffers(cpa_transformer *t, buffer list[BUFFERS]) {
         {(void **)&t->own_logits, t->logit_rows * own_logits * (int64_t)sizeof(float)},
         {(void **)&t->rope_table, rope_bytes(c)},
         {&t->mixture, cpa_mixture_place(&t->feed_forward.mixture, NULL)},
+        {&t->indexed, cpa_indexer_place(&t->indexer, t->options.max_rows, NULL)},
     };
     _Static_assert(sizeof all == BUFFERS * sizeof *all, "as many as are listed");
     for (int i = 0; i < BUFFERS; i++) list[i] = all[i];
@@ -131,6 +136,7 @@ static void set_sizes(cpa_transformer *t, const cpa_model_config *config, const 
     const int64_t piece = cpa_min64(options->max_rows, cpa_max64(at_once, 1));
     const int gathers = options->experts == CPA_EXPERTS_GATHERED;
     t->latent = cpa_latent_attention_of(&t->config, options->dtype);
+    t->indexer = cpa_indexer_of(&t->config, options->dtype);
     t->feed_forward = (cpa_feed_forward){
         .config = &t->config,
         .dtype = options->dtype,
@@ -219,6 +225,8 @@ static cpa_status load(cpa_transformer *t, const cpa_safetensors *files, cpa_str
     t->feed_forward.wide = t->wide;
     t->feed_forward.inner = t->inner;
     cpa_mixture_place(&t->feed_forward.mixture, t->mixture);
+    cpa_indexer_place(&t->indexer, t->options.max_rows, t->indexed);
+    t->indexer.rope.table = t->rope_table;
     t->latent.rope.table = t->rope_table;
     t->latent.wide = t->wide;
     t->latent.inner = t->inner;
@@ -368,7 +376,9 @@ static cpa_status layer_in(void *ctx, int32_t layer, const cpa_model_step *step,
     if (layer == c->layers) CPA_TRY(begin_draft(t, step, stream));
     if (c->latent.latent) {
         CPA_TRY(norm_in(t, layer, rows, stream));
-        return cpa_latent_in(&t->latent, &w->latent, t->x, step, layer_args, stream);
+        CPA_TRY(cpa_latent_in(&t->latent, &w->latent, t->x, step, layer_args, stream));
+        if (!c->index.heads) return CPA_OK;
+        return cpa_indexer_in(&t->indexer, &w->indexer, t->x, t->wide, cpa_latent_wide(c), step, layer_args, stream);
     }
     const cpa_linear_args qkv = product(t, rows, t->x, c->hidden, w->qkv, w->qkv_bias, qkv_width(c), t->wide);
     if (is_fused(t, step)) {
@@ -398,6 +408,14 @@ static cpa_status layer_in(void *ctx, int32_t layer, const cpa_model_step *step,
         .nonfinite = layer_args->nonfinite,
     };
     return cpa_qk_norm_rope(&args, stream);
+}
+
+static cpa_status select_keys(void *ctx, int32_t layer, const cpa_model_step *step, const cpa_select_args *args,
+                              cpa_key_selection *selection, cpa_stream *stream) {
+    cpa_transformer *t = ctx;
+    (void)layer, (void)step;
+    selection->indices = &t->chosen;
+    return cpa_indexer_select(&t->indexer, args, &t->chosen, stream);
 }
 
 /* The feed-forward of a fused step: its products norm, activate and add by themselves, or its experts add. */
@@ -511,6 +529,8 @@ cpa_model cpa_transformer_model(cpa_transformer *transformer) {
         .vocabulary = (int32_t)transformer->config.vocabulary,
         .gives_ranks = 1,
         .end_draft = transformer->config.draft_layers > 0 ? end_draft : NULL,
+        .select = transformer->config.index.heads ? select_keys : NULL,
+        .select_width = transformer->config.index.k,
     };
 }
 
@@ -520,4 +540,5 @@ void cpa_transformer_give_forms(const cpa_transformer *transformer, cpa_model_sh
     shape->n_forms = CPA_LATENT_FORMS;
     shape->decode_form = CPA_LATENT_ABSORBED;
     shape->prefill_form = CPA_LATENT_EXPANDED;
+    if (transformer->config.index.heads) shape->index = &transformer->config.index;
 }

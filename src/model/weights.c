@@ -105,7 +105,7 @@ static cpa_latent_weights lay_out_latent(const cpa_model_config *c, arena *a) {
 }
 
 static cpa_indexer_weights lay_out_indexer(const cpa_model_config *c, arena *a) {
-    const cpa_index_config *i = &c->index;
+    const cpa_index_form *i = &c->index;
     cpa_indexer_weights w = {.q = NULL};
     if (!i->heads) return w;
     w.q = take(a, (int64_t)i->heads * i->dim * c->latent.q_latent);
@@ -219,7 +219,7 @@ static cpa_status load_latent(const loading *l, const cpa_layer_weights *layer) 
 
 static cpa_status load_indexer(const loading *l, const cpa_indexer_weights *w) {
     const cpa_model_config *c = l->config;
-    const cpa_index_config *i = &c->index;
+    const cpa_index_form *i = &c->index;
     const cpa_weight_part q = {"self_attn.indexer.wq_b", (int64_t)i->heads * i->dim};
     const cpa_weight_part k = {"self_attn.indexer.wk", i->dim}, weights = {"self_attn.indexer.weights_proj", i->heads};
     CPA_TRY(cpa_load_whole(&l->from, "weight", &q, c->latent.q_latent, w->q));

@@ -58,7 +58,7 @@ static cpa_status open_transfer(transfer *t, cpa_error *err) {
     t->held = cpa_tokens_on(o->map, t->of->placement, t->worker->rank);
     t->parcel = -1;
     const int32_t layers = o->groups.list[t->group].layers;
-    t->n_layers = o->model.index_dim > 0 ? 2 * layers : layers;
+    t->n_layers = o->model.index ? 2 * layers : layers;
     t->layers = calloc((size_t)t->n_layers, sizeof *t->layers);
     t->ids = calloc(blocks, sizeof *t->ids);
     t->entries = calloc(blocks, sizeof *t->entries);

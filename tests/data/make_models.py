@@ -12,8 +12,8 @@ transformers gave in fp32 (eager attention, on the CPU):
     expected_logits.f32    fp32, little-endian, [prompts, steps, vocabulary]: the logits that each of these ids is the
                            best of
 
-An indexer compares queries and keys that are rounded to bf16, as caches keep them (indexer.py): which keys are the
-best 24 of 130 follows from less than that. Where a module drafts ("mtp"), expected.json also has draft_ids: of each id that is appended, the one that the module
+With an indexer ("indexer"), which chooses other keys for a rounding now and then, a seed is taken with which
+transformers has the same logits in fp64. Where a module drafts ("mtp"), expected.json also has draft_ids: of each id that is appended, the one that the module
 expects behind it, by mtp.py.
 
 The weights are random. They are scaled so that attention is peaky and logits differ: queries and keys have a standard
@@ -22,13 +22,13 @@ deviation above one. Of some seeds that one is taken whose two best logits are f
 import json
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
 import transformers
 from safetensors.torch import save_file
 
-import indexer
 import mtp
 
 HERE = Path(__file__).parent
@@ -130,7 +130,7 @@ MODELS["tiny-deepseek-fp8"] = {"eos": 127, "latent": True, "experts": "mlp", "fp
     **MODELS["tiny-deepseek-v3"]["config"], "quantization_config": {
         "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}}}
 # With an indexer, of whose keys most prompts have more than a row attends.
-MODELS["tiny-deepseek-v32"] = {"eos": 127, "latent": True, "experts": "mlp", "config": {
+MODELS["tiny-deepseek-v32"] = {"eos": 127, "latent": True, "experts": "mlp", "indexer": True, "config": {
     **MODELS["tiny-deepseek-v3"]["config"], "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32",
     "index_n_heads": 4, "index_head_dim": 32, "index_topk": 24}}
 
@@ -287,6 +287,10 @@ def make(name):
         answers = [greedy(model, prompt) for prompt in prompts()]
         varied = all(len(set(ids)) >= 6 for ids, _, _ in answers)
         gap, drafts = min(gap for _, _, gap in answers), None
+        if spec.get("indexer"):
+            model.set_experts_implementation("eager")  # the others have no fp64
+            exact = [rows for _, rows, _ in map(partial(greedy, model.double()), prompts())]
+            varied = varied and all(torch.allclose(x, rows, atol=1e-4) for x, (_, rows, _) in zip(exact, answers))
         if spec.get("mtp"):
             drafts, draft_gap, varied_drafts = mtp.drafts(folder, spec["config"], prompts(), answers)
             gap, varied = min(gap, draft_gap), varied and varied_drafts
@@ -317,5 +321,4 @@ if __name__ == "__main__":
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     for model in sys.argv[1:] or MODELS:
-        with indexer.in_bf16():
-            make(model)
+        make(model)
