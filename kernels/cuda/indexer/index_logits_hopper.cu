@@ -34,20 +34,21 @@ __device__ void load_queries(const cpa_cuda_index_work &w, const index_tile &til
     }
 }
 
-/* What a thread needs to store its part of the results: that of rows `row` and, with 32 columns a row, `row` + 2. */
+/* Where a thread stores its part of the results: of rows `row` and, with 32 columns a row, `row` + 2. */
 struct row_results {
-    float *out[2]; /* NULL: there is no such row */
-    int32_t seen[2];
+    float *out[2];
+    int32_t seen[2], end[2]; /* keys that the row sees, and those that have a column: 0 where there is no such row */
 
     /* Of a warpgroup that has the rows [first, first + own) of the CTA's. */
     __device__ row_results(const cpa_cuda_index_work &w, const index_tile &tile, int32_t first, int32_t own) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int32_t place = (int)threadIdx.x % 2 + 2 * i, row = first + place;
-            out[i] = NULL, seen[i] = 0;
+            out[i] = NULL, seen[i] = end[i] = 0;
             if (place >= own || row >= tile.rows) continue;
             out[i] = w.logits + (tile.item->q_row + tile.first + row) * w.row_stride;
             seen[i] = (int32_t)cpa_index_keys_seen(&w.items, tile.item, tile.first + row);
+            end[i] = (int32_t)(w.width << w.unit_shift);
         }
     }
 };
@@ -67,11 +68,24 @@ __device__ inline float sum_of_four(const float (&a)[2], const float (&b)[2]) {
 __device__ inline void store_result(const cpa_cuda_index_work &w, const row_results &rows, int i, int32_t key,
                                     float value) {
     float result = key < rows.seen[i] ? value : -INFINITY;
+    if (w.unit_shift == 0) {
+        if (key < rows.end[i]) rows.out[i][key] = result;
+        return;
+    }
     const int units = 1 << w.unit_shift;
     for (int step = 1; step < units; step *= 2)
         result = fmaxf(result, __shfl_xor_sync(0xffffffff, result, step < 8 ? 4 * step : 2));
-    const int64_t column = key >> w.unit_shift;
-    if (rows.out[i] && key % units == 0 && column < w.width) rows.out[i][column] = result;
+    if (key < rows.end[i] && key % units == 0) rows.out[i][key >> w.unit_shift] = result;
+}
+
+/* Descriptors of tiles differ in the low word alone, the address, which products count on in registers of a half. */
+template <int LINE>
+__device__ inline uint32_t descriptor_word(uint32_t address) {
+    return (uint32_t)wgmma_descriptor<LINE>(address, 0);
+}
+template <int LINE>
+__device__ inline uint64_t descriptor_of(uint32_t word) {
+    return wgmma_descriptor<LINE>(0, 0) | word;
 }
 
 /* A consumer: its columns' weights, and where its results go. */
@@ -79,17 +93,21 @@ template <typename Element, int DIM, int N>
 struct index_consumer {
     using ring = index_ring<Element, DIM, N>;
     using lines = typename ring::lines;
+    using place = typename ring::place;
     const cpa_cuda_index_work &w;
     ring &keys;
-    uint32_t q, stages;
+    uint32_t q, stages; /* words of descriptors */
     row_results results;
     float weights[N / 4];
     int columns;
+    int key; /* of this thread's results, in a block */
 
     __device__ index_consumer(const cpa_cuda_index_work &w, ring &keys, uint32_t tiles_at, const index_tile &tile)
-        : w(w), keys(keys), q(tiles_at + (w.split ? 0 : own()) * ring::Q_BYTES),
-          stages(tiles_at + CONSUMERS * ring::Q_BYTES), results(w, tile, first_row(w), N / columns_of(w.heads)),
-          columns(columns_of(w.heads)) {
+        : w(w), keys(keys), q(descriptor_word<lines::LINE>(tiles_at + (w.split ? 0 : own()) * ring::Q_BYTES)),
+          stages(descriptor_word<lines::LINE>(tiles_at + CONSUMERS * ring::Q_BYTES)),
+          results(w, tile, first_row(w), N / columns_of(w.heads)), columns(columns_of(w.heads)),
+          key((int)threadIdx.x % WARPGROUP / WARP_LANES * 16 + (int)threadIdx.x / 4 % 8 +
+              (int)threadIdx.x / 2 % 2 * 8) {
         const int32_t first = first_row(w);
 #pragma unroll
         for (int i = 0; i < N / 4; i++) {
@@ -100,30 +118,26 @@ struct index_consumer {
         }
     }
 
-    static __device__ int own() { return threadIdx.x / WARPGROUP; }
+    static __device__ int own() { return __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0); }
     static __device__ int32_t first_row(const cpa_cuda_index_work &w) {
         return w.split ? 0 : own() * (N / columns_of(w.heads));
     }
 
-    /* Which stage this consumer's i-th block is in, and which of its blocks. */
-    __device__ int32_t stage_of(int32_t i) const { return w.split ? i : i / BLOCKS; }
-    __device__ int block_of(int32_t i) const { return w.split ? own() : i % BLOCKS; }
-
-    __device__ void multiply(float (&d)[N / 2], int32_t i) {
-        const int32_t n = stage_of(i);
-        keys.wait_full(n);
-        const uint64_t a = wgmma_descriptor<lines::LINE>(stages + n % ring::STAGES * ring::KEY_BYTES, 0),
-                       b = wgmma_descriptor<lines::LINE>(q, 0);
+    /* The products of a block of a stage. */
+    __device__ void multiply(float (&d)[N / 2], place at, int block) {
+        const uint32_t a =
+            stages + ((uint32_t)at.stage * ring::KEY_BYTES + (uint32_t)block * BLOCK_KEYS * lines::LINE) / 16;
+        keys.wait_full(at);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < lines::ROW / STEP; step++)
-            index_wgmma<Element>::multiply(d, wgmma_advance(a, lines::step(KEYS, block_of(i) * BLOCK_KEYS, step)),
-                                           wgmma_advance(b, lines::step(N, 0, step)), step > 0);
+            index_wgmma<Element>::multiply(d, descriptor_of<lines::LINE>(a + lines::step(KEYS, step) / 16),
+                                           descriptor_of<lines::LINE>(q + lines::step(N, step) / 16), step > 0);
         wgmma_commit();
     }
 
-    /* The results of the i-th block, whose keys begin at `first`. */
-    __device__ void finish(float (&d)[N / 2], int32_t i, int32_t first) {
+    /* The results of a block of a stage whose keys begin at `first`. */
+    __device__ void finish(float (&d)[N / 2], place at, int block, int32_t first) {
         float sums[N / GROUP][2] = {};
         wgmma_hold(d);
 #pragma unroll
@@ -133,17 +147,14 @@ struct index_consumer {
             for (int half = 0; half < 2; half++)
                 sum[half] = fmaf(fmaxf(d[c / 2 * 4 + half * 2 + c % 2], 0), weights[c], sum[half]);
         }
-        const int key = block_of(i) * BLOCK_KEYS + (int)threadIdx.x % WARPGROUP / WARP_LANES * 16 +
-                        (int)threadIdx.x / 4 % 8 + (int)threadIdx.x / 2 % 2 * 8;
-        const int32_t n = stage_of(i);
-        const float scale = w.keys.scales ? keys.scales[n % ring::STAGES][key] * w.keys.scale : w.keys.scale;
-        const int32_t at = first + n * KEYS + key;
+        const int in_stage = block * BLOCK_KEYS + key;
+        const float scale = w.keys.scales ? keys.scales[at.stage][in_stage] * w.keys.scale : w.keys.scale;
         if (columns > GROUP) fold(sums);
-        store_result(w, results, 0, at, sum_of_four(sums[0], sums[1]) * scale);
+        store_result(w, results, 0, first + in_stage, sum_of_four(sums[0], sums[1]) * scale);
         if constexpr (N / GROUP > 2) {
-            if (columns == GROUP) store_result(w, results, 1, at, sum_of_four(sums[2], sums[3]) * scale);
+            if (columns == GROUP)
+                store_result(w, results, 1, first + in_stage, sum_of_four(sums[2], sums[3]) * scale);
         }
-        if (w.split || i % BLOCKS == BLOCKS - 1) keys.give_back(n);
     }
 
     /* Groups of the same row become one: sums[r] is that of row r. */
@@ -158,19 +169,29 @@ struct index_consumer {
         }
     }
 
-    /* Two products at a time: the sums of the first are made under the second, and those of the second under products
-     * of the other warpgroup. (With a product on its way from one turn to the next ptxas makes them wait for each other.)
-     * Behind the last block of an odd number it comes once more: a loop without branches around products. */
+    /* Two products at a time, of the blocks of a stage or, with `split`, of one's own block of two stages: the sums of the
+     * first are made under the second, and those of the second under products of the other warpgroup. (With a product on
+     * its way from one turn to the next ptxas makes them wait for each other.) Where there is no second stage the first
+     * is multiplied once more: a loop without branches around products. */
     __device__ void run(int32_t first, int32_t stages_used) {
-        const int32_t blocks = w.split ? stages_used : stages_used * BLOCKS;
-        for (int32_t i = 0; i < blocks; i += 2) {
+        const bool split = w.split;
+        const int even_block = split ? own() : 0, odd_block = split ? own() : 1;
+        place at;
+        for (int32_t n = 0; n < stages_used; n += split ? 2 : 1, first += split ? 2 * KEYS : KEYS) {
             float even[N / 2], odd[N / 2];
-            multiply(even, i);
-            multiply(odd, min(i + 1, blocks - 1));
+            const bool has_odd = !split || n + 1 < stages_used;
+            place second = at;
+            if (split && has_odd) second.advance();
+            multiply(even, at, even_block);
+            multiply(odd, second, odd_block);
             wgmma_wait<1>();
-            finish(even, i, first);
+            finish(even, at, even_block, first);
+            if (split && has_odd) keys.give_back(at);
             wgmma_wait<0>();
-            if (i + 1 < blocks) finish(odd, i + 1, first);
+            if (has_odd) finish(odd, second, odd_block, split ? first + KEYS : first);
+            keys.give_back(second);
+            at = second;
+            at.advance();
         }
     }
 };

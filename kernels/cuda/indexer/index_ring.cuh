@@ -27,9 +27,20 @@ struct index_lines {
         const uint32_t at = (uint32_t)(row * LINE + vector % (LINE / 16) * 16);
         return vector / (LINE / 16) * rows * LINE + (at ^ ((at >> 7) & (LINE / 16 - 1)) << 4);
     }
-    /* Of a step of all rows from `row` on, a multiple of 8. */
-    static __device__ uint32_t step(int rows, int row, int step) {
-        return step * STEP / LINE * rows * LINE + row * LINE + step * STEP % LINE;
+    /* From the first step of a tile of so many rows to another one. */
+    static __host__ __device__ constexpr uint32_t step(int rows, int step) {
+        return step * STEP / LINE * rows * LINE + step * STEP % LINE;
+    }
+};
+
+/* A stage, and the parity of the phase in which it is filled, or emptied, the next time. */
+template <int STAGES>
+struct ring_place {
+    int32_t stage = 0;
+    uint32_t parity = 0;
+
+    __device__ void advance() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
     }
 };
 
@@ -41,6 +52,7 @@ struct index_ring {
     static constexpr int STAGES = FIT < MOST_STAGES ? FIT : MOST_STAGES;
     /* Stages that are on their way: consumers begin with one before they give back the one before. */
     static constexpr int LAG = STAGES - 2;
+    using place = ring_place<STAGES>;
     static_assert(LAG > 0 && Q_BYTES % TILE_ALIGNMENT == 0 && KEY_BYTES % TILE_ALIGNMENT == 0, "tiles");
 
     float scales[STAGES][KEYS];
@@ -56,12 +68,12 @@ struct index_ring {
         }
         barrier_init_fence();
     }
-    __device__ void wait_full(int32_t n) { barrier_wait(shared_address(&full[n % STAGES]), n / STAGES % 2); }
-    __device__ void wait_empty(int32_t n) { barrier_wait(shared_address(&empty[n % STAGES]), (n / STAGES + 1) % 2); }
+    __device__ void wait_full(place at) { barrier_wait(shared_address(&full[at.stage]), at.parity); }
+    __device__ void wait_empty(place at) { barrier_wait(shared_address(&empty[at.stage]), at.parity ^ 1); }
     /* Of a warp that needs nothing of a stage any more. */
-    __device__ void give_back(int32_t n) {
+    __device__ void give_back(place at) {
         __syncwarp();
-        if (threadIdx.x % WARP_LANES == 0) barrier_arrive(shared_address(&empty[n % STAGES]));
+        if (threadIdx.x % WARP_LANES == 0) barrier_arrive(shared_address(&empty[at.stage]));
     }
 };
 
@@ -70,44 +82,58 @@ __device__ inline void copy_async_4(uint32_t to, const void *from, bool valid) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid ? 4 : 0));
 }
 
-/* Says of stages [begin, end) that this warp's copies are there, all but those of the last LEFT. */
+/* Says that this warp's copies of a stage are there, all but those of the LEFT stages behind it. */
 template <int LEFT, class Ring>
-__device__ void tell_full(Ring &ring, int32_t begin, int32_t end) {
+__device__ void tell_full(Ring &ring, typename Ring::place &at) {
     copy_async_wait<LEFT>();
     async_proxy_fence();
     __syncwarp();
-    if (threadIdx.x % WARP_LANES != 0) return;
-    for (int32_t n = begin; n < end; n++) barrier_arrive(shared_address(&ring.full[n % Ring::STAGES]));
+    if (threadIdx.x % WARP_LANES == 0) barrier_arrive(shared_address(&ring.full[at.stage]));
+    at.advance();
 }
 
-/* The keys [first, end) of an item by one warpgroup, zeros behind the last. */
+/* The keys [first, end) of an item by one warpgroup, zeros behind the last. The blocks of all keys of a stage are asked
+ * for together, those of the next one before this one is waited for. */
 template <class Ring>
 __device__ void fill_ring(const cpa_cuda_index_work &w, Ring &ring, uint32_t stages_at, const cpa_attend_item *item,
                           int32_t first, int32_t end) {
     using lines = typename Ring::lines;
-    constexpr int ROWS = WARPGROUP / lines::VECTORS, COPIES = KEYS / ROWS;
-    const int thread = threadIdx.x % WARPGROUP, vector = thread % lines::VECTORS;
+    constexpr int LANES = lines::VECTORS < 8 ? lines::VECTORS : 8; /* that copy a row, a line of it at a time */
+    constexpr int ROWS = WARPGROUP / LANES, COPIES = KEYS / ROWS;
+    const int thread = threadIdx.x % WARPGROUP, lane = thread % LANES, row = thread / LANES;
+    const int32_t *const table = w.tables + item->table;
     const int32_t stages = (end - first + KEYS - 1) / KEYS;
-    for (int32_t n = 0; n < stages; n++) {
-        const uint32_t stage = stages_at + n % Ring::STAGES * Ring::KEY_BYTES;
-        ring.wait_empty(n);
+    int32_t blocks[COPIES], scale_block;
+    const auto ask = [&](int32_t at) {
+#pragma unroll
+        for (int i = 0; i < COPIES; i++) blocks[i] = __ldg(table + (min(at + row + i * ROWS, end - 1) >> w.block_shift));
+        scale_block = __ldg(table + (min(at + thread, end - 1) >> w.block_shift));
+    };
+    typename Ring::place to, told;
+    ask(first);
+    for (int32_t n = 0; n < stages; n++, to.advance()) {
+        const uint32_t stage = stages_at + to.stage * Ring::KEY_BYTES;
+        const int32_t at = first + n * KEYS;
+        ring.wait_empty(to);
 #pragma unroll
         for (int i = 0; i < COPIES; i++) {
-            const int row = i * ROWS + thread / lines::VECTORS;
-            const int32_t key = first + n * KEYS + row;
-            const bool valid = key < end;
-            const char *from = valid ? index_row(w, index_block(w, item, key), key) + vector * 16 : w.keys.rows;
-            copy_async_16(stage + lines::place(KEYS, row, vector), from, valid);
+            const int32_t key = at + row + i * ROWS;
+            const char *from = index_row(w, index_block(w, blocks[i]), min(key, end - 1));
+#pragma unroll
+            for (int vector = 0; vector < lines::VECTORS; vector += LANES)
+                copy_async_16(stage + lines::place(KEYS, row + i * ROWS, vector + lane), from + (vector + lane) * 16,
+                              key < end);
         }
         if (w.keys.scales) {
-            const int32_t key = first + n * KEYS + thread;
-            const float *from = key < end ? index_scale(w, index_block(w, item, key), key) : w.keys.scales;
-            copy_async_4(shared_address(&ring.scales[n % Ring::STAGES][thread]), from, key < end);
+            const int32_t key = at + thread;
+            copy_async_4(shared_address(&ring.scales[to.stage][thread]),
+                         index_scale(w, index_block(w, scale_block), min(key, end - 1)), key < end);
         }
         copy_async_commit();
-        if (n >= Ring::LAG) tell_full<Ring::LAG>(ring, n - Ring::LAG, n - Ring::LAG + 1);
+        if (n + 1 < stages) ask(at + KEYS);
+        if (n >= Ring::LAG) tell_full<Ring::LAG>(ring, told);
     }
-    tell_full<0>(ring, max(0, stages - Ring::LAG), stages);
+    for (int32_t n = max(0, stages - Ring::LAG); n < stages; n++) tell_full<0>(ring, told);
 }
 
 } // namespace

@@ -33,10 +33,12 @@ __device__ inline index_tile find_index_tile(const cpa_cuda_index_work &w, int32
     return tile;
 }
 
-/* The block of a key, and its row and scale there. Ids of tables on the device may be anything. */
+/* A block that a table entry names, which on the device may be anything; that of a key, and its row and scale there. */
+__device__ inline int64_t index_block(const cpa_cuda_index_work &w, int32_t entry) {
+    return min(max((int64_t)entry, (int64_t)0), w.keys.num_blocks - 1);
+}
 __device__ inline int64_t index_block(const cpa_cuda_index_work &w, const cpa_attend_item *item, int32_t key) {
-    const int64_t id = __ldg(w.tables + item->table + (key >> w.block_shift));
-    return min(max(id, (int64_t)0), w.keys.num_blocks - 1);
+    return index_block(w, __ldg(w.tables + item->table + (key >> w.block_shift)));
 }
 __device__ inline const char *index_row(const cpa_cuda_index_work &w, int64_t block, int32_t key) {
     return w.keys.rows + block * w.keys.block_stride + (key & ((1 << w.block_shift) - 1)) * w.keys.token_stride;
