@@ -13,7 +13,7 @@
  *               x over n, and v that of (x - m)^2; a sum folds the second half of 2^k elements, 0 beyond n, onto the
  *               first, until one is left
  *     rotation  cpa_rope of cpattn/nn.h, each product rounded before it is added; NaN outside of the table
- *     bf16      rounded to nearest even
+ *     bf16      rounded to nearest even; not where keys and queries are fp32
  *     Hadamard  H x n^-0.5 with H in Sylvester's order, n a power of two; sums are those of neighbours, of pairs of
  *               neighbours and so on; then bf16 once more. It changes no product of a query and a key, but spreads
  *               what codes would lose: both have it, or neither
@@ -34,7 +34,8 @@ enum { CPA_INDEX_MOST_DIM = 256, CPA_INDEX_MOST_HEADS = 128, CPA_INDEX_MOST_UNIT
 
 /* The index keys of a layer: a cache of one KV head whose keys are all there is (v_in_k is 1, v_dim is k_dim), so that
  * what copies, swaps, moves and packs a cache does the same to it. Its dtype is CPA_FP8_E4M3, each row with its own
- * scale: a block is [block_size, dim] codes and behind them [block_size] fp32 scales; or CPA_BF16. Rows are in one
+ * scale: a block is [block_size, dim] codes and behind them [block_size] fp32 scales; or CPA_BF16, or CPA_F32, which
+ * devices compare without tensor cores. Rows are in one
  * piece, not CPA_VLLM_X. `hadamard` says that its rows have been transformed. */
 typedef struct cpa_index_cache {
     cpa_kv_view kv;
@@ -63,7 +64,7 @@ CPA_API cpa_status cpa_index_write(const cpa_index_write_args *args, cpa_stream 
 
 /* index_q: queries of an indexer, rotated, transformed and rounded to bf16, or from there to codes whose scales, powers
  * of two, go into the weights: weights_out = w * s * softmax_scale * head_scale, multiplied in that order, with s = 1
- * in bf16. */
+ * where there are no codes. */
 typedef struct cpa_index_q_args {
     size_t size;
     int64_t tokens;
@@ -74,9 +75,9 @@ typedef struct cpa_index_q_args {
     cpa_rope rope;
     const int64_t *positions; /* as of index_write */
     int32_t hadamard;         /* 0 or 1: what the keys have */
-    cpa_dtype out_dtype;      /* CPA_FP8_E4M3 or CPA_BF16 */
+    cpa_dtype out_dtype;      /* that of the cache */
     void *out;                /* [tokens, heads, dim], contiguous */
-    const void *weights;      /* [tokens, heads]; NULL: the indexer has none, with CPA_BF16 alone */
+    const void *weights;      /* [tokens, heads]; NULL: the indexer has none; not with codes */
     cpa_dtype weight_dtype;
     int64_t weight_row_stride;       /* elements; 0: contiguous */
     float *weights_out;              /* [tokens, heads], contiguous; NULL where there are no weights */
@@ -114,7 +115,7 @@ typedef struct cpa_index_logits_args {
     int32_t heads;
     const void *q;             /* [rows, heads, dim] in the dtype of the cache */
     int64_t q_row_stride;      /* elements; 0: contiguous */
-    const float *weights;      /* [rows, heads]; NULL: all are 1, with CPA_BF16 alone */
+    const float *weights;      /* [rows, heads]; NULL: all are 1; not with codes */
     int64_t weight_row_stride; /* elements; 0: contiguous */
     int32_t hadamard;          /* what index_q was told: has to be that of the cache */
     cpa_index_cache cache;     /* codes with k_scale: all keys have that scale */

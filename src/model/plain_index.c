@@ -44,6 +44,7 @@ cpa_status cpa_plain_index(cpa_plain *f, int32_t layer) {
     CPA_TRY(cpa_plain_linear(f, layer, "self_attn.indexer.weights_proj", 0, f->x, c->hidden, heads, f->index_weights));
     cpa_plain_rotate(f, f->index_k, 1, dim, 0);
     cpa_plain_rotate(f, f->index_q, (int32_t)heads, dim, 0);
+    if (c->index.dtype == CPA_F32) return CPA_OK;
     round_to_bf16(f->index_k, f->count * dim);
     round_to_bf16(f->index_q, f->count * heads * dim);
     return CPA_OK;

@@ -1,5 +1,5 @@
 /* Which keys the tokens of a plain forward attend in a layer with an indexer (index_config.h), whose queries and keys are
- * compared in bf16. */
+ * compared in fp32, or else in bf16. */
 #ifndef CPA_MODEL_PLAIN_INDEX_H
 #define CPA_MODEL_PLAIN_INDEX_H
 

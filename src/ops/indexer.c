@@ -23,6 +23,12 @@ static cpa_status check_dim(const char *where, const char *name, int32_t dim, in
     return CPA_OK;
 }
 
+static cpa_status check_key_dtype(const char *where, const char *name, cpa_dtype dtype, cpa_error *err) {
+    REQUIRE(err, dtype == CPA_FP8_E4M3 || dtype == CPA_BF16 || dtype == CPA_F32,
+            "%s: %s is %s, expected fp8_e4m3, bf16 or fp32", where, name, cpa_dtype_name(dtype));
+    return CPA_OK;
+}
+
 static cpa_status check_cache(const char *where, const cpa_index_cache *cache, cpa_error *err) {
     const cpa_kv_view *kv = &cache->kv;
     REQUIRE(err, CPA_RESERVED_IS_ZERO(*cache), "%s: the reserved bytes of the cache are not zero", where);
@@ -32,8 +38,7 @@ static cpa_status check_cache(const char *where, const cpa_index_cache *cache, c
             "%s: the cache has %d KV heads, v_in_k %d, k_dim %d and v_dim %d; expected one head of keys alone, with "
             "v_in_k 1 and v_dim equal to k_dim",
             where, kv->kv_heads, kv->v_in_k, kv->k_dim, kv->v_dim);
-    REQUIRE(err, kv->dtype == CPA_FP8_E4M3 || kv->dtype == CPA_BF16, "%s: the cache is %s, expected fp8_e4m3 or bf16",
-            where, cpa_dtype_name(kv->dtype));
+    CPA_TRY(check_key_dtype(where, "the cache", kv->dtype, err));
     REQUIRE(err, kv->layout != CPA_VLLM_X && !kv->k_scales,
             "%s: the cache has layout %d and scales of heads %s; expected rows in one piece and no such scales", where,
             (int)kv->layout, kv->k_scales ? "given" : "not given");
@@ -83,7 +88,7 @@ cpa_status cpa_index_write(const cpa_index_write_args *given, cpa_stream *stream
 /* ---- index_q ---- */
 
 static cpa_status check_weights(const char *where, cpa_index_q_args *a, cpa_error *err) {
-    REQUIRE(err, a->weights || a->out_dtype == CPA_BF16 || a->tokens == 0,
+    REQUIRE(err, a->weights || a->out_dtype != CPA_FP8_E4M3 || a->tokens == 0,
             "%s: weights is NULL, expected weights for queries in codes, whose scales go into them", where);
     REQUIRE(err, !a->weights == !a->weights_out || a->tokens == 0,
             "%s: %s is NULL and %s is not; expected both or neither", where, a->weights ? "weights_out" : "weights",
@@ -107,8 +112,7 @@ static cpa_status check_index_q(cpa_index_q_args *a, cpa_error *err) {
     CPA_TRY(cpa_nn_check_count(where, "heads", a->heads, 1, CPA_INDEX_MOST_HEADS, err));
     CPA_TRY(check_dim(where, "dim", a->dim, a->hadamard, err));
     CPA_TRY(cpa_check_dtype(where, "dtype", a->dtype, err));
-    REQUIRE(err, a->out_dtype == CPA_FP8_E4M3 || a->out_dtype == CPA_BF16,
-            "%s: out_dtype is %s, expected fp8_e4m3 or bf16", where, cpa_dtype_name(a->out_dtype));
+    CPA_TRY(check_key_dtype(where, "out_dtype", a->out_dtype, err));
     const int64_t width = (int64_t)a->heads * a->dim;
     CPA_TRY(cpa_nn_check_tensor(
         where,
@@ -201,7 +205,7 @@ static cpa_status check_index_logits(const cpa_index_plan *plan, cpa_index_logit
                                 (cpa_nn_tensor){"q", "q_row_stride", a->q, &a->q_row_stride, plan->rows,
                                                 (int64_t)a->heads * kv->k_dim, cpa_dtype_bytes(kv->dtype), 0},
                                 err));
-    REQUIRE(err, a->weights || kv->dtype == CPA_BF16 || plan->rows == 0,
+    REQUIRE(err, a->weights || kv->dtype != CPA_FP8_E4M3 || plan->rows == 0,
             "%s: weights is NULL, expected those that index_q made of queries in codes", where);
     CPA_TRY(cpa_nn_check_tensor(
         where,

@@ -11,7 +11,8 @@ const char *const cpa_test_models[] = {
     "tiny-llama",   "tiny-llama2",  "tiny-mistral",   "tiny-qwen2",      "tiny-qwen3", "tiny-yarn",
     "tiny-sharded", "tiny-mixtral", "tiny-qwen3-moe", "tiny-joined-moe", NULL};
 
-const char *const cpa_test_latent_models[] = {"tiny-deepseek-v2", "tiny-deepseek-v3", "tiny-deepseek-fp8", NULL};
+const char *const cpa_test_latent_models[] = {"tiny-deepseek-v2", "tiny-deepseek-v3", "tiny-deepseek-fp8",
+                                              "tiny-deepseek-v32", NULL};
 
 static void need(int done, const char *what) {
     if (done) return;

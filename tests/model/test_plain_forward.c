@@ -14,6 +14,7 @@ static float error_of(const char *name, cpa_dtype dtype, const cpa_test_expected
     cpa_safetensors *files = NULL;
     float worst = 0;
     if (cpa_model_config_load(cpa_test_model_folder(name), &config, NULL) != CPA_OK) return -1;
+    config.index.dtype = cpa_index_dtype_beside(dtype, dtype);
     if (cpa_safetensors_open(cpa_test_model_folder(name), &files, NULL) != CPA_OK) return -1;
     for (int p = 0; p < CPA_TEST_PROMPTS && worst >= 0; p++) {
         uint32_t tokens[CPA_TEST_MAX_PROMPT + CPA_TEST_OUTPUTS];
@@ -28,7 +29,6 @@ static float error_of(const char *name, cpa_dtype dtype, const cpa_test_expected
         for (int i = 0; i < CPA_TEST_OUTPUTS && worst >= 0; i++) {
             const float error = cpa_test_logits_error(expected, p, i, logits + i * expected->vocabulary);
             if (!(error <= worst)) worst = error;
-            if (i%5==0) printf("%s %d %d %g\n", name, p, i, error);
         }
     }
     cpa_safetensors_close(files);
@@ -40,7 +40,6 @@ static void check_reference(const char *const *names) {
     for (int i = 0; names[i]; i++) {
         cpa_test_expected_read(names[i], expected);
         const float error = error_of(names[i], CPA_F32, expected);
-        printf("%s %g\n", names[i], error);
         CU_ASSERT(error >= 0 && error <= 5e-5f);
     }
     free(expected);
@@ -49,7 +48,6 @@ static void check_reference(const char *const *names) {
 static void test_reference(void) {
     check_reference(cpa_test_models);
     check_reference(cpa_test_latent_models);
-    check_reference((const char *const[]){"tiny-deepseek-v32", NULL});
 }
 
 static void test_rounded(void) {

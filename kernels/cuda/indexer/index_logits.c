@@ -183,7 +183,7 @@ cpa_status cpa_cuda_index_logits(const cpa_index_plan *base, const cpa_index_log
     CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
     if (args->width * args->unit > INT32_MAX)
         return cpa_cuda_unsupported(stream, "index_logits: more columns than kernels count", args->width);
-    const int fits = in_vectors(&work) && path != CPA_CUDA_SIMPLE;
+    const int fits = in_vectors(&work) && path != CPA_CUDA_SIMPLE && work.dtype != CPA_F32;
     const int has_tiles = work.dim == 64 || work.dim == 128;
     if (fits && path == CPA_CUDA_HOPPER && (has_tiles || work.dim == 32)) return run_hopper(plan, &work, stream);
     const cpa_cuda_index_work all = part_of(plan, &work, 0, base->items.n, CPA_CUDA_INDEX_TILINGS - 1);

@@ -8,7 +8,7 @@ constexpr int THREADS = 128;
 
 __device__ float read_number(const cpa_cuda_index_work &w, const char *row, int32_t d) {
     if (w.dtype == CPA_FP8_E4M3) return read_code(row, w.dtype, d, __float_as_uint(1.0f));
-    return to_float(((const __nv_bfloat16 *)row)[d]);
+    return w.dtype == CPA_F32 ? ((const float *)row)[d] : to_float(((const __nv_bfloat16 *)row)[d]);
 }
 
 __global__ void __launch_bounds__(THREADS, 1) index_logits_simple(const __grid_constant__ cpa_cuda_index_work w) {
@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(THREADS, 1) index_logits_simple(const __grid_c
     const bool has_key = key < tile.keys;
     const int64_t block = has_key ? index_block(w, tile.item, key) : 0;
     const char *row_of_key = index_row(w, block, key);
-    const int64_t head_bytes = w.dim * (w.dtype == CPA_FP8_E4M3 ? 1 : 2);
+    const int64_t head_bytes = w.dim * (w.dtype == CPA_FP8_E4M3 ? 1 : w.dtype == CPA_BF16 ? 2 : 4);
     for (int32_t r = 0; r < tile.rows; r++) {
         const int64_t row = tile.item->q_row + tile.first + r;
         float sum = 0;

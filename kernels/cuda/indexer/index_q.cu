@@ -37,10 +37,11 @@ __global__ void __launch_bounds__(THREADS) index_q(const __grid_constant__ q_arg
         const int64_t at = token * a.heads + head;
         float scale = 1;
         if (head >= a.heads) break;
-        finish_row<W>(x[h], a.dim, rotation, a.rope.table != NULL, q.hadamard, shared[threadIdx.x / WARP_LANES]);
-        if (a.out_dtype == CPA_BF16) {
-            store_row<__nv_bfloat16, W>((__nv_bfloat16 *)a.out + at * a.dim, narrow<__nv_bfloat16, W>(x[h]), a.dim,
-                                        q.whole_out);
+        finish_row<W>(x[h], a.dim, rotation, a.rope.table != NULL, q.hadamard, a.out_dtype,
+                      shared[threadIdx.x / WARP_LANES]);
+        if (a.out_dtype != CPA_FP8_E4M3) {
+            store_plain_row<W>((char *)a.out + at * a.dim * (a.out_dtype == CPA_F32 ? 4 : 2), x[h], a.out_dtype, a.dim,
+                               q.whole_out);
         } else {
             unit_of<uint8_t, W> codes;
             scale = row_codes<W>(codes, x[h], a.floor, true);
@@ -56,8 +57,7 @@ template <typename T, int W>
 void launch(q_args &q, cpa_stream *stream) {
     const int64_t ctas = (q.a.tokens * q.groups + WARPS - 1) / WARPS;
     q.whole_q = lanes_are_aligned<T, W>(q.a.q, q.a.q_row_stride | q.a.dim);
-    q.whole_out = q.a.out_dtype == CPA_BF16 ? lanes_are_aligned<__nv_bfloat16, W>(q.a.out, q.a.dim)
-                                            : lanes_are_aligned<uint8_t, W>(q.a.out, q.a.dim);
+    q.whole_out = stores_are_aligned<W>(q.a.out, q.a.dim * cpa_dtype_bytes(q.a.out_dtype), q.a.out_dtype);
     index_q<T, W><<<(unsigned)ctas, THREADS, 0, cpa_cuda_handle(stream)>>>(q);
 }
 

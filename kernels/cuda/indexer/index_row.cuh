@@ -153,15 +153,32 @@ __device__ void round_row(float (&x)[W]) {
     for (int e = 0; e < W; e++) x[e] = __bfloat162float(__float2bfloat16_rn(x[e]));
 }
 
-/* From the rotation to the last rounding to bf16; hadamard: dim^-0.5, or 0. */
+/* From the rotation to the last rounding, for rows of that dtype; hadamard: dim^-0.5, or 0. */
 template <int W>
 __device__ void finish_row(float (&x)[W], int32_t dim, const row_rotation<W> &rotation, bool rotated, float hadamard,
-                           float *shared) {
+                           cpa_dtype dtype, float *shared) {
     if (rotated) rotation.apply(x, shared);
-    round_row<W>(x);
+    if (dtype != CPA_F32) round_row<W>(x);
     if (hadamard == 0) return;
     transform_row<W>(x, dim, hadamard);
-    round_row<W>(x);
+    if (dtype != CPA_F32) round_row<W>(x);
+}
+
+/* Stores a row that is no codes. */
+template <int W>
+__device__ void store_plain_row(void *to, const float (&x)[W], cpa_dtype dtype, int32_t dim, bool whole) {
+    if (dtype == CPA_BF16)
+        store_row<__nv_bfloat16, W>((__nv_bfloat16 *)to, narrow<__nv_bfloat16, W>(x), dim, whole);
+    else
+        store_row<float, W>((float *)to, narrow<float, W>(x), dim, whole);
+}
+
+/* Whether lanes may store their elements of such rows at once, rows beginning at multiples of `strides` bytes. */
+template <int W>
+bool stores_are_aligned(const void *pointer, int64_t strides, cpa_dtype dtype) {
+    return dtype == CPA_F32    ? lanes_are_aligned<float, W>(pointer, strides / 4)
+           : dtype == CPA_BF16 ? lanes_are_aligned<__nv_bfloat16, W>(pointer, strides / 2)
+                               : lanes_are_aligned<uint8_t, W>(pointer, strides);
 }
 
 /* The codes of a row, and their scale. */

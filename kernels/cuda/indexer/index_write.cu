@@ -34,11 +34,12 @@ __global__ void __launch_bounds__(THREADS) index_write(const __grid_constant__ w
     load_row<T, W>(x, (const T *)a.k + token * a.k_row_stride, w.dim, w.whole_k);
     const row_rotation<W> rotation(a.rope, a.positions, a.tokens, token);
     if (a.gamma) norm_row<W>(x, w.dim, a.gamma, a.beta, a.eps);
-    finish_row<W>(x, w.dim, rotation, a.rope.table != NULL, w.hadamard, shared[threadIdx.x / WARP_LANES]);
+    finish_row<W>(x, w.dim, rotation, a.rope.table != NULL, w.hadamard, a.cache.kv.dtype,
+                  shared[threadIdx.x / WARP_LANES]);
     const int64_t offset = slot & ((1 << w.block_shift) - 1);
     char *block = w.memory + (slot >> w.block_shift) * w.block_stride, *row = block + offset * w.token_stride;
-    if (a.cache.kv.dtype == CPA_BF16) {
-        store_row<__nv_bfloat16, W>((__nv_bfloat16 *)row, narrow<__nv_bfloat16, W>(x), w.dim, w.whole_rows);
+    if (a.cache.kv.dtype != CPA_FP8_E4M3) {
+        store_plain_row<W>(row, x, a.cache.kv.dtype, w.dim, w.whole_rows);
         return;
     }
     unit_of<uint8_t, W> codes;
@@ -51,8 +52,7 @@ template <typename T, int W>
 void launch(write_args &w, cpa_stream *stream) {
     const int64_t ctas = (w.a.tokens + WARPS - 1) / WARPS, strides = w.block_stride | w.token_stride;
     w.whole_k = lanes_are_aligned<T, W>(w.a.k, w.a.k_row_stride);
-    w.whole_rows = w.a.cache.kv.dtype == CPA_BF16 ? lanes_are_aligned<__nv_bfloat16, W>(w.memory, strides / 2)
-                                                  : lanes_are_aligned<uint8_t, W>(w.memory, strides);
+    w.whole_rows = stores_are_aligned<W>(w.memory, strides, w.a.cache.kv.dtype);
     index_write<T, W><<<(unsigned)ctas, THREADS, 0, cpa_cuda_handle(stream)>>>(w);
 }
 

@@ -12,9 +12,9 @@ static void make_token(void *ctx, int64_t token, int32_t thread) {
         char *out = (char *)a->out + at * a->dim * out_bytes;
         float x[CPA_INDEX_MOST_DIM], scale = 1, weight;
         cpa_widen(x, (const char *)a->q + (token * a->q_row_stride + head * a->dim) * bytes, a->dtype, a->dim);
-        cpa_index_finish(x, a->dim, &a->rope, a->positions, a->tokens, token, a->hadamard);
-        if (a->out_dtype == CPA_BF16)
-            cpa_narrow(out, x, CPA_BF16, a->dim);
+        cpa_index_finish(x, a->dim, &a->rope, a->positions, a->tokens, token, a->hadamard, a->out_dtype);
+        if (a->out_dtype != CPA_FP8_E4M3)
+            cpa_narrow(out, x, a->out_dtype, a->dim);
         else
             scale = cpa_index_codes((uint8_t *)out, x, a->dim, a->floor, 1);
         if (!a->weights) continue;

@@ -62,14 +62,14 @@ static inline void cpa_index_hadamard(float *x, int32_t dim) {
     for (int32_t i = 0; i < dim; i++) x[i] *= scale;
 }
 
-/* From the rotation to the last rounding to bf16. */
+/* From the rotation to the last rounding, for rows of that dtype. */
 static inline void cpa_index_finish(float *x, int32_t dim, const cpa_rope *rope, const int64_t *positions, int64_t rows,
-                                    int64_t row, int hadamard) {
+                                    int64_t row, int hadamard, cpa_dtype dtype) {
     if (rope->table) cpa_index_rotate(x, dim, rope, positions, rows, row);
-    cpa_index_round(x, dim);
+    if (dtype != CPA_F32) cpa_index_round(x, dim);
     if (!hadamard) return;
     cpa_index_hadamard(x, dim);
-    cpa_index_round(x, dim);
+    if (dtype != CPA_F32) cpa_index_round(x, dim);
 }
 
 /* The codes of a row, and their scale. */

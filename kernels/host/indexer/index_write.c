@@ -21,11 +21,11 @@ static void write_key(void *ctx, int64_t token, int32_t thread) {
     if (slot < 0) return;
     cpa_widen(x, (const char *)a->k + token * a->k_row_stride * cpa_dtype_bytes(a->dtype), a->dtype, dim);
     if (a->gamma) cpa_index_norm(x, dim, a->gamma, a->beta, a->eps);
-    cpa_index_finish(x, dim, &a->rope, a->positions, a->tokens, token, a->cache.hadamard);
+    cpa_index_finish(x, dim, &a->rope, a->positions, a->tokens, token, a->cache.hadamard, a->cache.kv.dtype);
     char *block = job->pool.memory + slot / job->block_size * job->pool.block_stride;
     char *row = block + offset * job->pool.token_stride;
-    if (a->cache.kv.dtype == CPA_BF16) {
-        cpa_narrow(row, x, CPA_BF16, dim);
+    if (a->cache.kv.dtype != CPA_FP8_E4M3) {
+        cpa_narrow(row, x, a->cache.kv.dtype, dim);
     } else {
         float *scales = (float *)(void *)(block + job->pool.scales_at);
         scales[offset] = cpa_index_codes((uint8_t *)row, x, dim, a->floor, a->scales_pow2);
