@@ -65,6 +65,11 @@ CPA_HOST_DEVICE static inline int32_t cpa_topk_index(const cpa_topk_args *a, int
     return table[column / a->block_size] * a->block_size + column % a->block_size;
 }
 
+/* The row of the results that a row's go to; negative: none. */
+CPA_HOST_DEVICE static inline int64_t cpa_topk_out_row(const int32_t *out_rows, int64_t row) {
+    return out_rows ? out_rows[row] : row;
+}
+
 /* What `scores` gets. */
 CPA_HOST_DEVICE static inline float cpa_topk_score(float score) {
     const uint32_t minus_infinity = 0xff800000u;

@@ -15,7 +15,9 @@
 #define CPATTN_CONTEXT_H
 
 #include <cpattn/comm.h>
+#include <cpattn/indexer.h>
 #include <cpattn/ops.h>
+#include <cpattn/topk.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -78,6 +80,26 @@ typedef struct cpa_row_form {
 } cpa_row_form;
 enum { CPA_MOST_ROW_FORMS = 3 };
 
+/* An indexer, by which cpa_context_select chooses the keys that the rows of a step attend (cpattn/indexer.h). An entry of
+ * what it chooses stands for `unit` index keys, and an index key for `tokens_per_key` tokens; with several ranks runs of
+ * tokens are whole entries: the interleave is a multiple of both together. */
+typedef struct cpa_index_form {
+    /* Bound on the memory of this rank for scores, and for candidates of all ranks, of so many rows at once; those of one
+     * row always have room. 0: 256 MiB. */
+    int64_t scores_bytes;
+    int32_t heads;          /* of its queries; 0: there is no indexer */
+    int32_t dim;            /* width of its queries and keys */
+    cpa_dtype dtype;        /* of both: CPA_FP8_E4M3 or CPA_BF16 */
+    int32_t has_weights;    /* 1: each query head has a weight, as codes need it */
+    int32_t k;              /* entries that are chosen for a row, 1 to CPA_MOST_TOPK */
+    int32_t unit;           /* 0: 1 */
+    int32_t tokens_per_key; /* 0: 1 */
+    int32_t forced_first,
+        forced_last;     /* entries of a row's sequence that are always chosen (cpattn/topk.h): the last is that
+                                          of the row itself */
+    int32_t reserved[5]; /* zero */
+} cpa_index_form;
+
 typedef struct cpa_context cpa_context;
 
 typedef struct cpa_context_options {
@@ -103,6 +125,7 @@ typedef struct cpa_context_options {
      * rounded before the last merge. CPA_BF16 or CPA_F16: half the bytes, each state of another rank rounded once (of
      * replicated rows the own one too), so that results depend on the number of ranks, and on the algorithm, by as much. */
     cpa_dtype state_dtype;
+    cpa_index_form index; /* what cpa_context_select chooses by; the same on every rank */
 } cpa_context_options;
 
 /* One chunk: the new tokens [start, start + count) of one sequence, over the keys up to their end. The same on every
@@ -188,6 +211,7 @@ typedef struct cpa_context_stats {
      * has them, and several at once. On the host they are instruction sets. Of a step those of its first layer count; of
      * steps launched as a graph, those of the step that it was captured of. */
     char decode_kernels[CPA_KERNEL_NAMES], prefill_kernels[CPA_KERNEL_NAMES];
+    int64_t index_bytes_sent; /* of bytes_sent, those of cpa_context_select: queries of indexers, and candidates */
 } cpa_context_stats;
 
 /* Collective over `comm`, which must outlive the context, as must `device`. Options that are not the same on every rank
@@ -236,6 +260,32 @@ CPA_API cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chun
  * with that, cpa_context_plan or cpa_context_destroy. A process that starts CUDA before it opens a device sets
  * CUDA_MODULE_LOADING=EAGER first: the first launch of a kernel waits for what runs, rank or not, without a limit. */
 CPA_API cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args, cpa_stream *stream);
+
+/* What an indexer has of one layer. */
+typedef struct cpa_context_select_args {
+    size_t size;
+    /* [rows, heads, dim], dtype of the indexer, as cpa_index_q leaves them: of the rows of this rank (of all with replicated
+     * rows), in the order of the queries of their forms, one form behind the other. NULL without rows. */
+    const void *q;
+    const float *weights;  /* [rows, heads]; NULL where the indexer has none */
+    cpa_index_cache cache; /* this rank's shard, by the block tables of the step */
+} cpa_context_select_args;
+
+/* Chooses for each row of the planned step the k keys, or entries, that its indexer scores best, in one layer: those that
+ * cpa_index_logits and cpa_topk would choose over the whole sequence on one rank, exactly, whatever the number of ranks,
+ * the chunks and the blocks. *out has lists for all rows of the step, as cpa_context_args.selection wants them; it lies in
+ * memory of the context until the next call. For rows of sequences that lie on one rank, lists on the other ranks are
+ * empty (nobody reads them there); all others are the same on every rank.
+ *
+ * Of rows of sharded sequences queries travel to all ranks, which score their own keys, and then of each row the k best of
+ * each rank, 8 bytes each: rows * (heads * (dim * bytes of dtype + 4 with weights), filled up to 16 bytes) from each rank
+ * to each other, and of all ranks' rows k * 8 bytes. With replicated rows no queries travel.
+ *
+ * Collective, before the attend of its layer, in the same order on all ranks; allocates nothing, and on devices only
+ * enqueues. The step is one of cpa_context_plan; its own graphs cannot be captured. A rank that refuses its arguments in a
+ * step with exchanges refuses the rest of it, as in cpa_context_attend. */
+CPA_API cpa_status cpa_context_select(cpa_context *context, const cpa_context_select_args *args, cpa_key_indices *out,
+                                      cpa_stream *stream);
 
 /* Decode in graphs of the caller's: the new tokens of each sequence, one or a few with drafts among them, by pass-Q, over
  * lengths and tables that lie on the device. All sequences are sharded. Reserving allocates for these limits once; from

@@ -57,6 +57,8 @@ typedef struct cpa_topk_args {
     const int32_t *table_rows; /* [rows], or NULL */
     int64_t table_stride;      /* 0: all rows have the same table */
     int32_t block_size;        /* a power of two */
+    const int32_t
+        *out_rows; /* [rows]: row of indices, counts and scores that a row's go to; negative: none; NULL: its own */
 } cpa_topk_args;
 CPA_API cpa_status cpa_topk(const cpa_topk_args *args, cpa_stream *stream);
 
@@ -72,15 +74,16 @@ typedef struct cpa_topk_merge_args {
      * are none, and their scores. */
     const float *scores;
     const int32_t *indices;
-    int64_t list_stride;    /* 0 = rows * row_stride */
-    int64_t row_stride;     /* 0 = width */
-    int32_t k;              /* 1 to CPA_MOST_TOPK */
-    int32_t *out;           /* [rows, k]: indices that were chosen, ascending, then -1 */
-    int64_t out_stride;     /* 0 = k */
-    int32_t *counts;        /* [rows], or NULL */
-    int32_t forced_first;   /* entries [0, forced_first) are forced, */
-    int32_t forced_last;    /* and [lengths[row] - forced_last, lengths[row]) */
-    const int32_t *lengths; /* [rows]; with forced_last */
+    int64_t list_stride;     /* 0 = rows * row_stride */
+    int64_t row_stride;      /* 0 = width */
+    int32_t k;               /* 1 to CPA_MOST_TOPK */
+    int32_t *out;            /* [rows, k]: indices that were chosen, ascending, then -1 */
+    int64_t out_stride;      /* 0 = k */
+    int32_t *counts;         /* [rows], or NULL */
+    int32_t forced_first;    /* entries [0, forced_first) are forced, */
+    int32_t forced_last;     /* and [lengths[row] - forced_last, lengths[row]) */
+    const int32_t *lengths;  /* [rows]; with forced_last */
+    const int32_t *out_rows; /* [rows]: as of topk */
 } cpa_topk_merge_args;
 CPA_API cpa_status cpa_topk_merge(const cpa_topk_merge_args *args, cpa_stream *stream);
 

@@ -90,21 +90,21 @@ static cpa_status check_options(const cpa_context_options *o, cpa_error *err) {
 }
 
 /* The options with their defaults filled in. */
-static cpa_status take_options(const cpa_context_options *given, const cpa_device *device, cpa_context_options *out,
-                               cpa_forms *forms, cpa_error *err) {
+static cpa_status take_options(const cpa_context_options *given, const cpa_device *device, int32_t ranks,
+                               cpa_context_options *out, cpa_forms *forms, cpa_error *err) {
     if (!device) return cpa_fail(err, CPA_INVALID, "context: no device");
     CPA_TRY(CPA_STRUCT_TAKE("context", given, cpa_context_options, max_rows, out, err));
     CPA_TRY(cpa_forms_take(device, out, forms, err));
     CPA_TRY(check_options(out, err));
     out->forms = NULL;
     if (!out->interleave) out->interleave = out->block_size;
-    return CPA_OK;
+    return cpa_index_form_take(out, ranks, &out->index, err);
 }
 
 int64_t cpa_context_least_staging(const cpa_device *device, const cpa_context_options *options, int32_t size) {
     cpa_context_options taken;
     cpa_forms forms;
-    if (size < 1 || size > CPA_MERGE_MAX_STATES || take_options(options, device, &taken, &forms, NULL) != CPA_OK)
+    if (size < 1 || size > CPA_MERGE_MAX_STATES || take_options(options, device, size, &taken, &forms, NULL) != CPA_OK)
         return 0;
     return cpa_pass_kv_least_staging(device, &taken, &forms, size);
 }
@@ -122,6 +122,7 @@ static cpa_status create_local(cpa_context *c) {
     c->attended = &c->step;
     c->step.gathers = cpa_pass_kv_gathers(&c->ops.device->caps, &c->ops.options);
     CPA_TRY(cpa_pass_kv_create(&c->kv, &c->ops, &c->step));
+    cpa_index_choice_create(&c->choice, &c->ops, &c->step);
     c->rows = c->ops.options.rows;
     for (int32_t f = 0; f < c->ops.forms.count; f++)
         CPA_TRY(cpa_form_lane_create(&c->lanes[f], &c->ops, &c->ops.forms.list[f], &c->step));
@@ -136,6 +137,23 @@ static cpa_status agree_on_form(cpa_context *c, int32_t index) {
                                       {"out_dim", form->out_dim},      {"matrix", form->has_matrix},
                                       {"expanded", form->is_expanded}, {"absorbs", form->absorbs}};
     return cpa_control_same(&c->control, where, values, sizeof values / sizeof values[0], &c->ops.error);
+}
+
+static cpa_status agree_on_indexer(cpa_context *c) {
+    const cpa_index_form *form = &c->ops.options.index;
+    const cpa_named_value values[] = {
+        {"scores_bytes", (double)form->scores_bytes},
+        {"heads", form->heads},
+        {"dim", form->dim},
+        {"dtype", form->dtype},
+        {"has_weights", form->has_weights},
+        {"k", form->k},
+        {"unit", form->unit},
+        {"tokens_per_key", form->tokens_per_key},
+        {"forced_first", form->forced_first},
+        {"forced_last", form->forced_last},
+    };
+    return cpa_control_same(&c->control, "context: indexer", values, sizeof values / sizeof values[0], &c->ops.error);
 }
 
 /* Every rank derives the same exchanges from these. */
@@ -165,7 +183,7 @@ static cpa_status agree_on_options(cpa_context *c) {
     };
     CPA_TRY(cpa_control_same(&c->control, "context", values, sizeof values / sizeof values[0], &c->ops.error));
     for (int32_t f = 0; f < o->n_forms; f++) CPA_TRY(agree_on_form(c, f));
-    return CPA_OK;
+    return agree_on_indexer(c);
 }
 
 static void destroy(cpa_context *c) {
@@ -181,6 +199,7 @@ static void destroy(cpa_context *c) {
     cpa_form_lane_destroy(&c->reserved, &c->ops);
     for (int32_t f = 0; f < CPA_MOST_ROW_FORMS; f++) cpa_form_lane_destroy(&c->lanes[f], &c->ops);
     cpa_score_rows_free(&c->score_rows, &c->ops);
+    cpa_index_choice_destroy(&c->choice);
     cpa_pass_kv_destroy(&c->kv);
     if (c->ops.device) {
         if (c->steps) c->ops.device->table->events_destroy(c->steps);
@@ -227,7 +246,7 @@ cpa_status cpa_context_create_over(cpa_comm *comm, cpa_device *device, const cpa
     c->awaiting = (cpa_progress_hook){.drain = drain_stream, .ctx = c};
     cpa_plan_agreement_open(&c->agreement, &c->control);
 
-    status = out ? take_options(options, device, &c->ops.options, &c->ops.forms, &c->ops.error)
+    status = out ? take_options(options, device, c->control.size, &c->ops.options, &c->ops.forms, &c->ops.error)
                  : cpa_fail(&c->ops.error, CPA_INVALID, "context: out is NULL");
     if (status == CPA_OK) {
         c->ops.map = c->step.map = (cpa_owner_map){c->control.size, c->ops.options.interleave};
@@ -301,6 +320,7 @@ void cpa_context_account_begin(cpa_context *c, cpa_context_account *account) {
 void cpa_context_account_end(cpa_context *c, cpa_context_account *account) {
     account->bytes_sent = c->ops.stats.bytes_sent - account->before.bytes_sent;
     account->row_bytes_sent = c->ops.stats.row_bytes_sent - account->before.row_bytes_sent;
+    account->index_bytes_sent = c->ops.stats.index_bytes_sent - account->before.index_bytes_sent;
     account->plain_rows = c->ops.stats.plain_rows - account->before.plain_rows;
     account->layers = c->layers_attended;
     c->ops.stats = account->before;
@@ -314,6 +334,7 @@ void cpa_context_account_end(cpa_context *c, cpa_context_account *account) {
 void cpa_context_account_add(cpa_context *c, const cpa_context_account *account) {
     c->ops.stats.bytes_sent += account->bytes_sent;
     c->ops.stats.row_bytes_sent += account->row_bytes_sent;
+    c->ops.stats.index_bytes_sent += account->index_bytes_sent;
     c->ops.stats.plain_rows += account->plain_rows;
     for (int32_t peer = 0; peer < c->control.size; peer++) c->ops.bytes_to[peer] += account->bytes_to[peer];
     cpa_context_count_chunks(c, account->layers);

@@ -29,7 +29,7 @@ const int64_t *cpa_context_bytes_to(const cpa_context *c);
 /* What the layers of a step count on this rank. */
 typedef struct cpa_context_account {
     cpa_context_stats before;
-    int64_t bytes_sent, row_bytes_sent, plain_rows;
+    int64_t bytes_sent, row_bytes_sent, index_bytes_sent, plain_rows;
     int64_t bytes_to[CPA_COMM_MAX_RANKS]; /* before end: as they were before */
     int32_t layers;
 } cpa_context_account;

@@ -16,6 +16,7 @@
  *   score_rows.h    which rows of a selection or a bias are those of an attend
  *   tensor_slices.c  what products that are sliced over the ranks exchange
  *   row_exchange.c  rows that a network has other ranks compute
+ *   index_choice.h  the keys that an indexer chooses; context_select.c is the call
  *   planned_step.h  what they read of a step
  *   table_plans.h   what they attend by the block tables of the layer at hand
  *   context_ops.h   what they act through */
@@ -23,6 +24,7 @@
 #define CPA_CONTEXT_INTERNAL_H
 
 #include "src/context/form_lane.h"
+#include "src/context/index_choice.h"
 #include "src/context/pass_kv.h"
 #include "src/context/plan_agreement.h"
 #include "src/context/score_rows.h"
@@ -35,6 +37,7 @@ struct cpa_context {
     cpa_pass_kv kv;
     cpa_form_lane lanes[CPA_MOST_ROW_FORMS]; /* per form of the rows of `step` */
     cpa_score_rows score_rows;
+    cpa_index_choice choice;
     cpa_context_buffer slices_memory; /* parts that other ranks send in cpa_context_slices */
     cpa_row_placement rows;           /* placement of the rows of the steps that are planned next */
     /* Of cpa_context_reserve: a step of the same few rows of each sequence and no chunks, beside the planned step. */
@@ -64,6 +67,12 @@ struct cpa_context {
 cpa_status cpa_context_check_whole(cpa_context *c);
 /* Starts and ends an exchange of the messages in c->ops.messages between two layers. */
 cpa_status cpa_context_exchange_between(cpa_context *c, int32_t n_messages, cpa_span_kind kind, cpa_stream *stream);
+
+/* Whether all ranks have planned the same, before the first layer. */
+cpa_status cpa_context_agree_on_plan(cpa_context *c);
+/* A call begins in which ranks exchange, and ends with a status. Between them the stream moves the messages along. */
+void cpa_context_begin_exchanging(cpa_context *c, int64_t call, cpa_stream *stream, cpa_progress_hook *messages);
+void cpa_context_end_exchanging(cpa_context *c, cpa_status status, cpa_progress_hook *messages);
 
 /* Counts the planned chunks, and their keys, for so many layers. */
 void cpa_context_count_chunks(cpa_context *c, int32_t layers);

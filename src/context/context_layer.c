@@ -205,8 +205,7 @@ static cpa_status attend_replicated(cpa_context *c, const cpa_layer *layer, cpa_
     return CPA_OK;
 }
 
-/* Whether all ranks have planned the same, before the first layer. */
-static cpa_status agree_on_plan(cpa_context *c) {
+cpa_status cpa_context_agree_on_plan(cpa_context *c) {
     if (c->broken || c->agreement.open == 0) return CPA_OK; /* check_args says that it is broken */
     cpa_status status = cpa_plan_agreement_compare(&c->agreement, &c->ops.error);
     if (status == CPA_OK) {
@@ -249,18 +248,27 @@ static cpa_status attend_by_kind(cpa_context *c, const cpa_layer *layer, cpa_str
     return attend_shared(c, layer, stream);
 }
 
-static cpa_status attend_exchanging(cpa_context *c, const cpa_layer *layer, cpa_stream *stream, int64_t call) {
-    cpa_progress_hook messages = cpa_context_hook(&c->ops);
+void cpa_context_begin_exchanging(cpa_context *c, int64_t call, cpa_stream *stream, cpa_progress_hook *messages) {
+    *messages = cpa_context_hook(&c->ops);
     c->layers_exchanged++;
     c->exchanging = (cpa_calls){c->control.channel, c->exchanging.channel < 0 ? call : c->exchanging.first, call};
     cpa_comm_begin_wait(c->control.comm, c->exchanging);
+    if (!c->is_ahead || cpa_context_is_reserved(c)) cpa_progress_add(&stream->progress, &c->awaiting);
+    cpa_progress_add(&stream->progress, messages);
+}
+
+void cpa_context_end_exchanging(cpa_context *c, cpa_status status, cpa_progress_hook *messages) {
+    cpa_progress_remove(messages);
+    c->broken = status != CPA_OK;
+}
+
+static cpa_status attend_exchanging(cpa_context *c, const cpa_layer *layer, cpa_stream *stream, int64_t call) {
+    cpa_progress_hook messages;
+    cpa_context_begin_exchanging(c, call, stream, &messages);
     if (!c->is_ahead && !cpa_context_is_reserved(c))
         cpa_plan_agreement_attend(&c->agreement, &c->ops, &c->step, layer, call);
-    if (!c->is_ahead || cpa_context_is_reserved(c)) cpa_progress_add(&stream->progress, &c->awaiting);
-    cpa_progress_add(&stream->progress, &messages);
     const cpa_status status = attend_by_kind(c, layer, stream);
-    cpa_progress_remove(&messages);
-    c->broken = status != CPA_OK;
+    cpa_context_end_exchanging(c, status, &messages);
     return status;
 }
 
@@ -269,7 +277,7 @@ static cpa_status attend_exchanging(cpa_context *c, const cpa_layer *layer, cpa_
 static cpa_status attend_layer(cpa_context *c, const cpa_context_args *args, cpa_stream *stream, int64_t call) {
     cpa_layer layer;
     const int exchanges = cpa_step_exchanges(c->attended);
-    cpa_status status = agree_on_plan(c);
+    cpa_status status = cpa_context_agree_on_plan(c);
     if (status != CPA_OK && !c->broken) return status; /* on all ranks alike */
     if (status == CPA_OK) status = check_layer(c, args, stream, &layer);
     if (status == CPA_OK) status = cpa_context_upload_tables(c, stream);

@@ -67,6 +67,8 @@ typedef struct cpa_context_ops {
     int64_t bytes_to[CPA_COMM_MAX_RANKS]; /* of stats.bytes_sent, those to each rank */
     cpa_spans spans;
     cpa_context_score score;
+    const int32_t
+        *chosen_lists; /* those of cpa_context_select, empty where rows lie on another rank alone; NULL: none */
 } cpa_context_ops;
 
 /* Everything but the transport, which is the caller's to open and close. cpa_context_ops_destroy cleans up after a

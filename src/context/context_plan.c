@@ -226,6 +226,7 @@ static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int
     for (int32_t f = 0; f < c->ops.forms.count; f++) CPA_TRY(plan_lane(c, &c->lanes[f]));
     if (!cpa_step_is_replicated(&c->step)) CPA_TRY(cpa_pass_kv_plan(&c->kv));
     if (c->ops.masked) CPA_TRY(cpa_score_rows_plan(&c->score_rows, &c->ops, c->lanes));
+    CPA_TRY(cpa_index_choice_plan(&c->choice));
     c->planned = 1;
     return CPA_OK;
 }
@@ -305,6 +306,7 @@ cpa_status cpa_context_upload_plan(cpa_context *c, cpa_stream *stream) {
         CPA_TRY(cpa_table_plans_upload(&lane->own, &c->ops, stream));
         CPA_TRY(cpa_pass_q_upload(&lane->q, stream));
     }
+    CPA_TRY(cpa_index_choice_upload(&c->choice, stream));
     return cpa_score_rows_upload(&c->score_rows, &c->ops, stream);
 }
 

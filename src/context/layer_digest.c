@@ -71,13 +71,16 @@ static uint64_t add_bits(uint64_t digest, const cpa_key_bits *of, int64_t rows) 
     return digest;
 }
 
-/* The lists of the rows and KV heads that have their own. What is behind the count of a row means nothing. */
-static uint64_t add_lists(uint64_t digest, const cpa_key_indices *of, int64_t rows, int32_t kv_heads) {
+/* The lists of the rows and KV heads that have their own, but those that the context itself has chosen. What is behind the
+ * count of a row means nothing. */
+static uint64_t add_lists(uint64_t digest, const cpa_context_ops *ops, const cpa_key_indices *of, int64_t rows) {
+    const int32_t kv_heads = ops->options.shape.kv_heads;
     const int32_t of_heads = of->head_stride ? kv_heads : 1;
     const int64_t step = apart((double)rows * (double)of_heads * (double)of->width);
     int64_t at = 0; /* index of the next sample, from a list's first entry on */
     const int64_t same[] = {of->unit, of->width};
     digest = cpa_hash_bytes(digest, same, sizeof same);
+    if (of->indices == ops->chosen_lists) return digest;
     for (int64_t row = 0; row < rows; row++) {
         const int64_t n = of->counts ? of->counts[row] : of->width;
         digest = add_word(digest, (uint64_t)n);
@@ -107,13 +110,13 @@ static uint64_t add_blocks(uint64_t digest, const cpa_key_blocks *of, int64_t ro
     return digest;
 }
 
-static uint64_t add_selection(uint64_t digest, const cpa_key_selection *selection, int64_t rows,
-                              const cpa_attention_shape *shape) {
+static uint64_t add_selection(uint64_t digest, const cpa_context_ops *ops, const cpa_key_selection *selection,
+                              int64_t rows) {
     const int64_t kinds[] = {selection->bits != NULL, selection->indices != NULL, selection->blocks != NULL};
     digest = cpa_hash_bytes(digest, kinds, sizeof kinds);
     if (selection->bits) digest = add_bits(digest, selection->bits, rows);
-    if (selection->indices) digest = add_lists(digest, selection->indices, rows, shape->kv_heads);
-    return selection->blocks ? add_blocks(digest, selection->blocks, rows, shape->q_heads) : digest;
+    if (selection->indices) digest = add_lists(digest, ops, selection->indices, rows);
+    return selection->blocks ? add_blocks(digest, selection->blocks, rows, ops->options.shape.q_heads) : digest;
 }
 
 uint64_t cpa_layer_digest(uint64_t digest, const cpa_context_ops *ops, const cpa_planned_step *step,
@@ -141,6 +144,6 @@ uint64_t cpa_layer_digest(uint64_t digest, const cpa_context_ops *ops, const cpa
     if (ops->device->caps.own_memory) return digest;
     digest = add_floats(digest, rules->alibi_slopes, heads);
     digest = add_floats(digest, rules->sink_logits, heads);
-    if (layer->selection) digest = add_selection(digest, layer->selection, size.rows, &ops->options.shape);
+    if (layer->selection) digest = add_selection(digest, ops, layer->selection, size.rows);
     return bias->width > 0 ? add_bias(digest, bias, size, heads) : digest;
 }

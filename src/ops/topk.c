@@ -43,6 +43,7 @@ static cpa_status check_topk(cpa_topk_args *a, cpa_error *err) {
         {"shards", NULL, a->shards, NULL, a->rows, 1, 4, 1},
         {"lengths", NULL, a->lengths, NULL, a->rows, 1, 4, 1},
         {"table_rows", NULL, a->table_rows, NULL, a->rows, 1, 4, 1},
+        {"out_rows", NULL, a->out_rows, NULL, a->rows, 1, 4, 1},
     };
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) CPA_TRY(cpa_nn_check_tensor(where, tensors[i], err));
     return check_places(a, err);
@@ -70,6 +71,7 @@ static cpa_status check_merge(cpa_topk_merge_args *a, cpa_error *err) {
         {"out", "out_stride", a->out, &a->out_stride, a->rows, a->k, 4, 0},
         {"counts", NULL, a->counts, NULL, a->rows, 1, 4, 1},
         {"lengths", NULL, a->lengths, NULL, a->rows, 1, 4, 1},
+        {"out_rows", NULL, a->out_rows, NULL, a->rows, 1, 4, 1},
     };
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) CPA_TRY(cpa_nn_check_tensor(where, tensors[i], err));
     if (a->list_stride == 0) a->list_stride = a->rows * a->row_stride;

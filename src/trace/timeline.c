@@ -35,6 +35,7 @@ static const struct {
     [CPA_SPAN_EXCHANGE_TOKENS] = {ROW_Q, "tokens"},
     [CPA_SPAN_EXCHANGE_SLICES] = {ROW_Q, "slices"},
     [CPA_SPAN_EXCHANGE_ROWS] = {ROW_Q, "rows"},
+    [CPA_SPAN_EXCHANGE_INDEX] = {ROW_Q, "index"},
     [CPA_SPAN_RECEIVE] = {ROW_HOST, "receive plan"},
     [CPA_SPAN_PLAN] = {ROW_HOST, "plan"},
     [CPA_SPAN_ENQUEUE] = {ROW_HOST, "enqueue"},

@@ -29,6 +29,7 @@ typedef enum cpa_span_kind {
     CPA_SPAN_EXCHANGE_TOKENS,
     CPA_SPAN_EXCHANGE_SLICES,
     CPA_SPAN_EXCHANGE_ROWS,
+    CPA_SPAN_EXCHANGE_INDEX,
     CPA_SPAN_RECEIVE, /* the plan of the step; while the one before runs, from when it was seen to be there */
     CPA_SPAN_PLAN,
     CPA_SPAN_ENQUEUE,

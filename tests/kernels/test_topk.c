@@ -78,10 +78,12 @@ static void run(batch *b) {
         args.table_rows ? cpa_test_upload(stream, args.table_rows, rows * 4) : NULL,
         args.shards ? cpa_test_upload(stream, args.shards, rows * 4) : NULL,
         args.lengths ? cpa_test_upload(stream, args.lengths, rows * 4) : NULL,
+        args.out_rows ? cpa_test_upload(stream, args.out_rows, rows * 4) : NULL,
     };
     args.logits = used[0], args.first = used[1], args.end = used[2];
     args.indices = used[3], args.scores = used[4], args.counts = used[5];
     args.tables = used[6], args.table_rows = used[7], args.shards = used[8], args.lengths = used[9];
+    args.out_rows = used[10];
     CU_ASSERT_EQUAL(cpa_topk(&args, stream), CPA_OK);
     cpa_test_download(stream, b->indices, args.indices, listed);
     cpa_test_download(stream, b->scores, args.scores, listed);
@@ -236,6 +238,26 @@ static void shards_give_indices_of_the_sequence(void) {
         }
 }
 
+/* Results go where they are to go, and those of a row without a place nowhere. */
+static void results_go_to_their_rows(void) {
+    enum { ROWS = 9, K = 40 };
+    batch b = batch_of(ROWS, 300, 300, K);
+    const int32_t out_rows[ROWS] = {4, 3, -1, 8, 0, 7, 6, -5, 1};
+    int32_t wanted[K], written = 0;
+    b.args.out_rows = out_rows;
+    run(&b);
+    for (int row = 0; row < ROWS; row++) {
+        if (out_rows[row] < 0) continue;
+        const int32_t count =
+            cpa_test_topk(row_of(&b, row), b.first[row], b.end[row], b.until[row], b.from[row], K, wanted);
+        CU_ASSERT(b.counts[out_rows[row]] == count &&
+                  !memcmp(b.indices + out_rows[row] * b.args.indices_stride, wanted, sizeof wanted));
+    }
+    for (int row = 0; row < ROWS; row++) written += b.indices[row * b.args.indices_stride] != 0x77777777;
+    CU_ASSERT_EQUAL(written, ROWS - 2);
+    batch_free(&b);
+}
+
 /* Bounds that are no columns are cut to those that there are. */
 static void bounds_are_cut_to_the_row(void) {
     batch b = batch_of(4, 50, 50, 60);
@@ -260,6 +282,7 @@ static const cpa_test tests[] = {
     {"forced entries are chosen", forced_entries_are_chosen},
     {"slots are those of the table", slots_are_those_of_the_table},
     {"shards give indices of the sequence", shards_give_indices_of_the_sequence},
+    {"results go to their rows", results_go_to_their_rows},
     {"bounds are cut to the row", bounds_are_cut_to_the_row},
 };
 CPA_DEVICE_TEST_MAIN("topk", tests)

@@ -100,6 +100,10 @@ static void run(deal *d) {
     int32_t *out = cpa_test_upload(stream, d->out, out_bytes),
             *counts = cpa_test_upload(stream, d->counts, d->rows * 4);
     int32_t *lengths = cpa_test_upload(stream, d->lengths, d->rows * 4);
+    int32_t *backwards = allocate(d->rows, sizeof *backwards);
+    for (int32_t row = 0; row < d->rows; row++) backwards[row] = d->rows - 1 - row;
+    int32_t *out_rows = cpa_test_upload(stream, backwards, d->rows * 4);
+    free(backwards);
     for (int32_t rank = 0; rank < d->n; rank++) choose(d, rank, listed);
     const cpa_topk_merge_args args = {
         .size = sizeof args,
@@ -116,12 +120,13 @@ static void run(deal *d) {
         .forced_first = d->forced_first,
         .forced_last = d->forced_last,
         .lengths = lengths,
+        .out_rows = out_rows,
     };
     CU_ASSERT_EQUAL(cpa_topk_merge(&args, stream), CPA_OK);
     cpa_test_download(stream, d->out, out, out_bytes);
     cpa_test_download(stream, d->counts, counts, d->rows * 4);
-    void *const used[] = {listed, out, counts, lengths};
-    for (int i = 0; i < 4; i++) cpa_test_free(stream, used[i]);
+    void *const used[] = {listed, out, counts, lengths, out_rows};
+    for (int i = 0; i < 5; i++) cpa_test_free(stream, used[i]);
     cpa_test_device_close(device, stream);
 }
 
@@ -131,7 +136,8 @@ static int count_wrong(const deal *d) {
     for (int32_t row = 0; row < d->rows; row++) {
         const int32_t count = cpa_test_topk(d->scores + (int64_t)row * d->width, 0, d->lengths[row], d->forced_first,
                                             d->lengths[row] - d->forced_last, d->k, wanted);
-        const int right = d->counts[row] == count && !memcmp(wanted, d->out + (int64_t)row * d->k, (size_t)d->k * 4);
+        const int64_t to = d->rows - 1 - row;
+        const int right = d->counts[to] == count && !memcmp(wanted, d->out + to * d->k, (size_t)d->k * 4);
         if (!right) printf("  row %d, n %d, interleave %d, k %d\n", row, d->n, d->interleave, d->k);
         wrong += !right;
     }

@@ -329,11 +329,11 @@ RUN(topk)
 static void topk(void) {
     typedef cpa_topk_args T;
     static const member members[] = {
-        M(T, rows, INT64),           M(T, width, INT64),       M(T, logits, POINTER),  M(T, logits_stride, INT64),
-        M(T, first, OPTIONAL),       M(T, end, OPTIONAL),      M(T, k, INT32),         M(T, indices, POINTER),
-        M(T, indices_stride, INT64), M(T, counts, OPTIONAL),   M(T, scores, OPTIONAL), M(T, scores_stride, INT64),
-        M(T, forced_first, INT32),   M(T, forced_last, INT32), M(T, tables, OPTIONAL), M(T, table_rows, OPTIONAL),
-        M(T, table_stride, INT64),   M(T, block_size, INT32)};
+        M(T, rows, INT64),           M(T, width, INT64),       M(T, logits, POINTER),   M(T, logits_stride, INT64),
+        M(T, first, OPTIONAL),       M(T, end, OPTIONAL),      M(T, k, INT32),          M(T, indices, POINTER),
+        M(T, indices_stride, INT64), M(T, counts, OPTIONAL),   M(T, scores, OPTIONAL),  M(T, scores_stride, INT64),
+        M(T, forced_first, INT32),   M(T, forced_last, INT32), M(T, tables, OPTIONAL),  M(T, table_rows, OPTIONAL),
+        M(T, table_stride, INT64),   M(T, block_size, INT32),  M(T, out_rows, OPTIONAL)};
     int used = 0;
     T args = {.size = sizeof args,
               .rows = ROWS,
@@ -386,7 +386,7 @@ static void topk_merge(void) {
                                      M(T, scores, POINTER),    M(T, indices, POINTER), M(T, list_stride, INT64),
                                      M(T, row_stride, INT64),  M(T, k, INT32),         M(T, out, POINTER),
                                      M(T, out_stride, INT64),  M(T, counts, OPTIONAL), M(T, forced_first, INT32),
-                                     M(T, forced_last, INT32), M(T, lengths, POINTER)};
+                                     M(T, forced_last, INT32), M(T, lengths, POINTER), M(T, out_rows, OPTIONAL)};
     int used = 0;
     T args = {.size = sizeof args,
               .rows = ROWS,

@@ -126,9 +126,10 @@ __device__ void search_level(const team &cta, candidates &of, search &at, shared
 /* An entry of the lists of a row; column -1: none. */
 __device__ void write_entry(const cpa_topk_args &a, int64_t row, uint32_t place, int32_t column) {
     const float none = -INFINITY;
-    a.indices[row * a.indices_stride + place] = column < 0 ? -1 : cpa_topk_index(&a, row, column);
+    const int64_t to = cpa_topk_out_row(a.out_rows, row);
+    a.indices[to * a.indices_stride + place] = column < 0 ? -1 : cpa_topk_index(&a, row, column);
     if (a.scores)
-        a.scores[row * a.scores_stride + place] =
+        a.scores[to * a.scores_stride + place] =
             column < 0 ? none : cpa_topk_score(a.logits[row * a.logits_stride + column]);
 }
 
@@ -147,7 +148,7 @@ __device__ void write_chosen(const cpa_topk_args &a, int row, const team &cta, c
         write_entry(a, row, at, source.column(entry));
     });
     if (cta.rank() < cta.size() - 1) return;
-    if (threadIdx.x == 0 && a.counts) a.counts[row] = (int32_t)place;
+    if (threadIdx.x == 0 && a.counts) a.counts[cpa_topk_out_row(a.out_rows, row)] = (int32_t)place;
     for (uint32_t at = place + threadIdx.x; at < (uint32_t)a.k; at += THREADS) write_entry(a, row, at, -1);
 }
 
@@ -156,6 +157,7 @@ __global__ void __launch_bounds__(THREADS, LEAST_CTAS) topk(const __grid_constan
     shared_memory &shared = *(shared_memory *)memory;
     const team cta;
     const int row = (int)blockIdx.x / cta.size();
+    if (cpa_topk_out_row(a.out_rows, row) < 0) return; /* alike for the team */
     if (threadIdx.x == 0) shared.row = cpa_topk_row_of(&a, row);
     __syncthreads();
     candidates of = {row_source(a, row, cta, shared.row), {shared, 0}, false, 0};

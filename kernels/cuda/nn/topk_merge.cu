@@ -63,12 +63,14 @@ __device__ int32_t count_smaller(const int32_t *numbers, int32_t begin, int32_t 
     return begin - first;
 }
 
-__global__ void __launch_bounds__(THREADS) topk_merge(const __grid_constant__ cpa_topk_merge_args a) {
+__global__ void __launch_bounds__(THREADS, ctas_before_9(2)) topk_merge(const __grid_constant__ cpa_topk_merge_args a) {
     __shared__ shared_memory shared;
     const team cta;
     const int64_t row = blockIdx.x;
     const list_source source = {a, row, a.n * a.width};
-    int32_t *out = a.out + row * a.out_stride;
+    const int64_t to = cpa_topk_out_row(a.out_rows, row);
+    if (to < 0) return;
+    int32_t *out = a.out + to * a.out_stride;
     const chosen_rule rule = find_rule(cta, source, shared.search);
     for (int i = threadIdx.x; i <= a.n; i += THREADS) shared.begins[i] = 0;
     __syncthreads();
@@ -85,7 +87,7 @@ __global__ void __launch_bounds__(THREADS) topk_merge(const __grid_constant__ cp
             shared.begins[i] = begin;
             begin += of_list;
         }
-        if (a.counts) a.counts[row] = count;
+        if (a.counts) a.counts[to] = count;
     }
     __syncthreads();
     for (int32_t i = threadIdx.x; i < count; i += THREADS) {

@@ -19,11 +19,12 @@ static uint32_t order_at(const void *ctx, int64_t i) {
 static void choose_row(void *ctx, int64_t row, int32_t thread) {
     const cpa_topk_args *a = ctx;
     const scored_row of = {a->logits + row * a->logits_stride, cpa_topk_row_of(a, row)};
-    const int64_t n = of.row.end - of.row.first;
-    int32_t *indices = a->indices + row * a->indices_stride, count = 0;
-    float *scores = a->scores ? a->scores + row * a->scores_stride : NULL;
-    cpa_topk_cut cut = cpa_topk_find_cut(order_at, &of, n, a->k);
+    const int64_t n = of.row.end - of.row.first, to = cpa_topk_out_row(a->out_rows, row);
     (void)thread;
+    if (to < 0) return;
+    int32_t *indices = a->indices + to * a->indices_stride, count = 0;
+    float *scores = a->scores ? a->scores + to * a->scores_stride : NULL;
+    cpa_topk_cut cut = cpa_topk_find_cut(order_at, &of, n, a->k);
     for (int64_t i = 0; i < n; i++) {
         if (!cpa_topk_takes(&cut, order_at(&of, i))) continue;
         const int32_t column = of.row.first + (int32_t)i;
@@ -31,7 +32,7 @@ static void choose_row(void *ctx, int64_t row, int32_t thread) {
         if (scores) scores[count] = cpa_topk_score(of.logits[column]);
         count++;
     }
-    if (a->counts) a->counts[row] = count;
+    if (a->counts) a->counts[to] = count;
     for (; count < a->k; count++) {
         indices[count] = -1;
         if (scores) scores[count] = -INFINITY;

@@ -36,15 +36,18 @@ static int32_t next_list(const candidates *of, const int32_t *next) {
 static void merge_row(void *ctx, int64_t row, int32_t thread) {
     const candidates of = {ctx, row};
     const cpa_topk_merge_args *a = of.args;
-    int32_t next[CPA_MERGE_MAX_STATES] = {0}, *out = a->out + row * a->out_stride, count = 0, list;
-    cpa_topk_cut cut = cpa_topk_find_cut(order_at, &of, (int64_t)a->n * a->width, a->k);
+    const int64_t to = cpa_topk_out_row(a->out_rows, row);
+    int32_t next[CPA_MERGE_MAX_STATES] = {0}, count = 0, list;
     (void)thread;
+    if (to < 0) return;
+    int32_t *out = a->out + to * a->out_stride;
+    cpa_topk_cut cut = cpa_topk_find_cut(order_at, &of, (int64_t)a->n * a->width, a->k);
     while (count < a->k && (list = next_list(&of, next)) >= 0) {
         const int32_t entry = next[list]++;
         if (cpa_topk_takes(&cut, order_at(&of, (int64_t)list * a->width + entry)))
             out[count++] = a->indices[place_of(&of, list, entry)];
     }
-    if (a->counts) a->counts[row] = count;
+    if (a->counts) a->counts[to] = count;
     for (; count < a->k; count++) out[count] = -1;
 }
 

@@ -1,0 +1,222 @@
+/* The choice of an indexer in one layer: queries to all ranks, then piece by piece scores, the best of this rank, the best
+ * of all ranks to all, and of these the best. */
+#include "src/context/index_choice.h"
+
+#include "base/check.h"
+
+/* Counts what is sent. */
+static cpa_status exchange(cpa_index_choice *choice, int32_t n_messages, cpa_stream *stream) {
+    cpa_context_ops *ops = choice->ops;
+    cpa_context_exchange exchange;
+    for (int32_t i = 0; i < n_messages; i++) ops->stats.index_bytes_sent += ops->messages[i].send_bytes;
+    CPA_TRY(cpa_context_start(ops, n_messages, CPA_SPAN_EXCHANGE_INDEX, 0, stream, &exchange));
+    return cpa_context_finish(ops, stream, &exchange);
+}
+
+/* ---- queries ---- */
+
+static char *queries_at(const cpa_index_choice *choice, int64_t row) {
+    return (char *)choice->queries.memory + row * cpa_index_choice_row_bytes(&choice->ops->options.index);
+}
+
+/* Copies `rows` rows of so many bytes, that lie one behind the other, into rows of queries, `at` bytes from their
+ * beginning. */
+static cpa_status pack_rows(cpa_index_choice *choice, int64_t row, int64_t at, const void *from, int64_t bytes,
+                            int64_t rows, cpa_stream *stream) {
+    cpa_context_ops *ops = choice->ops;
+    return cpa_context_check(
+        ops,
+        ops->device->table->copy_rows(queries_at(choice, row) + at, cpa_index_choice_row_bytes(&ops->options.index),
+                                      from, bytes, bytes, rows, stream),
+        stream);
+}
+
+/* Own queries and their weights to their rows; what lies side by side in both goes at once. */
+static cpa_status pack_queries(cpa_index_choice *choice, const cpa_context_select_args *args, cpa_stream *stream) {
+    const cpa_index_form *form = &choice->ops->options.index;
+    const int64_t q_bytes = (int64_t)form->heads * form->dim * cpa_dtype_bytes(form->dtype);
+    const int64_t weight_bytes = form->heads * (int64_t)sizeof(float);
+    for (int64_t i = 0; i < choice->n_groups;) {
+        const cpa_choice_group *first = &choice->groups[i++];
+        int64_t rows = first->rows;
+        if (first->given_at < 0) continue;
+        for (; i < choice->n_groups && choice->groups[i].given_at == first->given_at + rows &&
+               choice->groups[i].row == first->row + rows;
+             i++)
+            rows += choice->groups[i].rows;
+        CPA_TRY(
+            pack_rows(choice, first->row, 0, (const char *)args->q + first->given_at * q_bytes, q_bytes, rows, stream));
+        if (form->has_weights)
+            CPA_TRY(pack_rows(choice, first->row, q_bytes, args->weights + first->given_at * form->heads, weight_bytes,
+                              rows, stream));
+    }
+    return CPA_OK;
+}
+
+/* The shared rows of a rank. */
+static cpa_row_run rows_of_rank(const cpa_index_choice *choice, int32_t rank) {
+    cpa_row_run run = {choice->shared.rows, 0};
+    for (int64_t i = 0; i < choice->n_groups; i++) {
+        const cpa_choice_group *group = &choice->groups[i];
+        if (group->rank != rank || group->row >= choice->shared.rows) continue;
+        if (run.rows == 0) run.row = group->row;
+        run.rows += group->rows;
+    }
+    return run;
+}
+
+/* Each rank's shared rows to all others. */
+static cpa_status share_queries(cpa_index_choice *choice, cpa_stream *stream) {
+    cpa_context_ops *ops = choice->ops;
+    const int64_t row_bytes = cpa_index_choice_row_bytes(&ops->options.index);
+    const cpa_row_run own = rows_of_rank(choice, ops->rank);
+    int32_t n = 0;
+    if (choice->shared.rows == 0 || cpa_step_is_replicated(choice->step)) return CPA_OK;
+    for (int32_t peer = 0; peer < ops->map.cp_size; peer++) {
+        const cpa_row_run theirs = rows_of_rank(choice, peer);
+        if (peer == ops->rank) continue;
+        ops->messages[n++] = (cpa_message){peer, queries_at(choice, own.row), own.rows * row_bytes,
+                                           queries_at(choice, theirs.row), theirs.rows * row_bytes};
+    }
+    return exchange(choice, n, stream);
+}
+
+/* ---- one piece ---- */
+
+static cpa_status score_piece(cpa_index_choice *choice, const cpa_choice_piece *piece, const cpa_choice_part *part,
+                              const cpa_index_cache *cache, cpa_stream *stream) {
+    cpa_context_ops *ops = choice->ops;
+    const cpa_index_form *form = &ops->options.index;
+    const int64_t row_bytes = cpa_index_choice_row_bytes(form), element = cpa_dtype_bytes(form->dtype);
+    const char *queries = queries_at(choice, piece->row);
+    const cpa_index_logits_args args = {
+        .size = sizeof args,
+        .heads = form->heads,
+        .q = queries,
+        .q_row_stride = row_bytes / element,
+        .weights =
+            form->has_weights ? (const float *)(const void *)(queries + form->heads * form->dim * element) : NULL,
+        .weight_row_stride = row_bytes / (int64_t)sizeof(float),
+        .hadamard = cache->hadamard,
+        .cache = *cache,
+        .logits = choice->scores.memory,
+        .width = part->columns,
+        .row_stride = part->stride,
+        .unit = form->unit,
+    };
+    return cpa_context_check(ops, cpa_index_logits(piece->plans[ops->table_set], &args, stream), stream);
+}
+
+/* What topk and topk_merge are told of rows from `row` on. */
+static const int32_t *ends_at(const cpa_index_choice *choice, int64_t row) {
+    return (const int32_t *)choice->maps.device.memory + row;
+}
+static const int32_t *shards_at(const cpa_index_choice *choice, int64_t row) {
+    return ends_at(choice, row) + choice->rows;
+}
+static const int32_t *lengths_at(const cpa_index_choice *choice, int64_t row) {
+    return ends_at(choice, row) + 2 * choice->rows;
+}
+static const int32_t *out_rows_at(const cpa_index_choice *choice, int64_t row) {
+    return ends_at(choice, row) + 3 * choice->rows;
+}
+
+/* The best of rows [row, row + rows) on this rank, as lists, or as candidates of that many rows. */
+static cpa_status choose_own(cpa_index_choice *choice, int64_t row, int64_t rows, const cpa_choice_part *part,
+                             float *candidates, cpa_stream *stream) {
+    cpa_context_ops *ops = choice->ops;
+    const cpa_index_form *form = &ops->options.index;
+    const cpa_owner_map entries = {ops->map.cp_size, ops->map.interleave / (form->unit * form->tokens_per_key)};
+    const int is_one = ops->map.cp_size == 1;
+    cpa_topk_args args = {
+        .size = sizeof args,
+        .rows = rows,
+        .width = part->columns,
+        .logits = choice->scores.memory,
+        .logits_stride = part->stride,
+        .end = ends_at(choice, row),
+        .k = form->k,
+        .indices = choice->lists.memory,
+        .counts = choice->counts.memory,
+        .forced_first = form->forced_first,
+        .forced_last = form->forced_last,
+        .shards = is_one ? NULL : shards_at(choice, row),
+        .lengths = is_one ? NULL : lengths_at(choice, row),
+        .map = entries,
+        .out_rows = out_rows_at(choice, row),
+    };
+    if (candidates) {
+        args.scores = candidates;
+        args.indices = (int32_t *)(void *)(candidates + form->k);
+        args.scores_stride = args.indices_stride = 2 * form->k;
+        args.counts = NULL;
+        args.out_rows = NULL;
+    }
+    return cpa_context_check(ops, cpa_topk(&args, stream), stream);
+}
+
+/* The candidates of all ranks to all, and the best of these. */
+static cpa_status choose_shared(cpa_index_choice *choice, const cpa_choice_piece *piece, cpa_stream *stream) {
+    cpa_context_ops *ops = choice->ops;
+    const cpa_index_form *form = &ops->options.index;
+    const int64_t floats = piece->rows * 2 * form->k, bytes = floats * (int64_t)sizeof(float);
+    float *candidates = choice->candidates.memory, *own = candidates + ops->rank * floats;
+    int32_t n = 0;
+    CPA_TRY(choose_own(choice, piece->row, piece->rows, &choice->shared, own, stream));
+    for (int32_t peer = 0; peer < ops->map.cp_size; peer++)
+        if (peer != ops->rank) ops->messages[n++] = (cpa_message){peer, own, bytes, candidates + peer * floats, bytes};
+    CPA_TRY(exchange(choice, n, stream));
+    const cpa_topk_merge_args args = {
+        .size = sizeof args,
+        .rows = piece->rows,
+        .n = ops->map.cp_size,
+        .width = form->k,
+        .scores = candidates,
+        .indices = (const int32_t *)(const void *)(candidates + form->k),
+        .list_stride = floats,
+        .row_stride = 2 * form->k,
+        .k = form->k,
+        .out = choice->lists.memory,
+        .counts = choice->counts.memory,
+        .forced_first = form->forced_first,
+        .forced_last = form->forced_last,
+        .lengths = lengths_at(choice, piece->row),
+        .out_rows = out_rows_at(choice, piece->row),
+    };
+    return cpa_context_check(ops, cpa_topk_merge(&args, stream), stream);
+}
+
+/* ---- all of it ---- */
+
+/* Rows that lie elsewhere get empty lists. */
+static cpa_status clear_foreign(cpa_index_choice *choice, cpa_stream *stream) {
+    const cpa_choice_part none = {.columns = 1, .stride = 1};
+    if (choice->foreign_rows == 0) return CPA_OK;
+    return choose_own(choice, choice->rows - choice->foreign_rows, choice->foreign_rows, &none, NULL, stream);
+}
+
+cpa_status cpa_index_choice_run(cpa_index_choice *choice, const cpa_context_select_args *args, cpa_key_indices *out,
+                                cpa_stream *stream) {
+    cpa_context_ops *ops = choice->ops;
+    const cpa_index_form *form = &ops->options.index;
+    const cpa_choice_pieces *pieces = &choice->pieces[choice->turn];
+    CPA_TRY(cpa_index_choice_upload(choice, stream));
+    CPA_TRY(pack_queries(choice, args, stream));
+    CPA_TRY(share_queries(choice, stream));
+    for (int64_t i = 0; i < pieces->count; i++) {
+        const cpa_choice_piece *piece = &pieces->list[i];
+        const int is_shared = piece->row < choice->shared.rows;
+        const cpa_choice_part *part = is_shared ? &choice->shared : &choice->own;
+        CPA_TRY(score_piece(choice, piece, part, &args->cache, stream));
+        CPA_TRY(is_shared ? choose_shared(choice, piece, stream)
+                          : choose_own(choice, piece->row, piece->rows, part, NULL, stream));
+    }
+    CPA_TRY(clear_foreign(choice, stream));
+    ops->chosen_lists = choice->lists.memory;
+    *out = (cpa_key_indices){.indices = choice->lists.memory,
+                             .counts = choice->counts.memory,
+                             .row_stride = form->k,
+                             .width = form->k,
+                             .unit = form->unit * form->tokens_per_key};
+    return CPA_OK;
+}

@@ -1,0 +1,302 @@
+/* Planning the choice of an indexer: which rows are scored together, and how many entries each of them sees. */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "base/min_max.h"
+#include "base/struct_size.h"
+#include "kernels/indexer.h"
+#include "src/context/index_choice.h"
+#include "src/ops/check_args.h"
+
+static const int64_t DEFAULT_SCORES_BYTES = (int64_t)256 << 20;
+enum { STRIDE_FLOATS = 64 }; /* rows of scores begin at multiples of 256 bytes */
+
+cpa_status cpa_index_form_take(const cpa_context_options *options, int32_t ranks, cpa_index_form *form,
+                               cpa_error *err) {
+    const int32_t interleave = options->interleave;
+    *form = options->index;
+    REQUIRE(err, CPA_RESERVED_IS_ZERO(*form), "context: the reserved bytes of the indexer are not zero");
+    if (form->heads == 0) return CPA_OK;
+    if (form->unit == 0) form->unit = 1;
+    if (form->tokens_per_key == 0) form->tokens_per_key = 1;
+    if (form->scores_bytes == 0) form->scores_bytes = DEFAULT_SCORES_BYTES;
+    REQUIRE(err, form->heads >= 1 && form->heads <= CPA_INDEX_MOST_HEADS,
+            "context: the indexer has %d heads, expected 0 (none) to %d", form->heads, CPA_INDEX_MOST_HEADS);
+    REQUIRE(err, form->dim >= 8 && form->dim <= CPA_INDEX_MOST_DIM && form->dim % 8 == 0,
+            "context: the indexer has dim %d, expected a multiple of 8 up to %d", form->dim, CPA_INDEX_MOST_DIM);
+    REQUIRE(err, form->dtype == CPA_FP8_E4M3 || form->dtype == CPA_BF16,
+            "context: the indexer has dtype %d, expected fp8_e4m3 or bf16", (int)form->dtype);
+    REQUIRE(err, form->has_weights == 1 || (form->has_weights == 0 && form->dtype == CPA_BF16),
+            "context: has_weights of the indexer is %d, expected 1, or 0 with bf16", form->has_weights);
+    REQUIRE(err, form->k >= 1 && form->k <= CPA_MOST_TOPK, "context: k of the indexer is %d, expected 1..%d", form->k,
+            CPA_MOST_TOPK);
+    REQUIRE(
+        err,
+        form->forced_first >= 0 && form->forced_last >= 0 && form->forced_first <= form->k &&
+            form->forced_last <= form->k - form->forced_first,
+        "context: forced_first of the indexer is %d and forced_last %d, expected none negative and together at most "
+        "k, %d",
+        form->forced_first, form->forced_last, form->k);
+    REQUIRE(err, form->unit >= 1 && form->unit <= CPA_INDEX_MOST_UNIT && (form->unit & (form->unit - 1)) == 0,
+            "context: unit of the indexer is %d, expected a power of two up to %d", form->unit, CPA_INDEX_MOST_UNIT);
+    REQUIRE(err, form->tokens_per_key >= 1 && form->tokens_per_key <= CPA_MOST_BLOCK_TOKENS,
+            "context: tokens_per_key of the indexer is %d, expected 1..%d", form->tokens_per_key,
+            CPA_MOST_BLOCK_TOKENS);
+    REQUIRE(err, ranks == 1 || interleave % (form->unit * (int64_t)form->tokens_per_key) == 0,
+            "context: an entry of the indexer is %d keys of %d tokens, and the interleave %d tokens; expected whole "
+            "entries in each run",
+            form->unit, form->tokens_per_key, interleave);
+    REQUIRE(err, form->scores_bytes > 0, "context: scores_bytes of the indexer is %lld, expected 0 (default) or more",
+            (long long)form->scores_bytes);
+    return CPA_OK;
+}
+
+void cpa_index_choice_create(cpa_index_choice *choice, cpa_context_ops *ops, const cpa_planned_step *step) {
+    choice->ops = ops;
+    choice->step = step;
+}
+
+void cpa_index_choice_destroy(cpa_index_choice *choice) {
+    cpa_context_ops *ops = choice->ops;
+    if (!ops) return;
+    for (int turn = 0; turn < 2; turn++) {
+        cpa_choice_pieces *pieces = &choice->pieces[turn];
+        for (int64_t i = 0; i < pieces->made; i++)
+            for (int32_t set = 0; set < CPA_MOST_TABLE_SETS; set++) cpa_index_plan_destroy(pieces->list[i].plans[set]);
+        free(pieces->list);
+    }
+    free(choice->groups);
+    cpa_step_maps_free(&choice->maps, ops);
+    cpa_context_buffer *const buffers[] = {&choice->queries, &choice->scores, &choice->candidates, &choice->lists,
+                                           &choice->counts};
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) cpa_context_free(ops, buffers[i]);
+}
+
+int64_t cpa_index_choice_given_rows(const cpa_index_choice *choice) {
+    int64_t rows = 0;
+    for (int32_t f = 0; f < choice->ops->forms.count; f++) rows += choice->step->rows[f];
+    return rows;
+}
+
+int cpa_index_choice_exchanges(const cpa_index_choice *choice) {
+    return choice->shared.rows > 0;
+}
+
+/* ---- rows ---- */
+
+/* Whether ranks choose together for the rows of a chunk. */
+static int is_shared(const cpa_planned_step *step, const cpa_planned_chunk *chunk) {
+    return step->map.cp_size > 1 && chunk->placement.kind == CPA_SHARDED;
+}
+
+/* Adds the rows of a chunk that a rank has; returns how many. */
+static int64_t add_group(cpa_index_choice *choice, int64_t index, int32_t rank, int64_t row, int64_t chunk_row) {
+    const cpa_planned_step *step = choice->step;
+    const cpa_planned_chunk *chunk = &step->chunks[index];
+    cpa_choice_group group = {.chunk = index, .row = row, .rank = rank, .given_at = -1, .chunk_row = chunk_row};
+    const cpa_chunk_share share = cpa_planned_share(step, chunk, rank);
+    group.rows = share.rows, group.first = share.first, group.tokens = share.tokens;
+    if (cpa_step_is_replicated(step)) {
+        group.rows = chunk->end - chunk->start, group.first = chunk->start;
+        group.tokens = (cpa_token_set){CPA_TOKENS_ALL, 0};
+    }
+    if (rank == step->rank) {
+        group.given_at = chunk->row;
+        for (int32_t f = 0; f < chunk->form; f++) group.given_at += step->rows[f];
+    }
+    if (group.rows > 0) choice->groups[choice->n_groups++] = group;
+    return group.rows;
+}
+
+/* Adds the rows of the chunks that are shared, or not, of a rank. */
+static int64_t add_groups(cpa_index_choice *choice, int shared, int32_t rank, int64_t row) {
+    const int64_t begin = row;
+    int64_t chunk_row = 0;
+    for (int64_t i = 0; i < choice->step->n_chunks; i++) {
+        const cpa_planned_chunk *chunk = &choice->step->chunks[i];
+        const int elsewhere = chunk->placement.kind == CPA_ON_RANK && chunk->placement.rank != rank;
+        if (is_shared(choice->step, chunk) == shared && !elsewhere) row += add_group(choice, i, rank, row, chunk_row);
+        chunk_row += chunk->end - chunk->start;
+    }
+    return row - begin;
+}
+
+static cpa_status list_groups(cpa_index_choice *choice) {
+    const cpa_planned_step *step = choice->step;
+    const int32_t ranks = step->map.cp_size;
+    CPA_TRY(cpa_context_ensure_array(choice->ops, &choice->groups, &choice->groups_capacity, step->n_chunks * ranks,
+                                     sizeof *choice->groups));
+    choice->n_groups = choice->rows = choice->foreign_rows = 0;
+    for (int32_t rank = 0; rank < ranks; rank++)
+        if (!cpa_step_is_replicated(step) || rank == step->rank)
+            choice->rows += add_groups(choice, 1, rank, choice->rows);
+    choice->shared = (cpa_choice_part){.rows = choice->rows};
+    choice->own = (cpa_choice_part){.row = choice->rows, .rows = add_groups(choice, 0, step->rank, choice->rows)};
+    choice->rows += choice->own.rows;
+    for (int32_t rank = 0; rank < ranks; rank++) {
+        const int64_t rows = rank == step->rank ? 0 : add_groups(choice, 0, rank, choice->rows);
+        choice->foreign_rows += rows;
+        choice->rows += rows;
+    }
+    return CPA_OK;
+}
+
+/* How many entries the first `tokens` tokens of a sequence make, of those that a set has. */
+static int64_t entries_of(const cpa_index_choice *choice, cpa_token_set set, int64_t tokens) {
+    const cpa_index_form *form = &choice->ops->options.index;
+    const int32_t run = choice->step->map.interleave / form->tokens_per_key;
+    const cpa_owner_map of_keys = {choice->step->map.cp_size, run > 0 ? run : 1};
+    return (cpa_tokens_before(of_keys, set, tokens / form->tokens_per_key) + form->unit - 1) / form->unit;
+}
+
+/* What the rows of a group see, and where their lists go. */
+static void map_group(const cpa_index_choice *choice, const cpa_choice_group *group) {
+    const cpa_planned_step *step = choice->step;
+    const cpa_planned_chunk *chunk = &step->chunks[group->chunk];
+    const cpa_token_set own = cpa_tokens_on(step->map, chunk->placement, step->rank), all = {CPA_TOKENS_ALL, 0};
+    int32_t *ends = choice->maps.host + group->row, *shards = ends + choice->rows, *lengths = shards + choice->rows;
+    int32_t *out_rows = lengths + choice->rows;
+    for (int64_t i = 0; i < group->rows; i++) {
+        const int64_t position = cpa_token_position(step->map, group->tokens, group->first + i);
+        ends[i] = (int32_t)entries_of(choice, own, position + 1);
+        shards[i] = own.kind == CPA_TOKENS_SHARD ? own.shard : -1;
+        lengths[i] = (int32_t)entries_of(choice, all, position + 1);
+        out_rows[i] = (int32_t)(group->chunk_row + position - chunk->start);
+    }
+}
+
+static cpa_status map_rows(cpa_index_choice *choice) {
+    CPA_TRY(cpa_step_maps_renew(&choice->maps, choice->ops, 4 * choice->rows));
+    for (int64_t i = 0; i < choice->n_groups; i++) map_group(choice, &choice->groups[i]);
+    return CPA_OK;
+}
+
+/* ---- pieces ---- */
+
+/* How many columns the rows of a part have, and how many of them are scored at once where a row may have `most` columns,
+ * for which shared rows take what the longest shard has, so that ranks cut them alike. */
+static void size_part(const cpa_index_choice *choice, cpa_choice_part *part, int64_t most) {
+    const cpa_index_form *form = &choice->ops->options.index;
+    const int64_t row_bytes = (most + STRIDE_FLOATS) * (int64_t)sizeof(float) + choice->step->map.cp_size * 8 * form->k;
+    part->columns = 1;
+    for (int64_t i = part->row; i < part->row + part->rows; i++)
+        part->columns = cpa_max64(part->columns, choice->maps.host[i]);
+    part->stride = (part->columns + STRIDE_FLOATS - 1) / STRIDE_FLOATS * STRIDE_FLOATS;
+    part->most_rows = cpa_max64(form->scores_bytes / row_bytes, 1);
+}
+
+static void size_parts(cpa_index_choice *choice) {
+    const int64_t end = cpa_planned_end(choice->step),
+                  round = (int64_t)choice->step->map.interleave * choice->step->map.cp_size;
+    size_part(choice, &choice->shared, (end + round - 1) / round * choice->step->map.interleave);
+    size_part(choice, &choice->own, end);
+}
+
+/* Items of the rows of a piece, in ops->items; returns how many. */
+static int64_t list_items(const cpa_index_choice *choice, const cpa_choice_piece *piece) {
+    const cpa_planned_step *step = choice->step;
+    const int32_t tokens_per_key = choice->ops->options.index.tokens_per_key;
+    const cpa_owner_map of_keys = {step->map.cp_size, cpa_max64(step->map.interleave / tokens_per_key, 1)};
+    int64_t n = 0;
+    for (int64_t i = 0; i < choice->n_groups; i++) {
+        const cpa_choice_group *group = &choice->groups[i];
+        const cpa_planned_chunk *chunk = &step->chunks[group->chunk];
+        const cpa_token_set own = cpa_tokens_on(step->map, chunk->placement, step->rank);
+        const int64_t begin = cpa_max64(group->row, piece->row);
+        const int64_t end = cpa_min64(group->row + group->rows, piece->row + piece->rows);
+        const int64_t keys = cpa_tokens_before(of_keys, own, chunk->end / tokens_per_key);
+        if (begin >= end || keys == 0) continue;
+        choice->ops->items[n++] = (cpa_attend_item){.q_row = begin - piece->row,
+                                                    .q_count = end - begin,
+                                                    .q_first = group->first + begin - group->row,
+                                                    .k_first = 0,
+                                                    .k_count = keys,
+                                                    .table = chunk->table,
+                                                    .q_set = group->tokens,
+                                                    .k_set = own};
+    }
+    return n;
+}
+
+/* Sets the plans of a piece, one for each set of block tables. */
+static cpa_status set_plans(cpa_index_choice *choice, cpa_choice_piece *piece) {
+    cpa_context_ops *ops = choice->ops;
+    const cpa_planned_step *step = choice->step;
+    const int64_t n_items = list_items(choice, piece);
+    for (int32_t set = 0; set < cpa_block_tables_sets(step->tables); set++) {
+        const cpa_attend_batch batch = {
+            .size = sizeof batch,
+            .map = ops->map,
+            .shape = ops->options.shape,
+            .block_size = ops->options.block_size,
+            .items = ops->items,
+            .n_items = n_items,
+            .block_tables = cpa_block_tables_device((cpa_table_set){step->tables, set}),
+            .n_table_entries = cpa_block_tables_capacity(step->tables),
+            .block_tables_on_device = 1,
+        };
+        if (!piece->plans[set]) CPA_TRY(cpa_index_plan_create(ops->device, &piece->plans[set], &ops->error));
+        CPA_TRY(ops->device->operators->index_plan_set(piece->plans[set], &batch, ops->options.index.tokens_per_key,
+                                                       &ops->error));
+        piece->plans[set]->max_block = step->max_block[set];
+        piece->plans[set]->is_set = 1;
+    }
+    return CPA_OK;
+}
+
+static cpa_status add_pieces(cpa_index_choice *choice, const cpa_choice_part *part) {
+    cpa_choice_pieces *pieces = &choice->pieces[choice->turn];
+    const int64_t end = part->row + part->rows,
+                  count = pieces->count + (part->rows + part->most_rows - 1) / part->most_rows;
+    CPA_TRY(cpa_context_ensure_array(choice->ops, &pieces->list, &pieces->capacity, count, sizeof *pieces->list));
+    for (; pieces->made < count; pieces->made++) pieces->list[pieces->made] = (cpa_choice_piece){.rows = 0};
+    for (int64_t row = part->row; row < end; row += part->most_rows) {
+        cpa_choice_piece *piece = &pieces->list[pieces->count++];
+        piece->row = row;
+        piece->rows = cpa_min64(part->most_rows, end - row);
+        CPA_TRY(set_plans(choice, piece));
+    }
+    return CPA_OK;
+}
+
+/* Floats of the scores of a part. */
+static int64_t scores_of(const cpa_choice_part *part) {
+    return cpa_min64(part->most_rows, part->rows) * part->stride;
+}
+
+static cpa_status reserve_buffers(cpa_index_choice *choice) {
+    cpa_context_ops *ops = choice->ops;
+    const cpa_choice_part *shared = &choice->shared, *own = &choice->own;
+    const int64_t k_bytes = (int64_t)ops->options.index.k * (int64_t)sizeof(int32_t);
+    const int64_t scores = cpa_max64(cpa_max64(scores_of(shared), scores_of(own)), 1);
+    const int64_t candidates = cpa_min64(shared->most_rows, shared->rows) * ops->map.cp_size;
+    CPA_TRY(cpa_context_ensure(ops, &choice->queries,
+                               (shared->rows + own->rows) * cpa_index_choice_row_bytes(&ops->options.index)));
+    CPA_TRY(cpa_context_ensure(ops, &choice->scores, scores * (int64_t)sizeof(float)));
+    CPA_TRY(cpa_context_ensure(ops, &choice->candidates, candidates * 2 * k_bytes));
+    CPA_TRY(cpa_context_ensure(ops, &choice->lists, choice->rows * k_bytes));
+    return cpa_context_ensure(ops, &choice->counts, choice->rows * (int64_t)sizeof(int32_t));
+}
+
+cpa_status cpa_index_choice_plan(cpa_index_choice *choice) {
+    cpa_context_ops *ops = choice->ops;
+    if (ops->options.index.heads == 0) return CPA_OK;
+    if (cpa_planned_end(choice->step) > CPA_TOPK_MOST_COLUMNS)
+        return cpa_fail(&ops->error, CPA_UNSUPPORTED,
+                        "plan: a sequence has %" PRId64 " tokens, expected at most 2^30 for an indexer",
+                        cpa_planned_end(choice->step));
+    choice->turn = !choice->turn;
+    choice->pieces[choice->turn].count = 0;
+    CPA_TRY(list_groups(choice));
+    CPA_TRY(map_rows(choice));
+    size_parts(choice);
+    CPA_TRY(add_pieces(choice, &choice->shared));
+    CPA_TRY(add_pieces(choice, &choice->own));
+    return reserve_buffers(choice);
+}
+
+cpa_status cpa_index_choice_upload(cpa_index_choice *choice, cpa_stream *stream) {
+    if (choice->ops->options.index.heads == 0) return CPA_OK;
+    return cpa_step_maps_upload(&choice->maps, choice->ops, stream);
+}
