@@ -89,7 +89,7 @@ typedef struct cpa_index_form {
     int64_t scores_bytes;
     int32_t heads;          /* of its queries; 0: there is no indexer */
     int32_t dim;            /* width of its queries and keys */
-    cpa_dtype dtype;        /* of both: CPA_FP8_E4M3 or CPA_BF16 */
+    cpa_dtype dtype;        /* of both: CPA_FP8_E4M3, CPA_BF16 or CPA_F32 */
     int32_t has_weights;    /* 1: each query head has a weight, as codes need it */
     int32_t k;              /* entries that are chosen for a row, 1 to CPA_MOST_TOPK */
     int32_t unit;           /* 0: 1 */

@@ -59,6 +59,7 @@ typedef struct cpa_model_shape {
     /* The indexer of every layer, whose keys, one of each token, lie in the blocks of the cache and go wherever these go;
      * NULL: none. Its unit and tokens_per_key are 1. Must outlive the engine. */
     const cpa_index_form *index;
+    int32_t reserved[2]; /* zero */
 } cpa_model_shape;
 
 /* The mask of a layer. */
@@ -315,11 +316,11 @@ typedef struct cpa_layer_args {
 } cpa_layer_args;
 
 /* Chooses keys by the indexer of a model, over all ranks, as cpa_context_select does. */
-typedef struct cpa_index_choice {
+typedef struct cpa_key_choice {
     size_t size;
     void *ctx;
     cpa_status (*choose)(void *ctx, const cpa_context_select_args *args, cpa_key_indices *out, cpa_stream *stream);
-} cpa_index_choice;
+} cpa_key_choice;
 
 /* What select is told. Rows are those of the selection: of the whole step, on all ranks, chunk after chunk; behind them
  * there may be more that fill a step up, of index 0. */
@@ -330,7 +331,7 @@ typedef struct cpa_select_args {
     int64_t rows;
     const int64_t *indices; /* device [rows]: index of each row in its sequence, as for keys */
     cpa_kv_view index;      /* the keys of the layer's indexer, those of the step too */
-    const cpa_index_choice *choice; /* of models with an indexer */
+    const cpa_key_choice *choice; /* of models with an indexer */
 } cpa_select_args;
 
 /* A token that was drawn. */
@@ -354,7 +355,8 @@ typedef struct cpa_draft_args {
         *drafts; /* [max_drafts] to fill: tokens expected behind the last one, as a chain or, by `parents`, a tree */
     /* [max_drafts] parent of each draft: a lower draft; -1: the last of the tokens. Comes filled for a chain: -1, 0, 1,
      * ... Drafts end in front of one whose parent is none. With windows, ALiBi and temperature by length, which
-     * count places in the cache, where the drafts of a tree lie side by side, its first chain alone is taken. */
+     * count places in the cache, where the drafts of a tree lie side by side, and with an indexer, its first chain alone
+     * is taken. */
     int32_t *parents;
 } cpa_draft_args;
 

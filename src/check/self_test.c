@@ -48,6 +48,7 @@ static cpa_worker_options small_options(const cpa_worker_options *options, const
     cpa_worker_options small = *options;
     small.model.layers = SELF_TEST_LAYERS;
     small.model.draft_layers = 0;
+    small.model.index = NULL;
     small.model.layer_masks = masks;
     small.model.n_forms = options->model.attention.v_in_k; /* whose scores have a scale */
     small.model.forms = small.model.n_forms > 0 ? as_they_lie : NULL;

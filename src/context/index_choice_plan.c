@@ -25,9 +25,9 @@ cpa_status cpa_index_form_take(const cpa_context_options *options, int32_t ranks
             "context: the indexer has %d heads, expected 0 (none) to %d", form->heads, CPA_INDEX_MOST_HEADS);
     REQUIRE(err, form->dim >= 8 && form->dim <= CPA_INDEX_MOST_DIM && form->dim % 8 == 0,
             "context: the indexer has dim %d, expected a multiple of 8 up to %d", form->dim, CPA_INDEX_MOST_DIM);
-    REQUIRE(err, form->dtype == CPA_FP8_E4M3 || form->dtype == CPA_BF16,
-            "context: the indexer has dtype %d, expected fp8_e4m3 or bf16", (int)form->dtype);
-    REQUIRE(err, form->has_weights == 1 || (form->has_weights == 0 && form->dtype == CPA_BF16),
+    REQUIRE(err, form->dtype == CPA_FP8_E4M3 || form->dtype == CPA_BF16 || form->dtype == CPA_F32,
+            "context: the indexer has dtype %d, expected fp8_e4m3, bf16 or fp32", (int)form->dtype);
+    REQUIRE(err, form->has_weights == 1 || (form->has_weights == 0 && form->dtype != CPA_FP8_E4M3),
             "context: has_weights of the indexer is %d, expected 1, or 0 with bf16", form->has_weights);
     REQUIRE(err, form->k >= 1 && form->k <= CPA_MOST_TOPK, "context: k of the indexer is %d, expected 1..%d", form->k,
             CPA_MOST_TOPK);

@@ -231,7 +231,8 @@ static uint64_t hash_layers(const cpa_model_shape *m) {
 
 /* The same of all layers, and how many of them draft: rows in a store have those too. */
 static uint64_t hash_store_layers(const cpa_model_shape *m) {
-    const int64_t counts[] = {m->layers, m->draft_layers};
+    const cpa_index_rows index = cpa_layer_groups_index(m);
+    const int64_t counts[] = {m->layers, m->draft_layers, index.dim, index.dtype};
     return cpa_hash_bytes(hash_layers(m), counts, sizeof counts);
 }
 
@@ -333,6 +334,7 @@ cpa_scheduler_request cpa_engine_scheduled(const cpa_request *r) {
 
 /* Whether a layer tells keys by their places, which those of a tree of drafts have beside each other. */
 static int counts_places(const cpa_model_shape *model) {
+    if (model->index) return 1; /* drafts of another branch would be chosen, and then not seen */
     for (int32_t layer = 0; layer < model->layers; layer++) {
         const cpa_score_rules *rules = cpa_model_rules(model, layer);
         if (cpa_model_form_mask(model, model->decode_form, layer).window > 0) return 1;

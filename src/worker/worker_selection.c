@@ -31,7 +31,7 @@ static cpa_status choose(void *ctx, const cpa_context_select_args *args, cpa_key
 cpa_status cpa_worker_select(cpa_worker *worker, int32_t layer, const cpa_model_step *step, const cpa_kv_view *kv,
                              cpa_worker_selection *out, cpa_error *err) {
     const cpa_model *network = worker->network;
-    const cpa_index_choice choice = {sizeof choice, worker->context, choose};
+    const cpa_key_choice choice = {sizeof choice, worker->context, choose};
     const cpa_select_args args = {.size = sizeof args,
                                   .q = worker->q,
                                   .kv = *kv,

@@ -129,10 +129,11 @@ MODELS["tiny-deepseek-mtp"] = {"eos": 127, "latent": True, "experts": "mlp", "mt
 MODELS["tiny-deepseek-fp8"] = {"eos": 127, "latent": True, "experts": "mlp", "fp8": True, "config": {
     **MODELS["tiny-deepseek-v3"]["config"], "quantization_config": {
         "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}}}
-# With an indexer, of whose keys most prompts have more than a row attends.
+# With an indexer, whose rows attend fewer keys than most prompts have. With few heads keys would often have a score of 0,
+# and which of these are chosen is not said.
 MODELS["tiny-deepseek-v32"] = {"eos": 127, "latent": True, "experts": "mlp", "indexer": True, "config": {
     **MODELS["tiny-deepseek-v3"]["config"], "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32",
-    "index_n_heads": 4, "index_head_dim": 32, "index_topk": 24}}
+    "index_n_heads": 16, "index_head_dim": 32, "index_topk": 24}}
 
 
 FP8_NAMES = ("_proj.weight", "_with_mqa.weight")

@@ -113,6 +113,7 @@ static void run_model(const char *name, const way *ways, int n, cpa_test_expecte
     cpa_test_expected_read(name, expected);
     cpa_test_device_open(1, &device, &stream);
     CU_ASSERT_EQUAL(cpa_model_config_load(cpa_test_model_folder(name), &config, NULL), CPA_OK);
+    config.index.dtype = cpa_index_dtype_beside(CPA_F32, CPA_F32);
     CU_ASSERT_EQUAL(cpa_safetensors_open(cpa_test_model_folder(name), &files, NULL), CPA_OK);
     for (int i = 0; i < n; i++) {
         const cpa_transformer_options options = {.dtype = CPA_F32,
@@ -179,7 +180,7 @@ static void latent_attention_gives_the_tokens_of_transformers(void) {
                         {.budget = 24, .max_num_seqs = 3, .drafts = 5},
                         {.budget = 512, .max_num_seqs = REQUESTS, .no_prefix_caching = 1, .num_blocks = 12 / ranks},
                         {.budget = 60, .max_num_seqs = REQUESTS, .drafts = 6, .branches = 2}};
-    const int n[] = {2, 4, 1};
+    const int n[] = {2, 4, 1, 4};
     cpa_test_expected *expected = malloc(sizeof *expected);
     run r[4];
     for (int i = 0; cpa_test_latent_models[i]; i++) {
