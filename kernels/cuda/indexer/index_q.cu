@@ -38,9 +38,12 @@ __global__ void __launch_bounds__(THREADS) index_q(const __grid_constant__ q_arg
         float scale = 1;
         if (head >= a.heads) break;
         finish_row<W>(x[h], a.dim, rotation, a.rope.table != NULL, q.hadamard, shared[threadIdx.x / WARP_LANES]);
-        if (a.out_dtype == CPA_BF16) {
+        if (a.format == CPA_INDEX_BF16) {
             store_row<__nv_bfloat16, W>((__nv_bfloat16 *)a.out + at * a.dim, narrow<__nv_bfloat16, W>(x[h]), a.dim,
                                         q.whole_out);
+        } else if (a.format == CPA_INDEX_MXFP4) {
+            store_mxfp4<W>((uint8_t *)a.out + at * (a.dim / 2), a.scales + at * (a.dim / CPA_INDEX_MXFP4_BLOCK), x[h],
+                           a.dim, q.whole_out);
         } else {
             unit_of<uint8_t, W> codes;
             scale = row_codes<W>(codes, x[h], a.floor, true);
@@ -56,7 +59,7 @@ template <typename T, int W>
 void launch(q_args &q, cpa_stream *stream) {
     const int64_t ctas = (q.a.tokens * q.groups + WARPS - 1) / WARPS;
     q.whole_q = lanes_are_aligned<T, W>(q.a.q, q.a.q_row_stride | q.a.dim);
-    q.whole_out = q.a.out_dtype == CPA_BF16 ? lanes_are_aligned<__nv_bfloat16, W>(q.a.out, q.a.dim)
+    q.whole_out = q.a.format == CPA_INDEX_BF16 ? lanes_are_aligned<__nv_bfloat16, W>(q.a.out, q.a.dim)
                                             : lanes_are_aligned<uint8_t, W>(q.a.out, q.a.dim);
     index_q<T, W><<<(unsigned)ctas, THREADS, 0, cpa_cuda_handle(stream)>>>(q);
 }
