@@ -77,7 +77,6 @@ static cpa_status call_q(const cpa_bench_nn *s, int on_host, cpa_stream *stream)
                                    .rope = rope_of(s, on_host),
                                    .positions = cpa_bench_memory_of(&s->positions, on_host),
                                    .hadamard = 1,
-                                   .out_dtype = CPA_FP8_E4M3,
                                    .out = cpa_bench_memory_of(&s->out, on_host),
                                    .weights = cpa_bench_memory_of(&s->weight, on_host),
                                    .weight_dtype = s->weight.dtype,

@@ -6,9 +6,8 @@
 #define ALIGNMENT 256
 
 cpa_indexer cpa_indexer_of(const cpa_model_config *config, cpa_dtype dtype) {
-    return (cpa_indexer){.config = config,
-                         .dtype = dtype,
-                         .rope = {.max_position = config->rope.max_position, .dim = config->rope.dim}};
+    return (cpa_indexer){
+        .config = config, .dtype = dtype, .rope = {.max_position = config->rope.max_position, .dim = config->rope.dim}};
 }
 
 int64_t cpa_indexer_place(cpa_indexer *indexer, int64_t rows, void *memory) {
@@ -79,7 +78,9 @@ static cpa_status give_queries(const cpa_indexer *d, const cpa_model_step *step,
                                    .rope = d->rope,
                                    .positions = step->rows.positions_device,
                                    .hadamard = is_spread(d),
-                                   .out_dtype = c->dtype,
+                                   .format = c->dtype == CPA_F32    ? CPA_INDEX_F32
+                                             : c->dtype == CPA_BF16 ? CPA_INDEX_BF16
+                                                                    : CPA_INDEX_FP8,
                                    .out = d->q,
                                    .weights = d->weight_product,
                                    .weight_dtype = CPA_F32,

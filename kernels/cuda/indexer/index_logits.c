@@ -156,11 +156,9 @@ static cpa_status run_hopper(const cuda_plan *plan, const cpa_cuda_index_work *w
                  {of_64, 1, few_columns, 0}};
     int64_t first = 0;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        const int64_t end = items_of_more(&whole->items, parts[i].above);
-        cpa_cuda_index_work part;
+        const int64_t end = items_of_more(&plan->base.items, parts[i].above);
         if (end <= first) continue;
-        part = part_of(plan, whole, first, end, parts[i].tiling);
-        part.items = whole->items;
+        cpa_cuda_index_work part = part_of(plan, whole, first, end, parts[i].tiling);
         part.split = parts[i].split;
         CPA_TRY(cpa_cuda_index_logits_hopper(&part, parts[i].columns, stream));
         first = end;
@@ -168,7 +166,7 @@ static cpa_status run_hopper(const cuda_plan *plan, const cpa_cuda_index_work *w
     return CPA_OK;
 }
 
-/* Whether rows of keys and queries are vectors of 16 bytes at multiples of 16, and scales at multiples of 4. */
+/* Whether rows of keys and queries are vectors of 16 bytes at multiples of 16. */
 static int in_vectors(const cpa_cuda_index_work *w) {
     const int64_t vector = 16, head = w->dim * cpa_dtype_bytes(w->dtype);
     const int64_t places = (int64_t)(uintptr_t)w->q | w->q_row_stride | head | (int64_t)(uintptr_t)w->keys.rows |

@@ -10,6 +10,7 @@ struct q_args {
     cpa_index_q_args a;
     float hadamard; /* dim^-0.5, or 0 */
     int32_t groups; /* of heads, in a token */
+    cpa_dtype out_dtype; /* CPA_FP8_E4M3: codes, of whichever form */
     bool whole_q, whole_out;
 };
 
@@ -37,11 +38,14 @@ __global__ void __launch_bounds__(THREADS) index_q(const __grid_constant__ q_arg
         const int64_t at = token * a.heads + head;
         float scale = 1;
         if (head >= a.heads) break;
-        finish_row<W>(x[h], a.dim, rotation, a.rope.table != NULL, q.hadamard, a.out_dtype,
+        finish_row<W>(x[h], a.dim, rotation, a.rope.table != NULL, q.hadamard, q.out_dtype,
                       shared[threadIdx.x / WARP_LANES]);
-        if (a.out_dtype != CPA_FP8_E4M3) {
-            store_plain_row<W>((char *)a.out + at * a.dim * (a.out_dtype == CPA_F32 ? 4 : 2), x[h], a.out_dtype, a.dim,
+        if (q.out_dtype != CPA_FP8_E4M3) {
+            store_plain_row<W>((char *)a.out + at * a.dim * (q.out_dtype == CPA_F32 ? 4 : 2), x[h], q.out_dtype, a.dim,
                                q.whole_out);
+        } else if (a.format == CPA_INDEX_MXFP4) {
+            store_mxfp4<W>((uint8_t *)a.out + at * (a.dim / 2), a.scales + at * (a.dim / CPA_INDEX_MXFP4_BLOCK), x[h],
+                           a.dim, q.whole_out);
         } else {
             unit_of<uint8_t, W> codes;
             scale = row_codes<W>(codes, x[h], a.floor, true);
@@ -57,7 +61,8 @@ template <typename T, int W>
 void launch(q_args &q, cpa_stream *stream) {
     const int64_t ctas = (q.a.tokens * q.groups + WARPS - 1) / WARPS;
     q.whole_q = lanes_are_aligned<T, W>(q.a.q, q.a.q_row_stride | q.a.dim);
-    q.whole_out = stores_are_aligned<W>(q.a.out, q.a.dim * cpa_dtype_bytes(q.a.out_dtype), q.a.out_dtype);
+    q.out_dtype = q.a.format == CPA_INDEX_F32 ? CPA_F32 : q.a.format == CPA_INDEX_BF16 ? CPA_BF16 : CPA_FP8_E4M3;
+    q.whole_out = stores_are_aligned<W>(q.a.out, q.a.dim * cpa_dtype_bytes(q.out_dtype), q.out_dtype);
     index_q<T, W><<<(unsigned)ctas, THREADS, 0, cpa_cuda_handle(stream)>>>(q);
 }
 

@@ -9,7 +9,7 @@
 #include "kernels/cuda/cache/quant.cuh"
 #include "kernels/cuda/device/warp.cuh"
 #include "kernels/cuda/nn/rows.cuh"
-#include "kernels/norm_codes.h"
+#include "kernels/indexer.h"
 #include "kernels/rope.h"
 
 namespace {
@@ -191,6 +191,31 @@ __device__ float row_codes(unit_of<uint8_t, W> &codes, const float (&x)[W], floa
 #pragma unroll
     for (int e = 0; e < W; e++) codes.element[e] = e4m3_code(__fdiv_rn(x[e], scale));
     return scale;
+}
+
+/* The codes of a row of MXFP4, a byte for two elements, and the exponents of the scales of its blocks. */
+template <int W>
+__device__ void store_mxfp4(uint8_t *codes, uint8_t *scales, const float (&x)[W], int32_t dim, bool whole) {
+    constexpr int LANES = CPA_INDEX_MXFP4_BLOCK / W, BYTES = W > 1 ? W / 2 : 1;
+    const int32_t lane = threadIdx.x % WARP_LANES;
+    float largest = 0;
+#pragma unroll
+    for (int e = 0; e < W; e++) largest = fmaxf(largest, fabsf(finite_or_zero(x[e])));
+    for (int step = 1; step < LANES; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
+    const float scale = cpa_index_mxfp4_scale(largest);
+    uint32_t nibble[W];
+    unit_of<uint8_t, BYTES> bytes;
+#pragma unroll
+    for (int e = 0; e < W; e++) nibble[e] = cpa_index_e2m1(__fdiv_rn(x[e], scale));
+    if constexpr (W == 1) {
+        bytes.element[0] = (uint8_t)(nibble[0] | __shfl_down_sync(0xffffffff, nibble[0], 1) << 4);
+        if (lane % 2 == 0 && lane < dim) codes[lane / 2] = bytes.element[0];
+    } else {
+#pragma unroll
+        for (int b = 0; b < BYTES; b++) bytes.element[b] = (uint8_t)(nibble[2 * b] | nibble[2 * b + 1] << 4);
+        store_row<uint8_t, BYTES>(codes, bytes, dim / 2, whole);
+    }
+    if (lane % LANES == 0 && lane * W < dim) scales[lane / LANES] = (uint8_t)(__float_as_uint(scale) >> 23);
 }
 
 /* On the host: launch(width_tag<W>()) with the fewest elements of a lane that hold a row. */
