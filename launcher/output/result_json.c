@@ -88,10 +88,7 @@ static int put_groups(json_t *object, const cpa_engine_stats *stats) {
 
 /* What the cache has of one token in one layer. */
 static int64_t token_layer_bytes(const cpa_outcome *outcome) {
-    const int32_t block_size = (int32_t)outcome->settings->block_size;
-    const cpa_attention_shape *shape = &outcome->model->shape.attention;
-    return (cpa_shape_block_bytes(shape, CPA_KEYS, block_size) + cpa_shape_block_bytes(shape, CPA_VALUES, block_size)) /
-           block_size;
+    return outcome->block_bytes / outcome->model->shape.layers / outcome->settings->block_size;
 }
 
 static int fill_kv(json_t *object, const cpa_outcome *outcome) {

@@ -158,7 +158,21 @@ generate_latent() {
         expect_value attention latent result.json
         expect_value token_layer_bytes 192 result.json
     done
+    prompt_ids tiny-deepseek-v32 2 >prompt # whose rows attend 24 of up to 145 keys, chosen by keys of 128 bytes beside
+    for n in 1 2 3 4; do
+        [ "$(few "$n")" = "$n" ] || continue
+        run "$n" generate --model-dir "$MODELS/tiny-deepseek-v32" --prompt-ids @prompt --dtype fp32 --verify 0.2 \
+            --block-size "$((4 << n))" --max-num-batched-tokens "$((34 * n))" --speculative ngram:4x2:1..3 --check-logits 6 \
+            --result-json result.json
+        expect_code 0 "keys that an indexer chooses, on $n ranks"
+        [ "$(head -1 out)" = "$(expected_ids tiny-deepseek-v32 2)" ] || fail "other tokens on $n ranks: $(head -1 out)"
+        [ "$(value violations result.json | sort -u)" = 0 ] || fail "rows or logits are wrong on $n ranks"
+        expect_value token_layer_bytes 320 result.json
+    done
     [ "$device" = host ] || return 0
+    run 2 --model-dir "$MODELS/tiny-deepseek-v32" --kv-cache-dtype fp8_e4m3 --requests 3 --input-len 90 --output-len 8 \
+        --verify 0.3
+    expect_code 0 "index keys in codes"
     run 2 --model-dir "$MODELS/tiny-deepseek-v3" --dtype fp32 --kv-cache-dtype fp8_e4m3 --experts spread --requests 3 \
         --input-len 50 --output-len 4 --verify 0.3
     expect_code 0 "a cache in FP8, and experts that are spread"
@@ -213,6 +227,12 @@ bad_latents() {
         generate --model-dir changed --prompt-ids 1
     renamed tiny-deepseek-v3 's/"'$layer'.kv_b_proj.weight":{"dtype":"BF16","shape":\[160,32\]/"'$layer'.kv_b_proj.weight":{"dtype":"BF16","shape":[32,160]/'
     expect_bad "$layer.kv_b_proj.weight: found shape [32, 160], expected [160, 32]" \
+        generate --model-dir changed --prompt-ids 1
+    renamed tiny-deepseek-v32 's/indexer.weights_proj/indexer.weights_pro_/g'
+    expect_bad 'changed: the weights have no tensor model.layers.0.self_attn.indexer.weights_proj.weight' \
+        generate --model-dir changed --prompt-ids 1
+    renamed tiny-deepseek-v32 's/"\('$layer'.indexer.wk.weight\)":{"dtype":"BF16","shape":\[32,32\]/"\1":{"dtype":"BF16","shape":[16,64]/'
+    expect_bad "$layer.indexer.wk.weight: found shape [16, 64], expected [32, 32]" \
         generate --model-dir changed --prompt-ids 1
     ranks=2 expect_bad 'slices are not supported with latent attention' \
         generate --model-dir "$MODELS/tiny-deepseek-v3" --prompt-ids 1 --slice-weights all
