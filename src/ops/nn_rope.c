@@ -1,4 +1,6 @@
 /* Rotary positions: every argument is checked here and strides are filled in, then the table of the back end runs. */
+#include "src/ops/nn_rope.h"
+
 #include <math.h>
 
 #include "base/struct_size.h"
@@ -21,8 +23,7 @@ static cpa_status check_sections(const char *where, const cpa_rope *rope, cpa_er
     return CPA_OK;
 }
 
-/* Rotations of heads of `width` elements, which the caller calls by that name. */
-static cpa_status check_rope(const char *where, const cpa_rope *rope, const char *name, int32_t width, cpa_error *err) {
+cpa_status cpa_nn_check_rope(const char *where, const cpa_rope *rope, const char *name, int32_t width, cpa_error *err) {
     REQUIRE(err, CPA_RESERVED_IS_ZERO(*rope), "%s: the reserved bytes of rope are not zero", where);
     if (!rope->table) return CPA_OK;
     CPA_TRY(cpa_nn_check_count(where, "rope.max_position", rope->max_position, 1, CPA_MOST_TOKENS, err));
@@ -36,7 +37,7 @@ static cpa_status check_rope(const char *where, const cpa_rope *rope, const char
         where, (cpa_nn_tensor){"rope.table", NULL, rope->table, NULL, rope->max_position, rope->dim, 4, 0}, err);
 }
 
-static cpa_status check_positions(const char *where, const cpa_rope *rope, const int64_t *positions, int64_t rows,
+cpa_status cpa_nn_check_positions(const char *where, const cpa_rope *rope, const int64_t *positions, int64_t rows,
                                   cpa_error *err) {
     const int64_t streams = has_sections(rope) ? 3 : 1;
     return cpa_nn_check_tensor(
@@ -80,8 +81,8 @@ static cpa_status check_rotate(cpa_rotate_args *a, cpa_error *err) {
     CPA_TRY(cpa_check_dim(where, "dim", a->dim, err));
     CPA_TRY(cpa_check_dtype(where, "dtype", a->dtype, err));
     REQUIRE(err, a->rope.table, "%s: rope.table is NULL", where);
-    CPA_TRY(check_rope(where, &a->rope, "dim", a->dim, err));
-    CPA_TRY(check_positions(where, &a->rope, a->positions, a->rows, err));
+    CPA_TRY(cpa_nn_check_rope(where, &a->rope, "dim", a->dim, err));
+    CPA_TRY(cpa_nn_check_positions(where, &a->rope, a->positions, a->rows, err));
     return check_both_heads(
         where, a, (heads){"x", "x_stride", "x_head_stride", a->x, &a->x_stride, &a->x_head_stride},
         (heads){"out", "out_stride", "out_head_stride", a->out, &a->out_stride, &a->out_head_stride}, err);
@@ -129,8 +130,8 @@ static cpa_status check_qk_norm_rope(cpa_qk_norm_rope_args *a, cpa_error *err) {
         cpa_nn_check_tensor(where, (cpa_nn_tensor){"k_weight", NULL, a->k_weight, NULL, 1, s->k_dim, bytes, 1}, err));
     CPA_TRY(cpa_nn_check_finite(where, "weight_offset", a->weight_offset, -INFINITY, err));
     CPA_TRY(cpa_nn_check_finite(where, "eps", a->eps, 0, err));
-    CPA_TRY(check_rope(where, &a->rope, "k_dim", s->k_dim, err));
-    CPA_TRY(check_positions(where, &a->rope, a->positions, rows, err));
+    CPA_TRY(cpa_nn_check_rope(where, &a->rope, "k_dim", s->k_dim, err));
+    CPA_TRY(cpa_nn_check_positions(where, &a->rope, a->positions, rows, err));
     CPA_TRY(cpa_nn_check_tensor(where, (cpa_nn_tensor){"q", "q_stride", a->q, &a->q_stride, rows, q, bytes, 0}, err));
     CPA_TRY(cpa_nn_check_tensor(where, (cpa_nn_tensor){"k", "k_stride", a->k, &a->k_stride, rows, k, bytes, 1}, err));
     CPA_TRY(cpa_nn_check_tensor(where, (cpa_nn_tensor){"v", "v_stride", a->v, &a->v_stride, rows, v, bytes, 1}, err));
@@ -181,8 +182,8 @@ static cpa_status check_latent_norm_rope(cpa_latent_norm_rope_args *a, cpa_error
     CPA_TRY(cpa_nn_check_finite(where, "weight_offset", a->weight_offset, -INFINITY, err));
     CPA_TRY(cpa_nn_check_finite(where, "eps", a->eps, 0, err));
     REQUIRE(err, a->rope.table, "%s: rope.table is NULL", where);
-    CPA_TRY(check_rope(where, &a->rope, "k_dim - v_dim", s->k_dim - s->v_dim, err));
-    CPA_TRY(check_positions(where, &a->rope, a->positions, rows, err));
+    CPA_TRY(cpa_nn_check_rope(where, &a->rope, "k_dim - v_dim", s->k_dim - s->v_dim, err));
+    CPA_TRY(cpa_nn_check_positions(where, &a->rope, a->positions, rows, err));
     CPA_TRY(check_queries(where, a, err));
     CPA_TRY(cpa_nn_check_tensor(
         where, (cpa_nn_tensor){"out", "out_stride", a->out, &a->out_stride, rows, s->k_dim, bytes, 1}, err));

@@ -12,6 +12,7 @@
 
 #include "base/convert.h"
 #include "src/check/reference.h"
+#include "tests/fixtures/entry_oracle.h"
 #include "tests/fixtures/kv_fixture.h"
 #include "tests/fixtures/unit.h"
 
@@ -37,46 +38,10 @@ static float element(int64_t row, int32_t d) {
 
 /* ---- oracles ---- */
 
-static uint8_t nearest_code(float x) {
-    uint8_t best = 0;
-    if (isnan(x)) return 0;
-    const float magnitude = fabsf(x);
-    float least = INFINITY;
-    for (int code = 0; code < 127; code++) { /* of two that are as near the even one; exact in double */
-        const int exponent = code >> 3, mantissa = code & 7;
-        const double value = exponent ? ldexp(8 + mantissa, exponent - 10) : ldexp(mantissa, -9);
-        const double off = fabs((double)fminf(magnitude, 448) - value);
-        if ((float)off < least || ((float)off == least && code % 2 == 0)) least = (float)off, best = (uint8_t)code;
-    }
-    return (uint8_t)(best | (signbit(x) ? 0x80 : 0));
-}
-
-/* 448 codes of elements rounded to bf16, with a power of two for each 64; returns the bytes of a row. */
-static int64_t oracle_powers(const float *x, uint8_t *row, uint8_t *words) {
-    memset(words, 0, 8);
-    for (int32_t t = 0; t < 7; t++) {
-        float tile[64], most = 1e-4f;
-        int exponent;
-        for (int32_t i = 0; i < 64; i++) {
-            tile[i] = cpa_reference_round(x[t * 64 + i], CPA_BF16);
-            if (isfinite(tile[i])) most = fmaxf(most, fabsf(tile[i]));
-        }
-        const float fraction = frexpf(most / 448, &exponent); /* in [1/2, 1) */
-        if (fraction == 0.5f) exponent--;
-        words[t] = (uint8_t)(exponent + 127);
-        for (int32_t i = 0; i < 64; i++) row[t * 64 + i] = nearest_code(ldexpf(tile[i], -exponent));
-    }
-    for (int32_t d = 448; d < 512; d++) {
-        const float rounded = cpa_reference_round(x[d], CPA_BF16);
-        cpa_narrow(row + 448 + (d - 448) * 2, &rounded, CPA_BF16, 1);
-    }
-    return 576;
-}
-
 /* What a cache holds of a row, x [dim] in dtype, and behind the rows of its block; returns its bytes. */
 static int64_t oracle_row(const cpa_kv_view *kv, const float *x, uint8_t *row, uint8_t *words) {
     const int32_t dim = kv->k_dim;
-    if (kv->dtype == CPA_FP8_T64) return oracle_powers(x, row, words);
+    if (kv->dtype == CPA_FP8_T64) return cpa_test_t64_row(x, row, words);
     if (cpa_dtype_is_plain(kv->dtype)) {
         for (int32_t d = 0; d < dim; d++) {
             const float rounded = cpa_reference_round(x[d], kv->dtype);
@@ -85,7 +50,7 @@ static int64_t oracle_row(const cpa_kv_view *kv, const float *x, uint8_t *row, u
         return dim * cpa_dtype_bytes(kv->dtype);
     }
     if (kv->dtype == CPA_FP8_E4M3) {
-        for (int32_t d = 0; d < dim; d++) row[d] = nearest_code(x[d] / kv->k_scale);
+        for (int32_t d = 0; d < dim; d++) row[d] = cpa_test_nearest_code(x[d] / kv->k_scale);
         return dim;
     }
     const int32_t latent = dim - 64;
@@ -94,7 +59,7 @@ static int64_t oracle_row(const cpa_kv_view *kv, const float *x, uint8_t *row, u
         for (int32_t d = first; d < first + 128; d++)
             if (isfinite(x[d])) most = fmaxf(most, fabsf(x[d]));
         const float scale = fmaxf(most / 448, FLT_MIN);
-        for (int32_t d = first; d < first + 128; d++) row[d] = nearest_code(x[d] / scale);
+        for (int32_t d = first; d < first + 128; d++) row[d] = cpa_test_nearest_code(x[d] / scale);
         memcpy(row + latent + first / 128 * 4, &scale, sizeof scale);
     }
     for (int32_t d = latent; d < dim; d++) {
