@@ -13,7 +13,7 @@
 /* The operators, for what a back end says of each alike: X(name) with cpa_<name>_args. The random numbers, exponentials
  * and thresholds of sample are those of kernels/draw.h, the scores of expert_route those of kernels/route.h. */
 #define CPA_COMPRESS_OPERATORS(X)                                                                                      \
-    X(inverse_rope_quant) X(compress_state_write) X(compress_write) X(q_norm_rope_kv_write)
+    X(inverse_rope_quant) X(compress_state_write) X(compress_write) X(compress_halo_pack) X(q_norm_rope_kv_write)
 #define CPA_EXPERT_OPERATORS(X) X(expert_route) X(expert_permute) X(expert_linear) X(expert_combine)
 #define CPA_NN_OPERATORS(X)                                                                                            \
     X(rmsnorm)                                                                                                         \
@@ -21,8 +21,8 @@
     X(rotate)                                                                                                          \
     X(qk_norm_rope)                                                                                                    \
     X(latent_norm_rope)                                                                                                \
-    X(swiglu) X(embed) X(linear) X(sample) X(rank_tokens) X(mark_tokens) CPA_EXPERT_OPERATORS(X)                       \
-        CPA_COMPRESS_OPERATORS(X)
+    X(swiglu)                                                                                                          \
+    X(embed) X(linear) X(sample) X(rank_tokens) X(mark_tokens) CPA_EXPERT_OPERATORS(X) CPA_COMPRESS_OPERATORS(X)
 
 /* What linear of few rows does by itself, so that no kernel comes between two products of a layer. */
 typedef struct cpa_linear_fusion {

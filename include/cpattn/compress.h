@@ -118,6 +118,17 @@ typedef struct cpa_compress_write_args {
 } cpa_compress_write_args;
 CPA_API cpa_status cpa_compress_write(const cpa_compress_write_args *args, cpa_stream *stream);
 
+/* compress_halo_pack: halos for other ranks, of rows that have been written: the first half of each row of a state with
+ * overlap, keys and then scores. A slot that is negative, or beyond the pool, gives a row of NaN. */
+typedef struct cpa_compress_halo_pack_args {
+    size_t size;
+    int64_t halos;
+    cpa_compress_state state; /* overlap is 1 */
+    const int64_t *slots;     /* [halos, ratio] */
+    float *out;               /* [halos, ratio, 2 * head], at a multiple of 16 bytes */
+} cpa_compress_halo_pack_args;
+CPA_API cpa_status cpa_compress_halo_pack(const cpa_compress_halo_pack_args *args, cpa_stream *stream);
+
 /* q_norm_rope_kv_write: the rows of a layer's new tokens before attention: each head of queries is normed, without a
  * weight, rotated and rounded to dtype; the token's own row is rotated, rounded to dtype and written to the cache of the
  * sliding window. Heads beyond those of q are zeros. */

@@ -124,6 +124,26 @@ cpa_status cpa_compress_state_write(const cpa_compress_state_write_args *given, 
     return args.tokens ? stream->device->nn->compress_state_write(&args, stream) : CPA_OK;
 }
 
+/* ---- compress_halo_pack ---- */
+
+static cpa_status check_halo_pack(const cpa_compress_halo_pack_args *a, cpa_error *err) {
+    const char *where = "compress_halo_pack";
+    CPA_TRY(cpa_nn_check_count(where, "halos", a->halos, 0, INT32_MAX, err));
+    CPA_TRY(check_state(where, &a->state, err));
+    REQUIRE(err, a->state.overlap == 1, "%s: state.overlap is 0, expected 1: nothing travels without", where);
+    const int64_t rows = a->halos * a->state.ratio;
+    CPA_TRY(check_each(where, "slots", a->slots, rows, sizeof *a->slots, err));
+    return check_rows(where, (cpa_nn_tensor){"out", NULL, a->out, NULL, rows, 2 * (int64_t)a->state.head, 4, 0}, err);
+}
+
+cpa_status cpa_compress_halo_pack(const cpa_compress_halo_pack_args *given, cpa_stream *stream) {
+    cpa_compress_halo_pack_args args;
+    if (!stream) return CPA_INVALID;
+    CPA_TRY(CPA_STRUCT_TAKE("compress_halo_pack", given, cpa_compress_halo_pack_args, out, &args, &stream->error));
+    CPA_TRY(check_halo_pack(&args, &stream->error));
+    return args.halos ? stream->device->nn->compress_halo_pack(&args, stream) : CPA_OK;
+}
+
 /* ---- compress_write ---- */
 
 static cpa_status check_halo(const char *where, const cpa_compress_write_args *a, cpa_error *err) {

@@ -442,24 +442,23 @@ static void fill_halos(site *to, const site *ranks, int32_t sequence_at) {
     const model *m = to->m;
     const int32_t ratio = m->of.ratio, head = m->of.head;
     const int64_t runs = (m->list[sequence_at].length + to->map.interleave - 1) / to->map.interleave;
-    const int64_t row = 2 * head, bytes = (runs + 1) * ratio * row * (int64_t)sizeof(float);
-    float *halo = (float *)(void *)cpa_test_poisoned(bytes / 4, 4), *state = malloc((size_t)to->state_bytes);
+    const int64_t row = 2 * head, one = ratio * row, bytes = (runs + 1) * one * (int64_t)sizeof(float);
+    char *poison = cpa_test_poisoned(bytes / 4, 4);
+    to->halo = cpa_test_upload(stream, poison, bytes);
+    to->n_halos = runs + 1;
+    free(poison);
     for (int64_t run = 1; run < runs; run++) {
         const int64_t first = run * to->map.interleave;
         const site *from = &ranks[owner_of(to, first - 1)];
+        int64_t slots[CPA_COMPRESS_MOST_RATIO];
         if (owner_of(to, first) != to->rank) continue;
-        cpa_test_download(stream, state, from->state.rows, from->state_bytes);
-        for (int32_t w = 0; w < ratio; w++) {
-            const token t = {sequence_at, first - ratio + w, 0};
-            const float *of = state + state_slot(from, &t) * 2 * m->width;
-            memcpy(halo + (run * ratio + w) * row, of, sizeof *halo * (size_t)head);
-            memcpy(halo + (run * ratio + w) * row + head, of + m->width, sizeof *halo * (size_t)head);
-        }
+        for (int32_t w = 0; w < ratio; w++) slots[w] = state_slot(from, &(token){sequence_at, first - ratio + w, 0});
+        int64_t *device_slots = cpa_test_upload(stream, slots, ratio * (int64_t)sizeof *slots);
+        const cpa_compress_halo_pack_args args = {sizeof args, 1, from->state, device_slots, to->halo + run * one};
+        CU_ASSERT_EQUAL(cpa_compress_halo_pack(&args, stream), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
+        cpa_test_free(stream, device_slots);
     }
-    to->halo = cpa_test_upload(stream, halo, bytes);
-    to->n_halos = runs + 1;
-    free(state);
-    free(halo);
 }
 
 /* All entries of all ranks together are those of one. */
@@ -514,6 +513,11 @@ static void refuse_entries(cpa_compress_write_args args, const char *line) {
     if (!strstr(cpa_stream_error(stream), line)) CU_FAIL(line);
 }
 
+static void refuse_halos(cpa_compress_halo_pack_args args, const char *line) {
+    CU_ASSERT_EQUAL(cpa_compress_halo_pack(&args, stream), CPA_INVALID);
+    if (!strstr(cpa_stream_error(stream), line)) CU_FAIL(line);
+}
+
 static void bad_calls_are_refused(void) {
     static _Alignas(16) float rows[16 * 512], kv[4 * 256], cache[4096];
     static const int64_t positions[4] = {3, 7, 11, 15}, slots[4] = {0, 1, 2, 3};
@@ -531,6 +535,10 @@ static void bad_calls_are_refused(void) {
     bad = good, bad.score = kv + 1, refuse_state(bad, "score at");
     bad = good, bad.ape = NULL, refuse_state(bad, "ape is NULL");
     bad = good, bad.slots = NULL, refuse_state(bad, "slots is NULL");
+    cpa_compress_halo_pack_args halos = {sizeof halos, 1, state, slots, rows}, other = halos;
+    other.state.overlap = 0, refuse_halos(other, "state.overlap is 0, expected 1");
+    other = halos, other.halos = -1, refuse_halos(other, "halos is -1");
+    other = halos, other.out = rows + 1, refuse_halos(other, "out at");
     cpa_compress_write_args entries = {.size = sizeof entries,
                                        .tokens = 1,
                                        .state = state,

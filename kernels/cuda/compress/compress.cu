@@ -1,4 +1,4 @@
-/* compress_state_write: a thread has 16 bytes of a row. compress_write: a CTA takes the tokens of a chunk in turn, and of
+/* compress_state_write and compress_halo_pack: a thread has 16 bytes of a row. compress_write: a CTA takes the tokens of a chunk in turn, and of
  * one that ends an entry makes it. A thread has four channels of each fourth row of the window; what these leave is
  * summed in shared memory, where the row then waits for the warp that stores it. */
 #include "kernels/cuda/compress/entry_row.cuh"
@@ -41,6 +41,22 @@ __global__ void __launch_bounds__(THREADS) compress_state_write(const __grid_con
         for (int e = 0; e < CHANNELS; e++) value[e] += ape[e];
     }
     store_floats(a.state.rows + slot * 2 * width + column, value);
+}
+
+/* ---- compress_halo_pack ---- */
+
+__global__ void __launch_bounds__(THREADS) compress_halo_pack(const __grid_constant__ cpa_compress_halo_pack_args a) {
+    const int32_t head = a.state.head, units = 2 * head / CHANNELS;
+    const int64_t index = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = index / units;
+    dependent_allow();
+    dependent_wait();
+    if (row >= a.halos * a.state.ratio) return;
+    const int32_t column = (int32_t)(index - row * units) * CHANNELS, part = column >= head;
+    const int64_t slot = a.slots[row];
+    float value[CHANNELS] = {NAN, NAN, NAN, NAN};
+    if (slot >= 0 && slot < a.state.num_blocks * a.state.block_size)
+        load_floats(a.state.rows + (2 * slot + part) * cpa_compress_width(&a.state) + column - part * head, value);
+    store_floats(a.out + row * 2 * head + column, value);
 }
 
 /* ---- compress_write ---- */
@@ -210,6 +226,16 @@ extern "C" cpa_status cpa_cuda_compress_state_write(const cpa_compress_state_wri
     const state_args s = {*args, ((cpa_cuda_stream *)stream)->bad_slot};
     return launch_early(compress_state_write, dim3((unsigned)((args->tokens * units + THREADS - 1) / THREADS)), THREADS,
                         s, stream, "compress_state_write");
+}
+
+extern "C" cpa_status cpa_cuda_compress_halo_pack(const cpa_compress_halo_pack_args *args, cpa_stream *stream) {
+    const int64_t units = 2 * args->state.head / CHANNELS, rows = args->halos * args->state.ratio;
+    const cpa_status status = cpa_cuda_select(stream->device, &stream->error);
+    if (status != CPA_OK) return status;
+    if (rows > (int64_t)INT32_MAX * THREADS / units)
+        return cpa_cuda_unsupported(stream, "compress_halo_pack: more rows than a grid takes", rows);
+    return launch_early(compress_halo_pack, dim3((unsigned)((rows * units + THREADS - 1) / THREADS)), THREADS, *args,
+                        stream, "compress_halo_pack");
 }
 
 extern "C" cpa_status cpa_cuda_compress_write(const cpa_compress_write_args *args, cpa_stream *stream) {

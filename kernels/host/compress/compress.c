@@ -1,4 +1,4 @@
-/* compress_state_write and compress_write: rows of a compressor's state, and entries from windows of them. */
+/* compress_state_write, compress_halo_pack and compress_write: rows of a compressor's state, and entries from windows of them. */
 #include "kernels/host/compress/entry_row.h"
 #include "kernels/host/nn/nn.h"
 
@@ -22,6 +22,28 @@ cpa_status cpa_host_compress_state_write(const cpa_compress_state_write_args *ar
     CPA_TRY(cpa_entry_check_slots("compress_state_write", args->slots, args->tokens,
                                   args->state.num_blocks * args->state.block_size, &stream->error));
     cpa_host_run(stream, args->tokens, write_state, &copy);
+    return CPA_OK;
+}
+
+/* ---- compress_halo_pack ---- */
+
+static void pack_row(void *ctx, int64_t row, int32_t thread) {
+    const cpa_compress_halo_pack_args *a = ctx;
+    const cpa_compress_state *s = &a->state;
+    const int64_t slot = a->slots[row], width = cpa_compress_width(s);
+    float *out = a->out + row * 2 * s->head;
+    (void)thread;
+    if (slot < 0 || slot >= s->num_blocks * s->block_size) {
+        for (int32_t i = 0; i < 2 * s->head; i++) out[i] = NAN;
+        return;
+    }
+    for (int part = 0; part < 2; part++)
+        memcpy(out + part * s->head, s->rows + (2 * slot + part) * width, (size_t)s->head * sizeof *out);
+}
+
+cpa_status cpa_host_compress_halo_pack(const cpa_compress_halo_pack_args *args, cpa_stream *stream) {
+    cpa_compress_halo_pack_args copy = *args;
+    cpa_host_run(stream, args->halos * args->state.ratio, pack_row, &copy);
     return CPA_OK;
 }
 
