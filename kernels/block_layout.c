@@ -8,14 +8,17 @@ static int64_t aligned(int64_t bytes) {
 
 static void add_section(cpa_block_layout *layout, const cpa_attention_shape *shape, cpa_section_kind kind,
                         cpa_kv_part part) {
+    const int32_t width = part == CPA_KEYS ? shape->k_dim : shape->v_dim;
+    const float tensor_scale = cpa_shape_tensor_scale(shape, part);
     cpa_block_section *section = &layout->sections[layout->n_sections++];
     *section = (cpa_block_section){
         .kind = kind,
         .heads = shape->kv_heads,
-        .width = part == CPA_KEYS ? shape->k_dim : shape->v_dim,
+        .width = width,
         .row = cpa_dtype_traits_of(shape->kv_dtype)->rows[part],
         .row_bytes = cpa_shape_row_bytes(shape, part),
-        .scale_bytes = cpa_kv_scale_bytes(shape->kv_dtype, part, cpa_shape_tensor_scale(shape, part)),
+        .scale_bytes = cpa_kv_scale_bytes(shape->kv_dtype, part, tensor_scale),
+        .scales_at = cpa_kv_scales_at(shape->kv_dtype, part, tensor_scale, layout->block_size, shape->kv_heads, width),
         .at = layout->bytes,
         .bytes = cpa_shape_block_bytes(shape, part, layout->block_size),
     };
@@ -39,6 +42,9 @@ cpa_block_layout cpa_block_layout_indexed(const cpa_attention_shape *shape, cpa_
     add_section(&layout, shape, shape->v_in_k ? CPA_SECTION_LATENTS : CPA_SECTION_KEYS, CPA_KEYS);
     if (!shape->v_in_k) add_section(&layout, shape, CPA_SECTION_VALUES, CPA_VALUES);
     if (index.dim > 0) add_section(&layout, &own, CPA_SECTION_INDEX, CPA_KEYS);
+    /* Blocks of the dtype lie at multiples of that, whatever is behind its rows. */
+    const int64_t multiple = cpa_dtype_traits_of(shape->kv_dtype)->block_multiple;
+    layout.bytes = (layout.bytes + multiple - 1) / multiple * multiple;
     return layout;
 }
 

@@ -1,10 +1,11 @@
 /* The table of operators beside attention. The argument structs are those of the public headers cpattn/nn.h,
- * cpattn/experts.h, cpattn/topk.h and, for making rows, cpattn/indexer.h, checked: no stride is 0 any more, and there is
+ * cpattn/experts.h, cpattn/topk.h, cpattn/compress.h and, for making rows, cpattn/indexer.h, checked: no stride is 0 any more, and there is
  * at least one row (of mark_tokens: a restart or a token; expert_permute: any number). CPA_UNSUPPORTED says that there is
  * no kernel for a shape. */
 #ifndef CPA_KERNELS_NN_H
 #define CPA_KERNELS_NN_H
 
+#include <cpattn/compress.h>
 #include <cpattn/experts.h>
 #include <cpattn/indexer.h>
 #include <cpattn/nn.h>
@@ -16,6 +17,8 @@
  * and thresholds of sample are those of kernels/draw.h, the scores of expert_route those of kernels/route.h, and
  * the orders of topk those of kernels/topk.h. */
 #define CPA_INDEX_OPERATORS(X) X(index_write) X(index_q) X(topk) X(topk_merge)
+#define CPA_COMPRESS_OPERATORS(X)                                                                                      \
+    X(inverse_rope_quant) X(compress_state_write) X(compress_write) X(compress_halo_pack) X(q_norm_rope_kv_write)
 #define CPA_EXPERT_OPERATORS(X) X(expert_route) X(expert_permute) X(expert_linear) X(expert_combine)
 #define CPA_NN_OPERATORS(X)                                                                                            \
     X(rmsnorm)                                                                                                         \
@@ -23,7 +26,9 @@
     X(rotate)                                                                                                          \
     X(qk_norm_rope)                                                                                                    \
     X(latent_norm_rope)                                                                                                \
-    X(swiglu) X(embed) X(linear) X(sample) X(rank_tokens) X(mark_tokens) CPA_INDEX_OPERATORS(X) CPA_EXPERT_OPERATORS(X)
+    X(swiglu)                                                                                                          \
+    X(embed) X(linear) X(sample) X(rank_tokens) X(mark_tokens) CPA_INDEX_OPERATORS(X) CPA_EXPERT_OPERATORS(X)          \
+        CPA_COMPRESS_OPERATORS(X)
 
 /* What linear of few rows does by itself, so that no kernel comes between two products of a layer. */
 typedef struct cpa_linear_fusion {

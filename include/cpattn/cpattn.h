@@ -5,6 +5,7 @@
 #include <cpattn/api.h>
 #include <cpattn/blocks.h>
 #include <cpattn/comm.h>
+#include <cpattn/compress.h>
 #include <cpattn/constraint.h>
 #include <cpattn/context.h>
 #include <cpattn/device.h>

@@ -329,8 +329,8 @@ typedef struct cpa_select_args {
     const void *q;  /* the queries of the model's own rows, as layer_in left them, those of each form in their place */
     cpa_kv_view kv; /* the cache of the layer, with the keys of the step */
     int64_t rows;
-    const int64_t *indices; /* device [rows]: index of each row in its sequence, as for keys */
-    cpa_kv_view index;      /* the keys of the layer's indexer, those of the step too */
+    const int64_t *indices;       /* device [rows]: index of each row in its sequence, as for keys */
+    cpa_kv_view index;            /* the keys of the layer's indexer, those of the step too */
     const cpa_key_choice *choice; /* of models with an indexer */
 } cpa_select_args;
 

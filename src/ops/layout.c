@@ -11,6 +11,7 @@ _Static_assert(sizeof(cpa_index_cache) == 256, "cpa_index_cache");
 _Static_assert(sizeof(cpa_mask) == 64, "cpa_mask");
 _Static_assert(sizeof(cpa_rope) == 64, "cpa_rope");
 _Static_assert(sizeof(cpa_norm_rows) == 64, "cpa_norm_rows");
+_Static_assert(sizeof(cpa_compress_state) == 64, "cpa_compress_state");
 _Static_assert(sizeof(cpa_token_ranks) == 168, "cpa_token_ranks");
 _Static_assert(sizeof(cpa_score_rules) == 56, "cpa_score_rules");
 _Static_assert(sizeof(cpa_score_bias) == 88, "cpa_score_bias");

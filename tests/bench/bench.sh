@@ -92,6 +92,12 @@ results_are_right() {
         expect_right 2
         bench 1 latent_norm_rope --dtype $dtype --shapes 3,40:kv-cache-dtype=fp8_t128 --iters 3
         expect_right 2
+        bench 1 q_norm_rope_kv_write --dtype $dtype --shapes 3x5,40x2 --iters 3
+        expect_right 2
+        bench 1 inverse_rope_quant --dtype $dtype --shapes 3x5,40x2 --iters 3
+        expect_right 2
+        bench 1 compress_write --dtype $dtype --shapes 3x4,40x4,2x128 --iters 3
+        expect_right 3
         bench 1 swiglu --dtype $dtype --shapes 3x100,40x64 --iters 3
         expect_right 2
         bench 1 qk_norm_rope --dtype $dtype --shapes 5,50:kv-cache-dtype=int8 --iters 3

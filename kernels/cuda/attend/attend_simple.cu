@@ -34,11 +34,12 @@ struct cached_row {
     int32_t run_shift;
     int64_t run_stride;
     uint32_t word; /* of the row, if it is quantised */
+    const uint8_t *bytes; /* scales of a row of CPA_FP8_T64 */
 
     template <int ELEMENTS>
     __device__ float read(const cpa_cuda_attend_args &a, int32_t column) const {
         if constexpr (ELEMENTS == WIDE) {
-            if (a.kv_dtype == CPA_FP8_T128) return read_tiled(pool + at, a.k_dim, column);
+            if (has_tiles(a.kv_dtype)) return read_tiled(pool + at, bytes, a.kv_dtype, a.k_dim, column);
         }
         const int64_t i = at + (column >> run_shift) * run_stride + (column & ((1 << run_shift) - 1));
         return a.kv_dtype >= CPA_DTYPE_COUNT ? read_code(pool, a.kv_dtype, i, word) : read_element(pool, a.kv_dtype, i);
@@ -48,7 +49,7 @@ struct cached_row {
 /* The scale word of a row, or that of the tensor. */
 __device__ uint32_t word_of(const cpa_cuda_attend_args &a, const char *pool, int64_t block_stride, int64_t words_at,
                             float tensor_scale, int64_t block, int head, int64_t token) {
-    if (!words_at) return __float_as_uint(tensor_scale);
+    if (!words_at || has_tiles(a.kv_dtype)) return __float_as_uint(tensor_scale);
     return *(const uint32_t *)scale_word_at(a, pool, block_stride, words_at, block, head, token);
 }
 
@@ -131,10 +132,11 @@ __device__ void attend_key(const cpa_cuda_attend_args &a, row_state<ELEMENTS> &s
     const int64_t v_at = block * a.v_block_stride + token * a.v_token_stride + kv_head * a.v_head_stride;
     const float k_scale = head_scale(a.k_scale, a.k_head_scales, a.head_scale_step, kv_head);
     const float v_scale = head_scale(a.v_scale, a.v_head_scales, a.head_scale_step, kv_head);
+    const uint8_t *bytes = (const uint8_t *)a.k + block * a.k_block_stride + a.k_words_at + token * POWER_SCALES;
     const cached_row k = {a.k, k_at, a.k_run_shift, a.k_run_stride,
-                          word_of(a, a.k, a.k_block_stride, a.k_words_at, k_scale, block, kv_head, token)};
+                          word_of(a, a.k, a.k_block_stride, a.k_words_at, k_scale, block, kv_head, token), bytes};
     const cached_row v = {a.v, v_at, a.v_run_shift, a.v_run_stride,
-                          word_of(a, a.v, a.v_block_stride, a.v_words_at, v_scale, block, kv_head, token)};
+                          word_of(a, a.v, a.v_block_stride, a.v_words_at, v_scale, block, kv_head, token), bytes};
     float dot = 0;
 #pragma unroll
     for (int i = 0; i < ELEMENTS; i++) {
@@ -263,7 +265,7 @@ extern "C" cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_launch *launc
     if (selection && selection->blocks) selected.blocks = *selection->blocks;
     const bool ruled = args->score.any || args->score.sink_logits || selected.lists.unit > 0 || selected.blocks.bits;
     const bool wide = args->k_dim > NARROW * WARP_LANES || args->v_dim > NARROW * WARP_LANES ||
-                      args->kv_dtype == CPA_FP8_T128;
+                      has_tiles(args->kv_dtype);
     const auto kernel = wide ? (ruled ? attend_simple<true, WIDE> : attend_simple<false, WIDE>)
                              : (ruled ? attend_simple<true, NARROW> : attend_simple<false, NARROW>);
     kernel<<<grid, WARPS * WARP_LANES, 0, cpa_cuda_handle(stream)>>>(*args, selected, rows);

@@ -1,0 +1,251 @@
+/* compress_state_write and compress_halo_pack: a thread has 16 bytes of a row. compress_write: a CTA takes the tokens of a chunk in turn, and of
+ * one that ends an entry makes it. A thread has four channels of each fourth row of the window; what these leave is
+ * summed in shared memory, where the row then waits for the warp that stores it. */
+#include "kernels/cuda/compress/entry_row.cuh"
+#include "kernels/cuda/nn/nn.h"
+
+namespace {
+
+constexpr int CHANNELS = 4, MOST_ROWS = 2 * CPA_COMPRESS_MOST_RATIO, PARTS = CPA_WINDOW_PARTS;
+
+/* ---- compress_state_write ---- */
+
+struct state_args {
+    cpa_compress_state_write_args call;
+    cpa_cuda_bad_slot *bad_slot;
+};
+
+__global__ void __launch_bounds__(THREADS) compress_state_write(const __grid_constant__ state_args s) {
+    const cpa_compress_state_write_args &a = s.call;
+    const int32_t width = cpa_compress_width(&a.state), units = 2 * width / CHANNELS;
+    const int64_t index = (int64_t)blockIdx.x * THREADS + threadIdx.x, token = index / units;
+    dependent_allow();
+    dependent_wait();
+    if (token >= a.tokens) return;
+    const int32_t unit = (int32_t)(index - token * units), column = unit * CHANNELS;
+    const int64_t slot = a.slots[token];
+    if (slot < 0) return;
+    if (slot >= a.state.num_blocks * a.state.block_size) {
+        if (unit == 0) tell_bad_slot(s.bad_slot, token, slot);
+        return;
+    }
+    float value[CHANNELS];
+    if (column < width) {
+        load_floats(a.kv + token * a.kv_stride + column, value);
+    } else {
+        const int64_t line = (a.positions[token] % a.state.ratio + a.state.ratio) % a.state.ratio;
+        float ape[CHANNELS];
+        load_floats(a.score + token * a.score_stride + column - width, value);
+        load_floats(a.ape + line * width + column - width, ape);
+#pragma unroll
+        for (int e = 0; e < CHANNELS; e++) value[e] += ape[e];
+    }
+    store_floats(a.state.rows + slot * 2 * width + column, value);
+}
+
+/* ---- compress_halo_pack ---- */
+
+__global__ void __launch_bounds__(THREADS) compress_halo_pack(const __grid_constant__ cpa_compress_halo_pack_args a) {
+    const int32_t head = a.state.head, units = 2 * head / CHANNELS;
+    const int64_t index = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = index / units;
+    dependent_allow();
+    dependent_wait();
+    if (row >= a.halos * a.state.ratio) return;
+    const int32_t column = (int32_t)(index - row * units) * CHANNELS, part = column >= head;
+    const int64_t slot = a.slots[row];
+    float value[CHANNELS] = {NAN, NAN, NAN, NAN};
+    if (slot >= 0 && slot < a.state.num_blocks * a.state.block_size)
+        load_floats(a.state.rows + (2 * slot + part) * cpa_compress_width(&a.state) + column - part * head, value);
+    store_floats(a.out + row * 2 * head + column, value);
+}
+
+/* ---- compress_write ---- */
+
+struct compress_args {
+    cpa_compress_write_args call;
+    entry_pool pool;
+    int32_t chunk; /* tokens of a CTA */
+};
+
+struct shared_window {
+    const float *keys[MOST_ROWS], *scores[MOST_ROWS]; /* of rows that are not in front of position 0 */
+    float parts[3][PARTS][CPA_ENTRY_DIM];             /* largest scores, sums of weights, sums of keys */
+    float squares[CPA_ENTRY_DIM / (WARP_LANES * CHANNELS)];
+    float row[CPA_ENTRY_DIM];
+};
+
+/* Of this thread. */
+struct thread_place {
+    int32_t part, column;
+
+    __device__ thread_place(int32_t head)
+        : part((int32_t)threadIdx.x / (head / CHANNELS)), column((int32_t)threadIdx.x % (head / CHANNELS) * CHANNELS) {}
+};
+
+/* Finds the rows of the window; false, which all threads agree on, where one cannot be. */
+__device__ bool find_rows(const compress_args &c, int64_t token, shared_window &shared) {
+    const cpa_compress_write_args &a = c.call;
+    bool is_wrong = false;
+    for (int32_t w = threadIdx.x; w < cpa_window_rows(&a.state); w += blockDim.x) {
+        const char *what;
+        const int64_t fault = cpa_window_fault(&a, token, w, &what);
+        if (fault >= 0) {
+            tell_bad_slot(c.pool.bad_slot, token, fault);
+            is_wrong = true;
+            continue;
+        }
+        if (cpa_window_is_before(&a, token, w)) continue;
+        const cpa_window_row row = cpa_window_row_of(&a, token, w);
+        shared.keys[w] = row.keys;
+        shared.scores[w] = row.keys + row.scores;
+    }
+    return !__syncthreads_or(is_wrong);
+}
+
+/* The rows of a part that there are: every PARTS-th one from `first` on. */
+struct part_rows {
+    int32_t first, end;
+
+    /* The first `before` rows of the window lie in front of position 0. */
+    __device__ part_rows(int32_t part, int32_t before, int32_t rows)
+        : first(before + (part - before % PARTS + PARTS) % PARTS), end(rows) {}
+    template <typename Visit>
+    __device__ void for_each(const Visit &visit) const {
+#pragma unroll 4
+        for (int32_t w = first; w < end; w += PARTS) visit(w);
+    }
+};
+
+/* The sum of what the parts left of four channels. */
+__device__ void sum_parts(const float (&parts)[PARTS][CPA_ENTRY_DIM], int32_t column, float (&sum)[CHANNELS]) {
+    float of[PARTS][CHANNELS];
+#pragma unroll
+    for (int p = 0; p < PARTS; p++) load_floats(&parts[p][column], of[p]);
+#pragma unroll
+    for (int e = 0; e < CHANNELS; e++) sum[e] = (of[0][e] + of[1][e]) + (of[2][e] + of[3][e]);
+}
+
+/* out = what the window's softmax leaves of the thread's channels. All threads come here. */
+__device__ void pool_window(shared_window &shared, const thread_place &at, const part_rows &rows,
+                            float (&out)[CHANNELS]) {
+    float most[CHANNELS], total[CHANNELS] = {}, sum[CHANNELS] = {}, score[CHANNELS], keys[CHANNELS];
+#pragma unroll
+    for (int e = 0; e < CHANNELS; e++) most[e] = -INFINITY;
+    rows.for_each([&](int32_t w) {
+        load_floats(shared.scores[w] + at.column, score);
+#pragma unroll
+        for (int e = 0; e < CHANNELS; e++) most[e] = score[e] > most[e] ? score[e] : most[e];
+    });
+    store_floats(&shared.parts[0][at.part][at.column], most);
+    __syncthreads();
+#pragma unroll
+    for (int p = 0; p < PARTS; p++) {
+        load_floats(&shared.parts[0][p][at.column], score);
+#pragma unroll
+        for (int e = 0; e < CHANNELS; e++) most[e] = score[e] > most[e] ? score[e] : most[e];
+    }
+    rows.for_each([&](int32_t w) {
+        load_floats(shared.scores[w] + at.column, score);
+#pragma unroll
+        for (int e = 0; e < CHANNELS; e++) total[e] += cpa_compress_exp(score[e] - most[e]);
+    });
+    store_floats(&shared.parts[1][at.part][at.column], total);
+    __syncthreads();
+    sum_parts(shared.parts[1], at.column, total);
+    rows.for_each([&](int32_t w) {
+        load_floats(shared.scores[w] + at.column, score);
+        load_floats(shared.keys[w] + at.column, keys);
+#pragma unroll
+        for (int e = 0; e < CHANNELS; e++)
+            sum[e] += cpa_compress_exp(score[e] - most[e]) / total[e] * keys[e];
+    });
+    store_floats(&shared.parts[2][at.part][at.column], sum);
+    __syncthreads();
+    sum_parts(shared.parts[2], at.column, out);
+}
+
+/* The sum of squares of the head, by the threads of the first part: of neighbours first. All threads come here. */
+__device__ float head_squares(shared_window &shared, const thread_place &at, int32_t head,
+                              const float (&x)[CHANNELS]) {
+    const int32_t warps = head / (WARP_LANES * CHANNELS);
+    float sum = (x[0] * x[0] + x[1] * x[1]) + (x[2] * x[2] + x[3] * x[3]);
+    for (int step = 1; step < WARP_LANES; step *= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
+    if (at.part == 0 && threadIdx.x % WARP_LANES == 0) shared.squares[threadIdx.x / WARP_LANES] = sum;
+    __syncthreads();
+    const float *of = shared.squares;
+    return warps == 1 ? of[0] : warps == 2 ? of[0] + of[1] : (of[0] + of[1]) + (of[2] + of[3]);
+}
+
+__device__ void make_entry(const compress_args &c, int64_t token, shared_window &shared) {
+    const cpa_compress_write_args &a = c.call;
+    const thread_place at(a.state.head);
+    const int lane = threadIdx.x % WARP_LANES;
+    float x[CHANNELS], weight[CHANNELS];
+    const int32_t window = cpa_window_rows(&a.state);
+    const int64_t before = window - 1 - a.positions[token];
+    pool_window(shared, at, part_rows(at.part, before > 0 ? (int32_t)before : 0, window), x);
+    const float norm = cpa_entry_norm(head_squares(shared, at, a.state.head, x), a.state.head, a.eps);
+    if (at.part == 0) {
+        load_floats(a.weight + at.column, weight);
+#pragma unroll
+        for (int e = 0; e < CHANNELS; e++) x[e] = x[e] * norm * weight[e];
+        turn_columns(x, at.column, a.rope, a.positions[token] + 1 - a.state.ratio, 1);
+        store_floats(&shared.row[at.column], x);
+    }
+    __syncthreads();
+    if (threadIdx.x >= WARP_LANES) return;
+    lane_part row = {};
+#pragma unroll
+    for (int e = 0; e < PART; e++)
+        if (lane * PART < a.state.head) row[e] = shared.row[lane * PART + e];
+    store_entry(c.pool, token, a.slots[token], row, lane);
+}
+
+__global__ void __launch_bounds__(PARTS *CPA_ENTRY_DIM / CHANNELS)
+    compress_write(const __grid_constant__ compress_args c) {
+    __shared__ __align__(16) shared_window shared;
+    const cpa_compress_write_args &a = c.call;
+    const int64_t first = (int64_t)blockIdx.x * c.chunk, end = min(first + c.chunk, a.tokens);
+    dependent_allow();
+    dependent_wait();
+    for (int64_t token = first; token < end; token++) {
+        if (a.slots[token] < 0 || !cpa_compress_ends(&a.state, a.positions[token])) continue;
+        if (find_rows(c, token, shared)) make_entry(c, token, shared);
+        __syncthreads(); /* the next window is found in the same memory */
+    }
+}
+
+} // namespace
+
+extern "C" cpa_status cpa_cuda_compress_state_write(const cpa_compress_state_write_args *args, cpa_stream *stream) {
+    const int64_t units = 2 * cpa_compress_width(&args->state) / CHANNELS, most = (int64_t)INT32_MAX * THREADS;
+    const cpa_status status = cpa_cuda_select(stream->device, &stream->error);
+    if (status != CPA_OK) return status;
+    if (args->tokens > most / units)
+        return cpa_cuda_unsupported(stream, "compress_state_write: more rows than a grid takes", args->tokens);
+    const state_args s = {*args, ((cpa_cuda_stream *)stream)->bad_slot};
+    return launch_early(compress_state_write, dim3((unsigned)((args->tokens * units + THREADS - 1) / THREADS)), THREADS,
+                        s, stream, "compress_state_write");
+}
+
+extern "C" cpa_status cpa_cuda_compress_halo_pack(const cpa_compress_halo_pack_args *args, cpa_stream *stream) {
+    const int64_t units = 2 * args->state.head / CHANNELS, rows = args->halos * args->state.ratio;
+    const cpa_status status = cpa_cuda_select(stream->device, &stream->error);
+    if (status != CPA_OK) return status;
+    if (rows > (int64_t)INT32_MAX * THREADS / units)
+        return cpa_cuda_unsupported(stream, "compress_halo_pack: more rows than a grid takes", rows);
+    return launch_early(compress_halo_pack, dim3((unsigned)((rows * units + THREADS - 1) / THREADS)), THREADS, *args,
+                        stream, "compress_halo_pack");
+}
+
+extern "C" cpa_status cpa_cuda_compress_write(const cpa_compress_write_args *args, cpa_stream *stream) {
+    const int64_t few = 4096; /* tokens that have a CTA each */
+    const cpa_status status = cpa_cuda_select(stream->device, &stream->error);
+    if (status != CPA_OK) return status;
+    const compress_args c = {*args, entry_pool_of(args->kv, stream), args->tokens <= few ? 1 : args->state.ratio};
+    const int64_t ctas = (args->tokens + c.chunk - 1) / c.chunk;
+    if (ctas > INT32_MAX)
+        return cpa_cuda_unsupported(stream, "compress_write: more tokens than a grid takes", args->tokens);
+    return launch_early(compress_write, dim3((unsigned)ctas), PARTS * args->state.head / CHANNELS, c, stream,
+                        "compress_write");
+}

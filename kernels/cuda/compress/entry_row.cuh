@@ -1,0 +1,168 @@
+/* Rows of entries (cpattn/compress.h) by a warp, with the bits of kernels/host/compress/entry_row.h: a lane has PART
+ * neighbouring elements, zeros where a row has none. What includes this is compiled without contraction of products and
+ * sums (-fmad=false). */
+#ifndef CPA_CUDA_ENTRY_ROW_CUH
+#define CPA_CUDA_ENTRY_ROW_CUH
+
+#include "kernels/compress.h"
+#include "kernels/cuda/cache/tiles.cuh"
+#include "kernels/cuda/device/warp.cuh"
+#include "kernels/cuda/nn/rows.cuh"
+#include "kernels/kv_view.h"
+
+namespace {
+
+constexpr int PART = 16, THREADS = 256, WARPS = THREADS / WARP_LANES;
+static_assert(PART * WARP_LANES == CPA_ENTRY_DIM, "a warp has an entry");
+
+using lane_part = float[PART];
+
+/* The cache that rows go to; strides and offsets in bytes. */
+struct entry_pool {
+    char *memory;
+    cpa_dtype dtype;
+    int64_t slots, block_stride, token_stride, words_at;
+    int32_t block_shift, dim;
+    float scale; /* of codes of e4m3; 0: each row has its own */
+    cpa_cuda_bad_slot *bad_slot;
+};
+
+inline entry_pool entry_pool_of(const cpa_kv_view &view, cpa_stream *stream) {
+    const cpa_kv_view kv = cpa_kv_view_resolve(view);
+    const cpa_kv_pool keys = cpa_kv_pool_of(&kv, CPA_KEYS);
+    return {keys.memory,
+            kv.dtype,
+            kv.num_blocks * kv.block_size,
+            keys.block_stride,
+            keys.token_stride,
+            cpa_kv_words_at(&kv, CPA_KEYS),
+            cpa_cuda_log2(kv.block_size),
+            kv.k_dim,
+            keys.tensor_scale,
+            ((cpa_cuda_stream *)stream)->bad_slot};
+}
+
+__device__ inline void tell_bad_slot(cpa_cuda_bad_slot *bad, int64_t token, int64_t slot) {
+    if (atomicExch(&bad->found, 1) == 0) bad->token = token, bad->slot = slot;
+}
+
+/* Over `lanes` neighbouring lanes, a power of two. All lanes of the warp come here. */
+__device__ inline float lanes_most(float x, int lanes) {
+    for (int step = lanes / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, step));
+    return x;
+}
+
+__device__ inline float part_most(const lane_part &x) {
+    float most = 0;
+#pragma unroll
+    for (int e = 0; e < PART; e++) most = fmaxf(most, fabsf(finite_or_zero(x[e])));
+    return most;
+}
+
+/* The sum of squares of a row of CPA_ENTRY_DIM: of neighbours first. */
+__device__ inline float row_squares(const lane_part &x) {
+    float sum[PART];
+#pragma unroll
+    for (int e = 0; e < PART; e++) sum[e] = x[e] * x[e];
+#pragma unroll
+    for (int n = PART / 2; n > 0; n /= 2) {
+#pragma unroll
+        for (int e = 0; e < n; e++) sum[e] = sum[2 * e] + sum[2 * e + 1];
+    }
+    for (int step = 1; step < WARP_LANES; step *= 2) sum[0] += __shfl_xor_sync(0xffffffff, sum[0], step);
+    return sum[0];
+}
+
+/* Rotates N neighbouring elements of a row from an even column on; `sign` -1: back. */
+template <int N>
+__device__ void turn_columns(float (&x)[N], int32_t column, const cpa_rope &rope, int64_t position, float sign) {
+    if (position < 0 || position >= rope.max_position) {
+#pragma unroll
+        for (int e = 0; e < N; e++) x[e] = NAN;
+        return;
+    }
+    const float *cosines = rope.table + position * rope.dim, *sines = cosines + rope.dim / 2;
+#pragma unroll
+    for (int e = 0; e < N; e += 2) {
+        const int32_t at = column + e - rope.first;
+        if (at >= 0 && at < rope.dim) cpa_turn_pair(&x[e], &x[e + 1], cosines[at / 2], sign * sines[at / 2]);
+    }
+}
+
+template <typename T>
+__device__ void load_part(lane_part &x, const T *row, int lane) {
+    widen<T, PART>(x, *(const unit_of<T, PART> *)(row + lane * PART));
+}
+template <typename T>
+__device__ void store_part(T *row, int lane, const lane_part &x) {
+    *(unit_of<T, PART> *)(row + lane * PART) = narrow<T, PART>(x);
+}
+
+/* The codes of a lane, of elements times a power of two. */
+__device__ inline uint4 power_codes(const lane_part &x, float inverse) {
+    uint32_t four[PART / 4];
+#pragma unroll
+    for (int i = 0; i < PART / 4; i++)
+        four[i] = e4m3_pair(x[4 * i] * inverse, x[4 * i + 1] * inverse) |
+                  (uint32_t)e4m3_pair(x[4 * i + 2] * inverse, x[4 * i + 3] * inverse) << 16;
+    return make_uint4(four[0], four[1], four[2], four[3]);
+}
+
+/* One over the power of two of an exponent that cpa_power_exponent gave. */
+__device__ inline float inverse_power(uint32_t exponent) {
+    return cpa_power_of(254 - exponent);
+}
+
+__device__ inline void store_power_tiles(char *row, uint8_t *bytes, const lane_part &x, int lane) {
+    constexpr int LANES = POWER_TILE / PART, CODED = CPA_ENTRY_DIM - TILE_TAIL;
+    const uint32_t exponent = cpa_power_exponent(lanes_most(part_most(x), LANES), CPA_ENTRY_FLOOR);
+    const int32_t first = lane * PART;
+    if (lane % LANES == 0) bytes[lane / LANES] = (uint8_t)(first < CODED ? exponent : 0);
+    if (first < CODED) {
+        *(uint4 *)(row + first) = power_codes(x, inverse_power(exponent));
+    } else {
+        *(unit_of<__nv_bfloat16, PART> *)(row + CODED + (first - CODED) * 2) = narrow<__nv_bfloat16, PART>(x);
+    }
+}
+
+__device__ inline void store_codes_of_row(const entry_pool &pool, char *row, float *word, const lane_part &x,
+                                          int lane) {
+    const int32_t first = lane * PART;
+    if (pool.scale == 0) {
+        const uint32_t exponent = cpa_power_exponent(lanes_most(part_most(x), WARP_LANES), CPA_ENTRY_FLOOR);
+        if (lane == 0) *word = cpa_power_of(exponent);
+        if (first < pool.dim) *(uint4 *)(row + first) = power_codes(x, inverse_power(exponent));
+        return;
+    }
+    lane_part quotient;
+#pragma unroll
+    for (int e = 0; e < PART; e++) quotient[e] = __fdiv_rn(x[e], pool.scale);
+    if (first < pool.dim) *(uint4 *)(row + first) = power_codes(quotient, 1);
+}
+
+/* A row, rounded to bf16, into the cache; slots below 0 skip it. All lanes of the warp come here. */
+__device__ inline void store_entry(const entry_pool &pool, int64_t token, int64_t slot, const lane_part &given,
+                                   int lane) {
+    if (slot < 0) return;
+    if (slot >= pool.slots) {
+        if (lane == 0) tell_bad_slot(pool.bad_slot, token, slot);
+        return;
+    }
+    const int64_t offset = slot & ((1 << pool.block_shift) - 1);
+    char *block = pool.memory + (slot >> pool.block_shift) * pool.block_stride;
+    char *row = block + offset * pool.token_stride, *words = block + pool.words_at;
+    lane_part x;
+#pragma unroll
+    for (int e = 0; e < PART; e++) x[e] = to_float(from_float<__nv_bfloat16>(given[e]));
+    if (pool.dtype == CPA_FP8_T64) {
+        store_power_tiles(row, (uint8_t *)words + offset * POWER_SCALES, x, lane);
+    } else if (pool.dtype == CPA_FP8_E4M3) {
+        store_codes_of_row(pool, row, (float *)words + offset, x, lane);
+    } else if (lane * PART < pool.dim) {
+        store_part((__nv_bfloat16 *)row, lane, x);
+    }
+}
+
+} // namespace
+
+#endif
