@@ -19,6 +19,7 @@
 #include <cpattn/owner_map.h>
 #include <cpattn/score.h>
 #include <cpattn/selection.h>
+#include <cpattn/sparse.h>
 #include <cpattn/status.h>
 #include <cpattn/types.h>
 #include <cpattn/varlen.h>
