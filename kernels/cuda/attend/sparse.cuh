@@ -15,32 +15,32 @@ struct listed_row {
     bool any; /* false: nobody's row, of a plan that is filled up */
 };
 
-/* Row `index` of the call. */
-__device__ inline listed_row listed_row_of(const cpa_cuda_sparse_args &args, int64_t index) {
+/* Row `index` of the call. Member by member, as it may lie in shared memory: registers are few. */
+__device__ inline void fill_listed_row(listed_row &row, const cpa_cuda_sparse_args &args, int64_t index) {
     const cpa_cuda_attend_args &a = args.a[0];
-    listed_row row = {};
+    cpa_cuda_piece &piece = row.piece;
     row.any = true;
-    row.piece.row_end = a.group;
-    row.piece.partial = -1;
-    row.piece.q_row = index;
-    if (args.lists[0].slots > 0) return row;
+    piece.row_begin = 0, piece.row_end = a.group;
+    piece.partial = -1;
+    piece.q_row = index;
+    piece.state_shift = 0;
+    piece.ready = piece.refused = 0;
+    if (args.lists[0].slots > 0) return;
     const cpa_cuda_item *found = item_of_row(a, index * a.group);
-    const cpa_attend_item &item = found->item;
     const int64_t token = index - found->begin / a.group;
-    row.any = token >= 0 && token < item.q_count;
-    if (!row.any) return row;
-    row.piece.q_row = item.q_row + token;
-    row.piece.state_shift = found->state_shift;
-    row.piece.q_first = item.q_first + token;
-    row.piece.k_first = item.k_first;
-    row.piece.table = item.table;
-    row.piece.k_end = (int32_t)item.k_count;
-    row.piece.q_set = item.q_set;
-    row.piece.k_set = item.k_set;
-    row.piece.refused = found->refused;
-    row.seen = keys_of_row(a, row.piece, 0);
-    row.sinks = row.seen.first > 0 ? keys_before(a, row.piece, a.mask.sinks) : 0;
-    return row;
+    row.any = token >= 0 && token < found->item.q_count;
+    if (!row.any) return;
+    piece.q_row = found->item.q_row + token;
+    piece.state_shift = found->state_shift;
+    piece.q_first = found->item.q_first + token;
+    piece.k_first = found->item.k_first;
+    piece.table = found->item.table;
+    piece.k_end = (int32_t)found->item.k_count;
+    piece.q_set = found->item.q_set;
+    piece.k_set = found->item.k_set;
+    piece.refused = found->refused;
+    row.seen = keys_of_row(a, piece, 0);
+    row.sinks = row.seen.first > 0 ? keys_before(a, piece, a.mask.sinks) : 0;
 }
 
 /* The list of a row and KV head. */

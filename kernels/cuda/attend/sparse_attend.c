@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "base/check.h"
+#include "kernels/attend_log.h"
 #include "kernels/cuda/attend/sparse.h"
 
 /* What all scopes have alike. */
@@ -53,6 +54,50 @@ static void take_scope(const cpa_sparse_scope *scope, cpa_cuda_attend_args *a, c
     if (lists->slots == 0) lists->slots = 1; /* of an empty pool no list is read */
 }
 
+/* Whether the kernel for lists over such a cache takes a scope; in words why not, else NULL. */
+static const char *refusal(const cpa_cuda_attend_kernel *kernel, const cpa_sparse_attend_args *args, int32_t i,
+                           const cpa_cuda_attend_args *a, cpa_cuda_path path) {
+    const cpa_kv_view *kv = &args->scopes[i].kv;
+    const cpa_key_indices lists = {0};
+    const cpa_key_selection selection = {.indices = &lists};
+    cpa_attention_shape shape = cpa_kv_view_shape(kv);
+    shape.q_heads = args->q_heads;
+    shape.dtype = args->q_dtype;
+    const cpa_cuda_attend_spec spec = {
+        .call = cpa_cuda_call_of(path, a, kv, &selection),
+        .shape = &shape,
+        .block_size = kv->block_size,
+        .width = cpa_cuda_width_of(kv->k_dim, kv->v_dim),
+        .cp_size = 1,
+        .rows = args->rows,
+    };
+    return cpa_cuda_kernel_refuses(kernel, &spec);
+}
+
+/* Scopes that one kernel takes have one form of rows, and one scale of codes. */
+static int scopes_are_alike(const cpa_sparse_attend_args *args) {
+    for (int32_t i = 1; i < args->n_scopes; i++)
+        if (!cpa_kv_same_form(&args->scopes[0].kv, &args->scopes[i].kv)) return 0;
+    return 1;
+}
+
+/* By the fastest kernel that takes all scopes. Tests lower the path on purpose. */
+static cpa_status launch(const cpa_sparse_attend_args *args, const cpa_cuda_sparse_args *sparse, cpa_stream *stream) {
+    const cpa_cuda_device *device = cpa_cuda_device_of(stream);
+    const int latents = args->scopes[0].kv.v_in_k;
+    const cpa_cuda_attend_kernel *kernel = latents ? &cpa_cuda_kernel_lists_latent : &cpa_cuda_kernel_lists;
+    const char *why = !scopes_are_alike(args)          ? "scopes of different dtypes or scales"
+                      : !latents && args->n_scopes > 1 ? "two scopes of ordinary heads"
+                                                       : NULL;
+    const cpa_attention_shape shape = cpa_kv_view_shape(&args->scopes[0].kv);
+    if (!why && !latents && shape.k_dim <= 256 && shape.v_dim <= 256 && !cpa_cuda_sparse_heads_fit(&shape, stream))
+        why = "heads too wide for the shared memory of a CTA";
+    for (int32_t i = 0; i < args->n_scopes && !why; i++) why = refusal(kernel, args, i, &sparse->a[i], device->path);
+    if (!why) return latents ? cpa_cuda_sparse_latent(sparse, stream) : cpa_cuda_sparse_heads(sparse, stream);
+    if (device->path == device->best) cpa_attend_log_plain(why);
+    return cpa_cuda_sparse_simple(sparse, stream);
+}
+
 cpa_status cpa_cuda_sparse_attend(const cpa_sparse_attend_args *args, cpa_stream *stream) {
     enum { MOST_KV_HEADS = 65535 }; /* CTAs of a grid in its second dimension */
     cpa_cuda_sparse_args sparse = {.n_scopes = args->n_scopes, .rows = args->rows, .max_logits = args->max_logits};
@@ -65,5 +110,5 @@ cpa_status cpa_cuda_sparse_attend(const cpa_sparse_attend_args *args, cpa_stream
         sparse.a[i] = args_of(args);
         take_scope(&args->scopes[i], &sparse.a[i], &sparse.lists[i]);
     }
-    return cpa_cuda_sparse_simple(&sparse, stream);
+    return launch(args, &sparse, stream);
 }

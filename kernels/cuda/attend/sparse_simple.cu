@@ -11,7 +11,8 @@ __global__ void sparse_simple(const __grid_constant__ cpa_cuda_sparse_args args)
     const int64_t index = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP_LANES;
     const int kv_head = blockIdx.y, lane = threadIdx.x % WARP_LANES;
     if (index >= args.rows * first.group) return;
-    const listed_row row = listed_row_of(args, index / first.group);
+    listed_row row;
+    fill_listed_row(row, args, index / first.group);
     const int64_t of = row.piece.q_row;
     const int head = kv_head * first.group + (int)(index % first.group);
     float q[ELEMENTS], top = -INFINITY;
