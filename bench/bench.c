@@ -23,6 +23,7 @@ enum { MAX_CALLS_PER_BATCH = 2000, CALIBRATION_CALLS = 3 };
 static const cpa_bench *const benches[] = {&cpa_bench_attend,
                                            &cpa_bench_varlen,
                                            &cpa_bench_varlen_attend,
+                                           &cpa_bench_sparse,
                                            &cpa_bench_merge,
                                            &cpa_bench_kv_write,
                                            &cpa_bench_kv_pack,

@@ -53,6 +53,7 @@ typedef struct cpa_bench {
 extern const cpa_bench cpa_bench_attend;
 extern const cpa_bench cpa_bench_varlen;
 extern const cpa_bench cpa_bench_varlen_attend;
+extern const cpa_bench cpa_bench_sparse;
 extern const cpa_bench cpa_bench_merge;
 extern const cpa_bench cpa_bench_kv_write;
 extern const cpa_bench cpa_bench_kv_pack;

@@ -58,7 +58,8 @@ static const cpa_field table[] = {
     {CASE, "v-head-dim", "N", INT_AT(v_dim, 1, CPA_MAX_HEAD_DIM), .initial = "auto", .word = "auto",
      .help = "width of a value and result head; auto: as --head-dim"},
     {CASE, "v-in-k", NULL, FLAG_AT(v_in_k),
-     .help = "attend: values are the first elements of keys, as those of latents: one KV head, 576 wide keys, 512 of "
+     .help = "attend, sparse: values are the first elements of keys, as those of latents: one KV head, 576 wide keys, "
+             "512 of "
              "them values, where these are not given"},
     {CASE, "block-size", "N", INT_AT(block_size, 1, 4096), .initial = "auto", .word = "auto", .power_of_two = 1,
      .help = "tokens in a block of the KV cache; auto: 16 on the host, 64 on cuda"},
@@ -76,6 +77,8 @@ static const cpa_field table[] = {
     {CASE, "cascade-attention", "MODE", CHOICE_AT(cascade, cascades), .initial = "auto",
      .help = "attend, step: auto, where they are read once if that is faster; off; or always"},
     {CASE, "padded", NULL, FLAG_AT(padded), .help = "attend: plans as in graphs, whose launches stay the same"},
+    {CASE, "unit", "N", INT_AT(unit, 1, 4096), .initial = "1", .power_of_two = 1,
+     .help = "sparse: neighbouring tokens that a list names together"},
     {CASE, "fp8-out", NULL, FLAG_AT(fp8_out), .help = "merge: the result in fp8_e4m3"},
     {CASE, "experts", "N", INT_AT(experts, 1, CPA_MOST_EXPERTS), .initial = "8", .help = "expert_linear: experts"},
     {CASE, "top-k", "N", INT_AT(top_k, 1, CPA_MOST_TOP_K), .initial = "8",

@@ -15,6 +15,7 @@ typedef struct cpa_bench_options {
     int64_t dtype, kv_dtype;     /* cpa_dtype, of tensors and of the cache */
     int64_t q_heads, kv_heads, k_dim, v_dim, block_size, interleave;
     double tensor_scale;        /* of an fp8_e4m3 cache; 0: each token and head has its own */
+    int64_t unit;               /* neighbouring tokens that sparse chooses together */
     int64_t v_in_k;             /* 1: values are the first elements of keys, as those of latents */
     int64_t full;               /* 0 causal, 1 without a mask */
     int64_t rules;              /* cpa_bench_rule, for attend */

@@ -8,6 +8,7 @@
 #include <cpattn/indexer.h>
 #include <cpattn/latent.h>
 #include <cpattn/ops.h>
+#include <cpattn/sparse.h>
 
 #include "base/stored.h"
 #include "kernels/attend_plan.h"
@@ -160,6 +161,8 @@ struct cpa_operator_table {
     /* `ready_q`: queries of the rows that the fusion of the setting calls ready; NULL where there are none. */
     cpa_status (*attend)(const cpa_attend_plan *plan, const cpa_attend_args *args, const void *ready_q,
                          cpa_stream *stream);
+    /* Strides of q, state and out are not 0, nor are scale and units; there are rows; views are resolved. */
+    cpa_status (*sparse_attend)(const cpa_sparse_attend_args *args, cpa_stream *stream);
     /* `awaited`: the messages that bring states, which the merge waits for (await_stored, base/stored.cuh), where a
      * transport of the back end's hands exchanges over; if they do not come it writes nothing. NULL or none: all states
      * are there. There are rows, or nobody would wait. */

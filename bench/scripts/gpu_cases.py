@@ -80,6 +80,10 @@ LATENT_FLOPS = {latents("64x1x16K", 128): 600, latents("128x1x4K", 128): 600, la
                 latents("1x1x128K", 128): 500, latents("64x1x17K:shared=16K", 128): 550,
                 **{latents("64x1x16K", 128, cache): 450 for cache in CODES.values()}}
 LATENT_READ = {latents("64x1x16K", 16): 0.92, **{latents("64x1x16K", 16, cache): 0.85 for cache in CODES.values()}}
+# Keys that rows choose, 2K each: least TFLOP/s over latents under 128 heads, or share of what can be read, on an H200.
+SPARSE_FLOPS = {latents("256x2Mx2K", 128, CODES["fp8_t128"]): 450, latents("256x2Mx2K", 128): 450,
+                latents("4Kx128Kx2K", 128): 600}
+SPARSE_READ = {"64x8Mx2K": 0.7, "64x8Mx2K:unit=4": 0.7}
 # The keys and values that latents stand for, of each head.
 EXPANDED = [f"{prefill(size)}:q-heads=128:kv-heads=128:head-dim=192:v-head-dim=128" for size in ("16K", "64K")]
 # Products of experts, 8 of 256 for each of 4K tokens, beside a dense one of the same work.
@@ -108,6 +112,7 @@ LISTS = {
     "small-blocks": [f"{case}{pages}" for case in FEW_PREFILL for pages in ("", *FEW_TOKENS)] +
                     [f"{case}{pages}" for case in FEW_DECODE for pages in FEW_TOKENS],
     "latents": [*LATENT_FLOPS, *LATENT_READ],
+    "sparse": [*SPARSE_FLOPS, *SPARSE_READ, latents("1x128Kx2K", 128), "1x128Kx2K"],
     "expanded": EXPANDED,
     "experts": EXPERT_PRODUCTS,
     "dense-product": [DENSE_PRODUCT],

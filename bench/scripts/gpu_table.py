@@ -172,18 +172,26 @@ def quantised_rows(runs, table):
                               "bf16", goal, unit)
 
 
-def latent_rows(runs, table):
+def least_rows(runs, table, name, flops, read):
     def ours(case):
-        return runs.case("ours-latents", case)
+        return runs.case(f"ours-{name}", case)
 
-    for case, least in cases.LATENT_FLOPS.items():
-        table.at_least(f"latents {case}", ours(case), Flops.rate, Flops.text, lambda row: "", least * 1e3,
+    for case, least in flops.items():
+        table.at_least(f"{name} {case}", ours(case), Flops.rate, Flops.text, lambda row: "", least * 1e3,
                        f">= {least} TFLOP/s")
         table.rows[-1]["ratio"] = None
-    for case, least in cases.LATENT_READ.items():
-        table.at_least(f"latents {case}", ours(case), lambda row: row["share_of_bandwidth"],
+    for case, least in read.items():
+        table.at_least(f"{name} {case}", ours(case), lambda row: row["share_of_bandwidth"],
                        lambda row: f"{row['gbytes_per_s']:.0f} GB/s", lambda row: "read bandwidth", least,
                        f">= {least:.2f} x")
+
+
+def sparse_rows(runs, table):
+    least_rows(runs, table, "sparse", cases.SPARSE_FLOPS, cases.SPARSE_READ)
+
+
+def latent_rows(runs, table):
+    least_rows(runs, table, "latents", cases.LATENT_FLOPS, cases.LATENT_READ)
     for case in cases.EXPANDED:
         table.compare(f"expanded latents {case}", runs.case("ours-expanded", case), runs.case("peer-expanded", case),
                       "cuDNN", 1, Flops)
@@ -301,8 +309,8 @@ def service_rows(runs, table):
 
 def main(folder):
     runs, table = Runs(folder), Table()
-    for add_rows in (prefill_rows, encoder_rows, decode_rows, cascade_rows, quantised_rows, latent_rows, expert_rows,
-                     rule_rows, short_prompt_rows,
+    for add_rows in (prefill_rows, encoder_rows, decode_rows, cascade_rows, quantised_rows, latent_rows, sparse_rows,
+                     expert_rows, rule_rows, short_prompt_rows,
                      small_block_rows, memory_rows,
                      exchange_rows, scaling_rows, service_rows):
         add_rows(runs, table)

@@ -21,6 +21,7 @@
 #include <cpattn/owner_map.h>
 #include <cpattn/score.h>
 #include <cpattn/selection.h>
+#include <cpattn/sparse.h>
 #include <cpattn/status.h>
 #include <cpattn/topk.h>
 #include <cpattn/types.h>

@@ -7,8 +7,10 @@
  * without any key has O = 0 and LSE = -inf. Keys that are not selected weigh nothing, as those do that the mask hides.
  *
  * On the host the result of a row has the same bits however its batch is made up, and with all keys selected those that
- * it has without a selection. CUDA devices attend by bits on tensor cores, and by lists and blocks with their plain
- * kernel, which cpa_attend_plan_kernel tells; for sequences of up to 2^30 tokens.
+ * it has without a selection. CUDA devices attend by bits on tensor cores; by lists too, beside the mask and sinks, in
+ * bf16 and fp16: latents as cpattn/sparse.h has them, and heads of up to 256 columns in groups of up to 16 over a cache
+ * of their dtype. Other lists and blocks are their plain kernel's, which cpa_attend_plan_kernel tells. Sequences have up
+ * to 2^30 tokens there.
  *
  * Structs here are on the host, what they point to is on the device of the call; all zero is no selection. */
 #ifndef CPATTN_SELECTION_H

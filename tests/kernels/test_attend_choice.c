@@ -7,12 +7,12 @@
 #include "kernels/cuda/attend/attend_kernels.h"
 #include "tests/fixtures/unit.h"
 
-static const char *const RULES[] = {"none", "softcap", "temperature", "alibi", "sinks", "bits", "bias"};
+static const char *const RULES[] = {"none", "softcap", "temperature", "alibi", "sinks", "bits", "bias", "lists"};
 static const char *const CACHES[] = {"bf16", "fp8", "int8"};
 static const char *const BLOCKS[] = {"1", "8", "16", "64"};
 static const char *const LAYOUTS[] = {"rows", "vllm-x"};
 static const char *const WIDTHS[] = {"64", "80", "128", "192", "256"};
-enum { N_RULES = 7, N_CACHES = 3, N_BLOCKS = 4, N_LAYOUTS = 2, N_WIDTHS = 5 };
+enum { N_RULES = 7, LISTS = N_RULES, N_CACHES = 3, N_BLOCKS = 4, N_LAYOUTS = 2, N_WIDTHS = 5 };
 
 enum { OF_DECODE = 1 << CPA_CUDA_DECODE, OF_PREFILL = 1 << CPA_CUDA_PREFILL, OF_SHARED = 1 << CPA_CUDA_SHARED };
 
@@ -70,14 +70,16 @@ static cpa_attention_shape shape_of(const cpa_cuda_attend_args *a) {
                                  .layout = a->k_run_shift < CPA_KV_ONE_RUN ? CPA_VLLM_X : 0};
 }
 
-/* Of a plan of the shape with such pieces, as it would know and reserve what it has. */
-static cpa_cuda_attend_spec spec_of(const cpa_cuda_attend_args *a, const cpa_attention_shape *shape, int32_t pieces,
-                                    cpa_cuda_path path) {
+/* Of a plan of the shape with such pieces, as it would know and reserve what it has; of the rules, lists are said here. */
+static cpa_cuda_attend_spec spec_of_rule(int rule, const cpa_cuda_attend_args *a, const cpa_attention_shape *shape,
+                                         int32_t pieces, cpa_cuda_path path) {
+    const cpa_key_indices indices = {.width = 1};
+    const cpa_key_selection lists = {.indices = &indices};
     const cpa_kv_view kv = {.block_size = 1 << a->block_shift, .num_blocks = 100};
     const int codes = cpa_dtype_is_quantised(a->kv_dtype), in_runs = shape->layout == CPA_VLLM_X;
     const cpa_cuda_width width = cpa_cuda_width_of(a->k_dim, a->v_dim);
     return (cpa_cuda_attend_spec){
-        .call = cpa_cuda_call_of(path, a, &kv, NULL),
+        .call = cpa_cuda_call_of(path, a, &kv, rule == LISTS ? &lists : NULL),
         .shape = shape,
         .block_size = kv.block_size,
         .width = width,
@@ -89,10 +91,20 @@ static cpa_cuda_attend_spec spec_of(const cpa_cuda_attend_args *a, const cpa_att
     };
 }
 
-static cpa_cuda_attend_choice choice_of(const cpa_cuda_attend_args *a, int32_t pieces, cpa_cuda_path path) {
+static cpa_cuda_attend_spec spec_of(const cpa_cuda_attend_args *a, const cpa_attention_shape *shape, int32_t pieces,
+                                    cpa_cuda_path path) {
+    return spec_of_rule(0, a, shape, pieces, path);
+}
+
+static cpa_cuda_attend_choice choice_of_rule(int rule, const cpa_cuda_attend_args *a, int32_t pieces,
+                                             cpa_cuda_path path) {
     const cpa_attention_shape shape = shape_of(a);
-    const cpa_cuda_attend_spec spec = spec_of(a, &shape, pieces, path);
+    const cpa_cuda_attend_spec spec = spec_of_rule(rule, a, &shape, pieces, path);
     return cpa_cuda_choose_attend(&spec);
+}
+
+static cpa_cuda_attend_choice choice_of(const cpa_cuda_attend_args *a, int32_t pieces, cpa_cuda_path path) {
+    return choice_of_rule(0, a, pieces, path);
 }
 
 /* ---- the table ---- */
@@ -154,7 +166,7 @@ static int is_right(const char *expected, const cpa_cuda_attend_choice *choice, 
 static void every_combination_is_a_line_of_the_table(void) {
     int combinations = 0, wrong = 0, plain = 0;
     read_table();
-    for (int i = 0; i < N_RULES * N_CACHES * N_BLOCKS * N_LAYOUTS * N_WIDTHS; i++) {
+    for (int i = 0; i < (N_RULES + 1) * N_CACHES * N_BLOCKS * N_LAYOUTS * N_WIDTHS; i++) {
         const int width = i % N_WIDTHS, layout = i / N_WIDTHS % N_LAYOUTS, block = i / N_WIDTHS / N_LAYOUTS % N_BLOCKS;
         const int cache = i / N_WIDTHS / N_LAYOUTS / N_BLOCKS % N_CACHES;
         const int rule = i / N_WIDTHS / N_LAYOUTS / N_BLOCKS / N_CACHES;
@@ -162,8 +174,8 @@ static void every_combination_is_a_line_of_the_table(void) {
         if (layout == 1 && (cache == 2 || block < 2)) continue; /* there is no such cache */
         const table_line *line = line_of(rule, cache, block, layout, width, &count);
         cpa_cuda_attend_args a = args_of(rule, cache, block, layout, width);
-        const cpa_cuda_attend_choice few = choice_of(&a, OF_DECODE, CPA_CUDA_HOPPER),
-                                     many = choice_of(&a, OF_PREFILL, CPA_CUDA_HOPPER);
+        const cpa_cuda_attend_choice few = choice_of_rule(rule, &a, OF_DECODE, CPA_CUDA_HOPPER),
+                                     many = choice_of_rule(rule, &a, OF_PREFILL, CPA_CUDA_HOPPER);
         const int ok = count == 1 && is_right(line->decode, &few, CPA_CUDA_DECODE) &&
                        is_right(line->prefill, &many, CPA_CUDA_PREFILL);
         if (!ok)
@@ -171,12 +183,12 @@ static void every_combination_is_a_line_of_the_table(void) {
                    BLOCKS[block], LAYOUTS[layout], WIDTHS[width], count, name_of(&few, CPA_CUDA_DECODE),
                    name_of(&many, CPA_CUDA_PREFILL));
         wrong += !ok;
-        plain += few.plain != NULL;
+        plain += rule != LISTS && few.plain != NULL;
         combinations++;
     }
     printf("%d combinations ", combinations);
     CU_ASSERT_EQUAL(wrong, 0);
-    CU_ASSERT_EQUAL(plain, 0); /* decode has none without tensor cores */
+    CU_ASSERT_EQUAL(plain, 0); /* decode has none without tensor cores, but for lists */
 }
 
 /* ---- what tensor cores do not take ---- */
@@ -208,7 +220,8 @@ static void the_reason_is_told(void) {
     }
 }
 
-/* Keys by lists and blocks are the plain kernel's, whatever else is asked, and the reason is theirs. */
+/* Keys by lists have a kernel of their own for the whole plan, beside the mask and sinks alone; keys by blocks are the
+ * plain kernel's, whatever else is asked. */
 static void keys_that_are_selected(void) {
     const cpa_key_indices indices = {.width = 1};
     const cpa_key_blocks blocks = {.block = 1};
@@ -218,15 +231,40 @@ static void keys_that_are_selected(void) {
         const cpa_cuda_attend_args a = args_of(rule, 0, 2, 0, 2);
         const cpa_attention_shape shape = shape_of(&a);
         const cpa_kv_view kv = {.block_size = 1 << a.block_shift, .num_blocks = 100};
-        for (int32_t pieces = OF_DECODE; pieces <= OF_PREFILL; pieces *= 2) {
+        const int alone = rule == 0 || rule == 4;
+        for (int32_t pieces = OF_DECODE; pieces <= (OF_DECODE | OF_PREFILL); pieces++) {
             cpa_cuda_attend_spec spec = spec_of(&a, &shape, pieces, CPA_CUDA_HOPPER);
             spec.call = cpa_cuda_call_of(CPA_CUDA_HOPPER, &a, &kv, &lists);
-            CU_ASSERT_STRING_EQUAL(cpa_cuda_choose_attend(&spec).plain, "keys by lists");
+            const cpa_cuda_attend_choice choice = cpa_cuda_choose_attend(&spec);
+            if (!alone) CU_ASSERT_STRING_EQUAL(choice.plain, "score rules beside keys by lists");
+            for (int i = 0; i < CPA_CUDA_SHARED; i++) {
+                const cpa_cuda_attend_kernel *kernel = alone ? &cpa_cuda_kernel_lists : &cpa_cuda_kernel_simple;
+                CU_ASSERT_PTR_EQUAL(choice.of[i].kernel, pieces >> i & 1 ? kernel : NULL);
+            }
             spec.call = cpa_cuda_call_of(CPA_CUDA_HOPPER, &a, &kv, &both);
-            CU_ASSERT_STRING_EQUAL(cpa_cuda_choose_attend(&spec).plain, "keys by lists");
+            CU_ASSERT_STRING_EQUAL(cpa_cuda_choose_attend(&spec).plain, "keys by blocks");
             spec.call = cpa_cuda_call_of(CPA_CUDA_HOPPER, &a, &kv, &bits);
             CU_ASSERT_STRING_EQUAL(cpa_cuda_choose_attend(&spec).plain, "keys by blocks");
         }
+    }
+}
+
+/* Rows of a plan that share keys are among what the plain kernel takes with lists; so are codes, groups of more than 16
+ * heads, and widths off 16. */
+static void lists_that_the_plain_kernel_takes(void) {
+    static const struct {
+        int cache;
+        int32_t group, pieces, k_dim;
+        const char *why;
+    } cases[] = {{0, 4, OF_DECODE | OF_SHARED, 128, "share keys"},
+                 {1, 4, OF_DECODE, 128, "over codes"},
+                 {0, 17, OF_DECODE, 128, "more than 16 heads"},
+                 {0, 4, OF_PREFILL, 72, "off 16 columns"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cpa_cuda_attend_args a = args_of(0, cases[i].cache, 2, 0, 2);
+        a.q_heads = a.kv_heads * cases[i].group, a.group = cases[i].group, a.k_dim = cases[i].k_dim;
+        const cpa_cuda_attend_choice choice = choice_of_rule(LISTS, &a, cases[i].pieces, CPA_CUDA_HOPPER);
+        CU_ASSERT(choice.plain && strstr(choice.plain, cases[i].why));
     }
 }
 
@@ -397,7 +435,7 @@ static cpa_cuda_attend_spec taken_by(const cpa_cuda_attend_kernel *kernel, const
         .shape = shape,
         .block_size = cache == CPA_CUDA_ELEMENTS_APART ? 8 : 64,
         .width = CPA_CUDA_128,
-        .pieces = kernel->takes.pieces,
+        .pieces = kernel->whole ? OF_DECODE | OF_PREFILL : kernel->takes.pieces,
         .prepared = 1,
         .cp_size = 1,
         .tile_rows = 128,
@@ -453,6 +491,12 @@ static void a_kernel_says_what_it_misses(void) {
                  {NULL, "scale", "not positive"},
                  {NULL, "alignment", "off 16 bytes"},
                  {NULL, "shared memory", "shared memory of a CTA"},
+                 {&cpa_cuda_kernel_lists_latent, "9.0", "before 9.0"},
+                 {&cpa_cuda_kernel_lists_latent, "no rules", "score rules beside"},
+                 {&cpa_cuda_kernel_lists_latent, "one head", "several KV heads"},
+                 {&cpa_cuda_kernel_lists, "no rules", "score rules beside"},
+                 {&cpa_cuda_kernel_lists, "256 columns", "more than 256 columns"},
+                 {&cpa_cuda_kernel_lists, "whole columns", "off 16 columns"},
                  {&cpa_cuda_kernel_latent, "9.0", "before 9.0"},
                  {&cpa_cuda_kernel_latent, "no rules", "score rules"},
                  {&cpa_cuda_kernel_latent, "blocks", "no blocks"},
@@ -512,6 +556,7 @@ static void a_kernel_says_what_it_misses(void) {
 static const cpa_test tests[] = {
     {"every combination is a line of the table", every_combination_is_a_line_of_the_table},
     {"keys by lists and by blocks", keys_that_are_selected},
+    {"lists that the plain kernel takes", lists_that_the_plain_kernel_takes},
     {"rows that share keys", rows_that_share_keys},
     {"long pieces have CTAs of their own", long_pieces_have_ctas_of_their_own},
     {"codes of e5m2 are widened for many rows", codes_of_e5m2_are_widened},

@@ -263,16 +263,30 @@ static cpa_status launch_shared(const cpa_cuda_plan *plan, const attend_call *ca
     return cpa_cuda_launch_prefill(&launch, &pieces, stream);
 }
 
-static cpa_status launch_plain(const cpa_cuda_plan *plan, const attend_call *call, cpa_stream *stream) {
-    const cpa_cuda_attend_kernel *kernel = &cpa_cuda_kernel_simple;
-    const cpa_cuda_device *device = cpa_cuda_device_of(stream);
-    /* Tests and the self-test lower the path on purpose. */
-    if (device->path == device->best) cpa_attend_log_plain(call->choice->plain);
-    stream->plain_rows += plan->base.rows_attended;
+/* By a kernel that takes the whole plan. */
+static cpa_status launch_whole(const cpa_cuda_plan *plan, const attend_call *call, const cpa_cuda_attend_kernel *kernel,
+                               cpa_stream *stream) {
     cpa_cuda_attend_launch launch = launch_of(plan, call, &call->args, CPA_CUDA_DECODE);
     launch.kernel = kernel;
     launch.count = 1;
     return kernel->launch(&launch, stream);
+}
+
+/* The kernel that takes the whole plan, or NULL: pieces of all kinds have it then. */
+static const cpa_cuda_attend_kernel *whole_kernel(const attend_call *call) {
+    for (int i = 0; i < CPA_CUDA_PIECE_KINDS; i++) {
+        const cpa_cuda_attend_kernel *kernel = call->choice->of[i].kernel;
+        if (kernel && kernel->whole) return kernel;
+    }
+    return NULL;
+}
+
+static cpa_status launch_plain(const cpa_cuda_plan *plan, const attend_call *call, cpa_stream *stream) {
+    const cpa_cuda_device *device = cpa_cuda_device_of(stream);
+    /* Tests and the self-test lower the path on purpose. */
+    if (device->path == device->best) cpa_attend_log_plain(call->choice->plain);
+    stream->plain_rows += plan->base.rows_attended;
+    return launch_whole(plan, call, &cpa_cuda_kernel_simple, stream);
 }
 
 cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *args, const void *ready_q,
@@ -286,8 +300,11 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     cpa_attend_log_kernels(base, args);
     attend_call call = call_of(plan, args, ready_q);
     cpa_cuda_attend_args *a = &call.args;
-    if (call.choice->plain || plan->prefill.n_pieces > 0) CPA_TRY(place_ready_queries(plan, a, ready_q, stream));
+    const cpa_cuda_attend_kernel *whole = call.choice->plain ? NULL : whole_kernel(&call);
+    if (call.choice->plain || whole || plan->prefill.n_pieces > 0)
+        CPA_TRY(place_ready_queries(plan, a, ready_q, stream));
     if (call.choice->plain) return launch_plain(plan, &call, stream);
+    if (whole) return launch_whole(plan, &call, whole, stream);
     if (plan->decode_ctas > 0) {
         /* It would read tables, or the bits of a selection, before they are there. */
         if (!takes_tables && !a->score.custom.bits) allow_early(plan, a, stream);

@@ -145,6 +145,20 @@ struct row_place {
     }
 };
 
+/* The last item that begins at or before a packed row of all items. */
+__device__ inline const cpa_cuda_item *item_of_row(const cpa_cuda_attend_args &a, int64_t row) {
+    int64_t low = 0, high = a.n_items;
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        if (a.items[middle].begin <= row) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return &a.items[low];
+}
+
 /* The queries that a decode piece's rows index. */
 __device__ inline const char *queries_of(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece) {
     return piece.ready ? a.ready_q : a.q;

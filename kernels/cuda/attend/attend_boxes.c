@@ -39,12 +39,11 @@ static cpa_cuda_attend_geometry hopper_geometry(const cpa_attention_shape *shape
         .rows = cpa_cuda_hopper_rows(shape->k_dim, shape->v_dim, block_size, 0), .heads = 1, .ctas = 1};
 }
 
-enum { LATENT_K_DIM = 576, LATENT_V_DIM = 512 }; /* widths of the kernel's tiles */
-
-static const char *latent_codes_refuse(const cpa_cuda_attend_spec *spec) {
+const char *cpa_cuda_latent_codes_refuse(const cpa_cuda_attend_spec *spec) {
     const cpa_attention_shape *shape = spec->shape;
     const int tiled = spec->call.kv_dtype == CPA_FP8_T128;
-    if (shape->k_dim < LATENT_K_DIM || shape->v_dim < LATENT_V_DIM) return "codes of latents of fewer than 576 columns";
+    if (shape->k_dim < CPA_CUDA_LATENT_K_DIM || shape->v_dim < CPA_CUDA_LATENT_V_DIM)
+        return "codes of latents of fewer than 576 columns";
     if (tiled && spec->call.q_dtype != CPA_BF16) return "queries in fp16 over rotated elements in bf16";
     return spec->call.oddities & CPA_CUDA_ROW_SCALES ? "latents with a scale each" : NULL;
 }
@@ -53,17 +52,18 @@ static const char *latent_codes_refuse(const cpa_cuda_attend_spec *spec) {
 static const char *latent_refuses(const cpa_cuda_attend_spec *spec) {
     const cpa_attention_shape *shape = spec->shape;
     if (shape->kv_heads > 1) return "latents of several KV heads";
-    if (shape->k_dim > LATENT_K_DIM || shape->v_dim > LATENT_V_DIM)
+    if (shape->k_dim > CPA_CUDA_LATENT_K_DIM || shape->v_dim > CPA_CUDA_LATENT_V_DIM)
         return "latents of more columns than 576, or 512 of values";
     if (spec->call.oddities & CPA_CUDA_NO_BLOCKS) return "a cache of no blocks";
-    if (cpa_cuda_has_codes(spec)) return latent_codes_refuse(spec);
+    if (cpa_cuda_has_codes(spec)) return cpa_cuda_latent_codes_refuse(spec);
     return spec->block_size < CPA_CUDA_LEAST_BOX ? "latents in blocks of fewer than 8 tokens" : NULL;
 }
 
 /* Heads of latents' widths whose values lie apart. */
 static const char *wide_refuses(const cpa_cuda_attend_spec *spec) {
     const cpa_attention_shape *shape = spec->shape;
-    if (shape->k_dim > LATENT_V_DIM || shape->v_dim > LATENT_V_DIM) return "heads of more than 512 columns";
+    if (shape->k_dim > CPA_CUDA_LATENT_V_DIM || shape->v_dim > CPA_CUDA_LATENT_V_DIM)
+        return "heads of more than 512 columns";
     if (spec->call.oddities & CPA_CUDA_NO_BLOCKS) return "a cache of no blocks";
     return spec->block_size < CPA_CUDA_LEAST_BOX ? "wide heads in blocks of fewer than 8 tokens" : NULL;
 }

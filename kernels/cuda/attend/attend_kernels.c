@@ -6,9 +6,9 @@ const cpa_cuda_attend_kernel *const cpa_cuda_attend_kernels[] = {CPA_CUDA_ATTEND
 
 /* What is asked of scores that a kernel does not know. */
 static const char *unknown_rules(const cpa_cuda_attend_kernel *kernel, int32_t rules) {
-    if (rules & CPA_CUDA_LISTS) return "keys by lists";
     if (rules & CPA_CUDA_BLOCKS) return "keys by blocks";
-    return kernel->takes.rules ? "a bias of scores" : "score rules";
+    if (kernel->takes.rules & CPA_CUDA_LISTS) return "score rules beside keys by lists";
+    return kernel->takes.rules & CPA_CUDA_BITS ? "a bias of scores" : "score rules";
 }
 
 /* What no kernel on tensor cores takes. */
@@ -24,7 +24,8 @@ static const char *tensor_cores_refuse(const cpa_cuda_attend_spec *spec) {
     if (spec->no_memory) return "heads too wide for the shared memory of a CTA";
     if (odd & CPA_CUDA_OUT_CODES && !hopper) return "results in fp8 before 9.0";
     if (call->rules & CPA_CUDA_ALIBI && odd & CPA_CUDA_SCALE_TINY) return "ALiBi beside a scale below 2^-100";
-    if (call->rules && !hopper && (codes || small_blocks || runs)) return "score rules over this cache before 9.0";
+    if (call->rules & CPA_CUDA_ALL_RULES && !hopper && (codes || small_blocks || runs))
+        return "score rules over this cache before 9.0";
     if (!runs) return NULL;
     if (spec->shape->layout != CPA_VLLM_X) return "rows in runs of which the plan was not told";
     if (codes && call->kv_dtype != CPA_FP8_E4M3) return "codes of rows in runs other than fp8_e4m3";
@@ -58,6 +59,8 @@ static cpa_cuda_chosen choose(const cpa_cuda_attend_spec *spec, cpa_cuda_pieces 
         const cpa_cuda_attend_kernel *kernel = chosen.kernel = cpa_cuda_attend_kernels[i];
         if (!(kernel->takes.pieces & 1 << pieces) || !(kernel->takes.caches & spec->call.cache)) continue;
         if (kernel->takes.path != CPA_CUDA_SIMPLE && kernel->takes.latents != spec->shape->v_in_k) continue;
+        if (kernel->takes.path != CPA_CUDA_SIMPLE && (kernel->takes.rules ^ spec->call.rules) & CPA_CUDA_LISTS)
+            continue;
         if (spec->width < kernel->takes.narrowest) continue;
         const char *why = cpa_cuda_kernel_refuses(kernel, spec);
         if (!chosen.fastest) chosen.fastest = kernel, chosen.why = why;

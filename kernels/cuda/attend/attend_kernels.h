@@ -164,6 +164,7 @@ typedef struct cpa_cuda_attend_kernel {
     const char *(*refuses)(const cpa_cuda_attend_spec *spec);
     cpa_cuda_attend_cut *geometry;
     cpa_cuda_attend_launcher *launch;
+    int32_t whole;        /* not 0: takes the whole plan at once, whatever its pieces, with keys by lists alone */
     int32_t leaves_units; /* decode: not 0: the states of pieces are left to cpa_cuda_attend_combine_units */
     /* NULL; or what is done to the keys first, and the kernel for whose sake, which has its say before this one, then
      * cuts and runs. Such a row has no launch (attend_source.h). */
@@ -172,6 +173,8 @@ typedef struct cpa_cuda_attend_kernel {
 } cpa_cuda_attend_kernel;
 
 #define CPA_CUDA_ATTEND_KERNELS(KERNEL)                                                                                \
+    KERNEL(lists_latent)                                                                                               \
+    KERNEL(lists)                                                                                                      \
     KERNEL(latent)                                                                                                     \
     KERNEL(wide)                                                                                                       \
     KERNEL(decode_blocks)                                                                                              \
@@ -191,6 +194,10 @@ extern const cpa_cuda_attend_kernel *const cpa_cuda_attend_kernels[]; /* in thei
 
 /* Why the kernel does not take the call, for pieces and a cache that it is for; NULL: it does. A literal. */
 const char *cpa_cuda_kernel_refuses(const cpa_cuda_attend_kernel *kernel, const cpa_cuda_attend_spec *spec);
+
+/* Widths of the tiles of kernels of latents; and what these do not take of codes. */
+enum { CPA_CUDA_LATENT_K_DIM = 576, CPA_CUDA_LATENT_V_DIM = 512 };
+const char *cpa_cuda_latent_codes_refuse(const cpa_cuda_attend_spec *spec);
 
 /* What is chosen for the pieces of a kind. */
 typedef struct cpa_cuda_chosen {

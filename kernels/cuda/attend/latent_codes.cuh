@@ -14,6 +14,9 @@ constexpr int ROW_THREADS = 2;   /* that share a row of a tile */
 constexpr int TILE_SCALES = 4;   /* of a row of CPA_FP8_T128, behind its codes */
 constexpr int LOADERS_ALONE = 6; /* named barrier of the warpgroup */
 
+/* Zeros in the place of a key that a list does not name. */
+__device__ uint4 no_key[48];
+
 /* A pair of codes, widened to fp16, as elements; scale: of tiles of CPA_FP8_T128. That of all codes is left to what is
  * made of them. */
 template <typename C>
@@ -36,27 +39,39 @@ struct code_loader {
         uint4 first, second;
     };
 
-    const cpa_cuda_attend_args &a;
-    latent_shared<C> &shared;
+    const typename C::call &a;
+    latent_shared_of<C> &shared;
     int row, chunk;           /* of the tile; the first of the two, of four: the other one is two from it */
     const char *next;         /* the row of the next tile */
     two_chunks codes[AHEAD];  /* that are widened next */
     two_chunks last;          /* what keys alone have, where it is codes */
     float4 scales;            /* of the tile, of CPA_FP8_T128 */
 
-    __device__ code_loader(const cpa_cuda_attend_args &args, latent_shared<C> &of, int thread)
+    __device__ code_loader(const typename C::call &args, latent_shared_of<C> &of, int thread)
         : a(args), shared(of), row(thread / ROW_THREADS), chunk(thread % ROW_THREADS + (row & 2)), next(nullptr) {}
 
-    /* Notes where the thread's row of a tile lies, and has the L2 cache fetch it. Past the last key, that key again. */
-    __device__ void look_up(int tile) {
+    /* Notes where the thread's row of a tile, the n-th of all, lies, and has the L2 cache fetch it. Past the last key, that key again. */
+    __device__ void look_up(int tile, uint32_t n) {
         constexpr int LINE = 128, BYTES = LAST_AT + LAST_BYTES, LINES = BYTES / LINE + 2; /* of a row */
-        const cpa_cuda_piece &piece = shared.pieces[COPYING];
-        const int key = min(tile * C::KEYS + row, piece.k_end - 1);
-        const int64_t block = __ldg(a.tables + piece.table + (key >> a.block_shift));
-        next = a.k + block * a.k_block_stride + (key & ((1 << a.block_shift) - 1)) * a.k_token_stride;
+        if constexpr (C::LISTED) {
+            next = shared.key_at(a, tile, row);
+            shared.note_shown(rows_shown(next != nullptr), n, threadIdx.x);
+            if (!next) next = (const char *)no_key;
+        } else {
+            const cpa_cuda_piece &piece = shared.pieces[COPYING];
+            const int key = min(tile * C::KEYS + row, piece.k_end - 1);
+            const int64_t block = __ldg(a.tables + piece.table + (key >> a.block_shift));
+            next = a.k + block * a.k_block_stride + (key & ((1 << a.block_shift) - 1)) * a.k_token_stride;
+        }
 #pragma unroll
         for (int line = 0; line < LINES; line += ROW_THREADS)
             prefetch_l2(next + min((line + (chunk & 1)) * LINE, BYTES - 1));
+    }
+    /* Of a warp's 16 rows those that there are, of listed keys; a pair of threads has one. */
+    __device__ static uint32_t rows_shown(bool is) {
+        const int lane = threadIdx.x % 32;
+        const bool of_row = __shfl_sync(0xffffffff, is, 2 * (lane & 15));
+        return __ballot_sync(0xffffffff, of_row) & 0xffff;
     }
     /* In this order among the stores: the compiler would read earlier, for which there are no registers. */
     __device__ static uint4 read_chunk(const char *from) {
@@ -74,7 +89,7 @@ struct code_loader {
     __device__ void read_beginning() {
         if constexpr (TILED)
             scales = __ldg((const float4 *)(next + C::V_DIM));
-        else
+        else if constexpr (!C::LISTED)
             last = read(next + LAST_AT);
     }
     /* What load() finds read. */
@@ -126,8 +141,10 @@ struct code_loader {
         asm volatile("" : "+r"(row), "+r"(chunk)); /* no address is kept from tile to tile: registers are few */
         const char *own = next;
         const uint32_t last_tile = tile + C::first_of(KEYS_ALONE) * COLUMNS_BYTES;
-        look_up(behind);
+        look_up(behind, n + 1);
+        if constexpr (C::LISTED && !TILED) last = read(own + LAST_AT); /* not before: registers are few */
         shared.wait_empty(n, KEYS_ALONE);
+        if constexpr (C::LISTED) shared.store_shown(n, threadIdx.x);
         if constexpr (TILED) {
             copy_last(own, last_tile);
         } else {
@@ -167,7 +184,7 @@ __device__ void copy_codes(const cpa_cuda_attend_args &a, latent_shared<C> &shar
         if (lane < 32) shared.take(a, COPYING, at, lane);
         named_sync(LOADERS_ALONE, WARPGROUP);
         if (walk.count > 0) {
-            loader.look_up(walk.tile(walk.count - 1));
+            loader.look_up(walk.tile(walk.count - 1), n);
             loader.read_first();
         }
         for (int i = walk.count - 1; i >= 0; i--, n++)

@@ -21,6 +21,7 @@ enum latent_cache { LATENT_ELEMENTS, LATENT_CODES, LATENT_TILED_CODES, VALUES_AP
 template <typename Element, latent_cache Cache, bool Paired = false>
 struct latent_config {
     using element = Element;
+    using call = cpa_cuda_attend_args; /* what its kernel is told */
     static constexpr latent_cache CACHE = Cache;
     static constexpr bool PAIRED = Paired;
     static constexpr int SHARERS = Paired ? 2 : 1; /* CTAs to which a tile is copied */
@@ -34,7 +35,8 @@ struct latent_config {
     static constexpr int LOADERS = CODES ? WARPGROUP / 32 : 1; /* warps that say when a part is full */
     static constexpr int V_COLUMNS = V_DIM / CONSUMERS, PART = 128, PARTS = V_COLUMNS / PART; /* of O of a warpgroup */
     static constexpr int REGISTER_STEPS = CODES ? 0 : APART ? 2 : 1; /* of Q K^T, whose queries are in registers */
-    static constexpr bool RULED = false;
+    static constexpr bool RULED = false, LISTED = false;
+    static constexpr int NOTERS = 0; /* who arrive beside them where keys alone are full */
     static constexpr int TAIL = 0, K_WHOLE = K_DIM, V_TAIL = 0, V_WHOLE = V_COLUMNS;
     /* A stage has a tile. Of keys and values apart there is room for one: either is copied while the other is read. */
     static constexpr int STAGES = APART ? 1 : 2, STAGE_BYTES = KEYS * (APART ? K_DIM + V_DIM : K_DIM) * 2;
@@ -62,21 +64,22 @@ enum latent_reader { MULTIPLYING, COPYING, LATENT_READERS = COPYING + 3 };
 /* Barriers of the parts of each stage: full when the bytes are there, empty when the last readers are done. Tiles are
  * counted from 0, over all pieces. */
 template <typename C>
-struct latent_shared {
-    cpa_cuda_piece pieces[LATENT_READERS];
-    key_walk<C::KEYS> walks[LATENT_READERS];
+struct latent_stages {
     uint64_t full[C::STAGES][LATENT_PARTS], empty[C::STAGES][LATENT_PARTS];
 
     __device__ void start() {
         for (int stage = 0; stage < C::STAGES; stage++)
             for (int part = 0; part < LATENT_PARTS; part++) {
-                barrier_init(shared_address(&full[stage][part]), C::LOADERS);
+                barrier_init(shared_address(&full[stage][part]), C::LOADERS + (part == KEYS_ALONE ? C::NOTERS : 0));
                 barrier_init(shared_address(&empty[stage][part]), C::SHARERS * WARPGROUP / 32);
             }
         barrier_init_fence();
     }
     __device__ uint32_t full_at(uint32_t n, int part) { return shared_address(&full[n % C::STAGES][part]); }
-    __device__ void wait_full(uint32_t n, int part) { barrier_wait(full_at(n, part), phase_of<C::STAGES>(n)); }
+    __device__ void wait_full(uint32_t n, int part) {
+        barrier_wait(full_at(n, part), phase_of<C::STAGES>(n));
+        if (C::NOTERS > 0) async_proxy_fence(); /* what cp.async wrote, which nobody has fenced */
+    }
     __device__ void wait_empty(uint32_t n, int part) {
         barrier_wait(shared_address(&empty[n % C::STAGES][part]), phase_of<C::STAGES>(n) ^ 1);
     }
@@ -89,12 +92,24 @@ struct latent_shared {
             if (lane == 0) barrier_arrive(barrier);
         }
     }
+};
+
+template <typename C>
+struct latent_shared : latent_stages<C> {
+    cpa_cuda_piece pieces[LATENT_READERS];
+    key_walk<C::KEYS> walks[LATENT_READERS];
+
     /* The reader's copy of a piece, by one of its warps. */
     __device__ void take(const cpa_cuda_attend_args &a, int reader, int at, int lane) {
         copy_piece(pieces[reader], a.pieces[at], lane);
         walks[reader].start_warp(a, pieces[reader], lane);
     }
 };
+
+template <typename C>
+struct listed_shared; /* sparse_latent.cuh */
+template <typename C>
+using latent_shared_of = typename std::conditional<C::LISTED, listed_shared<C>, latent_shared<C>>::type;
 
 /* The parts from FIRST on of the tiles of all pieces, the last keys of each first, by one warp: a lane copies the box of
  * tokens from `row` on. */

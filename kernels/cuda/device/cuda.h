@@ -144,6 +144,7 @@ cpa_status cpa_cuda_attend_supported(const cpa_device *device, const char *where
 void cpa_cuda_attend_kernels_of(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_attend_kernels *out);
 cpa_status cpa_cuda_attend(const cpa_attend_plan *plan, const cpa_attend_args *args, const void *ready_q,
                            cpa_stream *stream);
+cpa_status cpa_cuda_sparse_attend(const cpa_sparse_attend_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_merge(const cpa_merge_args *args, const cpa_store_batch *awaited, cpa_stream *stream);
 /* With rows, and options that make states or the result other than fp32 rows with natural logarithms. */
 cpa_status cpa_cuda_merge_forms(const cpa_merge_args *args, const cpa_store_batch *awaited, cpa_stream *stream);

@@ -269,6 +269,7 @@ static const cpa_operator_table operator_table = {
     .attend_supported = cpa_cuda_attend_supported,
     .attend_kernels = cpa_cuda_attend_kernels_of,
     .attend = cpa_cuda_attend,
+    .sparse_attend = cpa_cuda_sparse_attend,
     .merge = cpa_cuda_merge,
     .state_pack = cpa_cuda_state_pack,
     .state_merge_packed = cpa_cuda_state_merge_packed,

@@ -225,6 +225,7 @@ static const cpa_operator_table operator_table = {
     .attend_supported = cpa_host_attend_supported,
     .attend_kernels = cpa_host_attend_kernels_of,
     .attend = cpa_host_attend,
+    .sparse_attend = cpa_host_sparse_attend,
     .merge = cpa_host_merge,
     .state_pack = cpa_host_state_pack,
     .state_merge_packed = cpa_host_state_merge_packed,

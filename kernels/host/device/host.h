@@ -71,6 +71,7 @@ cpa_status cpa_host_attend_supported(const cpa_device *device, const char *where
 void cpa_host_attend_kernels_of(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_attend_kernels *out);
 cpa_status cpa_host_attend(const cpa_attend_plan *plan, const cpa_attend_args *args, const void *ready_q,
                            cpa_stream *stream);
+cpa_status cpa_host_sparse_attend(const cpa_sparse_attend_args *args, cpa_stream *stream);
 cpa_status cpa_host_merge(const cpa_merge_args *args, const cpa_store_batch *awaited, cpa_stream *stream);
 cpa_status cpa_host_state_pack(const cpa_state_pack_args *args, cpa_stream *stream);
 cpa_status cpa_host_state_merge_packed(const cpa_state_merge_packed_args *args, cpa_stream *stream);
