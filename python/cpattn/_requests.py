@@ -158,7 +158,7 @@ class Request:
         self.cancel()
 
     def take_prompt(self) -> None:
-        """From the thread that reads, when the first token has come: what is said of the prompt, where it is asked for."""
+        """From the thread that reads, when the first token has come: what is said of the prompt, if that is wanted."""
         if not self._awaits_prompt:
             return
         self._awaits_prompt = False

@@ -29,8 +29,8 @@ class Sampling:
 
     ``top_p``, ``top_k`` and ``min_p`` 0 leave all tokens; samples of one prompt want seeds of their own. With
     ``logprobs`` pieces tell the log-probability of each token, and with ``top_logprobs`` those of so many of the most
-    probable ones, too, of the logits as they are. ``prompt_logprobs`` and ``top_prompt_logprobs`` ask for the same of the
-    tokens of the prompt, which the answer tells: the whole prompt is computed then.
+    probable ones, too, of the logits as they are. ``prompt_logprobs`` and ``top_prompt_logprobs`` ask for the same of
+    the tokens of the prompt, which the answer tells: the whole prompt is computed then.
     """
 
     temperature: float = 0
@@ -168,9 +168,9 @@ class Engine:
         with those of equal ``cache_salt`` alone.
 
         ``constraint`` is what the answer is bound to, one of ``{"json_schema": schema}``, ``{"json_object": True}``,
-        ``{"regex": expression}``, ``{"choice": [text, ...]}`` and those that cpattn/llm.h lists. ``n``: so many answers to
-        the prompt, which is computed once, the seed of each one more than that of the one before; ``request.samples``
-        are the requests for them, of which the first tells log-probabilities of the prompt.
+        ``{"regex": expression}``, ``{"choice": [text, ...]}`` and those that cpattn/llm.h lists. ``n``: so many answers
+        to the prompt, which is computed once, the seed of each one more than that of the one before, and
+        ``request.samples`` the requests for them, of which the first tells log-probabilities of the prompt.
         """
         sampling = sampling or Sampling()
         drawn, kept = _sampling(sampling)

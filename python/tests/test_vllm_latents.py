@@ -135,7 +135,8 @@ def test_fp8_cache_with_a_scale(rng, queries):
     got, _ = run(layer, pages, w, queries, q)
     starts = np.cumsum([0, *queries])
     kept = [(torch.from_numpy(k) / 0.05).to(torch.float8_e4m3fn).float().numpy() * 0.05 for k in pages.k]
-    want = [attend(q[a:b], *expand(k, w), len(k) - (b - a), scale=SCALE)[0] for k, a, b in zip(kept, starts, starts[1:])]
+    want = [attend(q[a:b], *expand(k, w), len(k) - (b - a), scale=SCALE)[0]
+            for k, a, b in zip(kept, starts, starts[1:])]
     np.testing.assert_allclose(got, np.concatenate(want), atol=2e-4)
 
 
@@ -149,7 +150,8 @@ def test_steps_of_a_graph_have_rows_without_a_sequence(rng):
     nothing, rows = torch.full((4,), -1), torch.zeros((4, 1, LATENT + ROPE))
     plans = set()
     for lengths, capture in (([1, 1, 1, 1], True), ([*LENGTHS, 0], False), ([50, 17, 0, 0], False)):
-        out = layer.step(torch.from_numpy(q), rows, nothing, [1] * 4, lengths, [*pages.tables, pages.tables[0]], capture)
+        tables = [*pages.tables, pages.tables[0]]
+        out = layer.step(torch.from_numpy(q), rows, nothing, [1] * 4, lengths, tables, capture)
         plans.add(layer.builder._decode)
         for s, n in enumerate(lengths[:3]):
             want = attend(q[s:s + 1], *expand(pages.k[s][:n], w), n - 1, scale=SCALE)[0] if n else 0

@@ -1,4 +1,4 @@
-"""The attention back ends of vLLM: ``CUSTOM`` for layers of keys and values in pages, ``CPATTN_MLA`` for those of latents.
+"""The attention back ends of vLLM: ``CUSTOM`` over pages of keys and values, ``CPATTN_MLA`` over pages of latents.
 
     vllm serve MODEL --attention-backend CUSTOM
 
@@ -9,7 +9,7 @@ versions they were written for, and what of them they take.
 
 
 def register() -> None:
-    """Makes these back ends vLLM's ``AttentionBackendEnum.CUSTOM`` and ``CPATTN_MLA``. Imports none of vLLM's layers."""
+    """Makes them vLLM's ``AttentionBackendEnum.CUSTOM`` and ``CPATTN_MLA``. Imports none of vLLM's layers."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     register_backend(AttentionBackendEnum.CUSTOM, "cpattn.vllm.backend.Backend")

@@ -9,12 +9,13 @@ from vllm.v1.attention.backend import AttentionType, MLAAttentionImpl
 
 from .. import ops
 from ..cache import PagedCache
+from ..torch.steps import Pages
 from .attention import CACHE_DTYPES, FP8
 
 
 class LatentAttention(MLAAttentionImpl):
-    """One layer: its latents are written to their slots, and all rows, of prompts too, attend them as they lie, by queries
-    that vLLM has multiplied by W_UK; it multiplies the results by W_UV.
+    """One layer: its latents are written to their slots, and all rows, of prompts too, attend them as they lie, by
+    queries that vLLM has multiplied by W_UK; it multiplies the results by W_UV.
 
     Under decode context parallelism the layer gathers the queries of the heads of all ranks and joins what they return,
     (O, LSE), LSEs being natural logarithms.
@@ -41,19 +42,14 @@ class LatentAttention(MLAAttentionImpl):
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.kv_cache_dtype, self.kv_lora_rank = kv_cache_dtype, kv_lora_rank
         self.sliding_window = sliding_window
-        self._known: Any = None
-        self._cache: PagedCache | None = None
+        self._pages = Pages("token-major", kv_lora_rank)
         self._scale = 0.0  # of codes, which the host has to know
 
     def _view(self, kv_cache: torch.Tensor) -> PagedCache:
-        """The cache of ``[blocks, tokens, latent + rope]``, made again only where its memory or form are others."""
+        """The cache of ``[blocks, tokens, latent + rope]``."""
         if self.kv_cache_dtype in FP8:
             kv_cache = kv_cache.view(torch.float8_e4m3fn)
-        known = (kv_cache.data_ptr(), kv_cache.shape, kv_cache.stride(), self._scale)
-        if self._cache is None or self._known != known:
-            self._cache = PagedCache(kv_cache.unsqueeze(2), v_dim=self.kv_lora_rank, k_scale=self._scale)
-            self._known = known
-        return self._cache
+        return self._pages.of(kv_cache.unsqueeze(2), None, self._scale, 0.0)
 
     def do_kv_cache_update(self, kv_c_normed: torch.Tensor, k_pe: torch.Tensor, kv_cache: torch.Tensor,
                            slot_mapping: torch.Tensor, kv_cache_dtype: str, k_scale: torch.Tensor,

@@ -65,8 +65,8 @@ class LatentBuilder(Builder):
               fast_build: bool = False) -> LatentMetadata:
         step, plain = common_attn_metadata, super().build(common_prefix_len, common_attn_metadata, fast_build)
         decode = MLACommonDecodeMetadata(step.block_table_tensor, step.seq_lens, None)
-        if self.ranks > 1:  # layers leave out the states of ranks that have no token of a sequence; graphs hold the tensor
+        if self.ranks > 1:  # the layer leaves out ranks that have no token of a sequence; a graph holds the tensor
             local = step.dcp_local_seq_lens
             decode.seq_lens = self.local_lengths(step.seq_lens) if local is None else local
-        return LatentMetadata(plain.plan, plain.num_actual_tokens, plain.order, step.num_reqs, plain.num_actual_tokens, 0,
-                              step.query_start_loc, decode)
+        return LatentMetadata(plain.plan, plain.num_actual_tokens, plain.order, step.num_reqs,
+                              plain.num_actual_tokens, 0, step.query_start_loc, decode)
