@@ -1,5 +1,9 @@
 """The back end of latents in vLLM's own layers of multi-head latent attention, on the host, against float64."""
 
+import pickle
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import ranks
@@ -212,6 +216,16 @@ def test_vllm_finds_the_configurations_valid(backend):
     for options in ({"use_mla": False}, {"use_sparse": True}, {"kv_cache_dtype": "fp8_ds_mla"}, {"use_pcp": True},
                     {"has_sink": True}, {"head_size": 580}):
         assert len(reasons(**options)) == 1, options
+
+
+def test_processes_that_are_spawned_know_the_name(tmp_path):
+    from vllm.config.attention import AttentionConfig
+
+    config = tmp_path / "config"
+    config.write_bytes(pickle.dumps(AttentionConfig(backend="cpattn_mla")))  # as --attention-backend gives it
+    code = f"import pickle; print(pickle.load(open({str(config)!r}, 'rb')).backend.get_class().get_name())"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert found.stdout.split()[-1:] == ["CPATTN_MLA"], found.stderr
 
 
 @pytest.mark.parametrize("options, line", [
