@@ -7,29 +7,6 @@
 
 #include "base/check.h"
 
-enum { GRAMMAR_BYTES = 1 << 30 };
-
-/* ---- The vocabulary ---- */
-
-cpa_status cpa_bound_answers_open(const cpa_server *server, cpa_constraints **out, cpa_error *err) {
-    const cpa_server_engine *engine = &server->engine;
-    *out = NULL;
-    if (!server->options.tokenizer || engine->n_end_ids == 0) return CPA_OK;
-    const cpa_token_texts *texts = cpa_tokenizer_texts(server->options.tokenizer);
-    cpa_grammar_token *tokens = calloc((size_t)engine->vocabulary, sizeof *tokens);
-    if (!tokens) return cpa_fail(err, CPA_NO_MEMORY, "no memory for the tokens of a vocabulary");
-    for (int64_t id = 0; id < engine->vocabulary; id++) {
-        const cpa_token_text *text = cpa_token_texts_find(texts, (uint32_t)id);
-        if (!text) continue;
-        tokens[id] = (cpa_grammar_token){
-            .text = texts->texts.data + text->at, .bytes = text->bytes, .is_special = text->is_special};
-    }
-    const cpa_status status =
-        cpa_constraints_open(tokens, engine->vocabulary, engine->end_ids, engine->n_end_ids, GRAMMAR_BYTES, out, err);
-    free(tokens);
-    return status;
-}
-
 int cpa_bind_answers(const cpa_server *server, const cpa_fields *fields, const char *field, const json_t *constraint,
                      cpa_generation *g) {
     if (!server->constraints) {

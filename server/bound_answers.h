@@ -6,10 +6,6 @@
 #include "server/generation.h"
 #include "server/server_internal.h"
 
-/* Opens what an attached server's answers may be bound by: the tokens of its engine as its tokenizer writes them. *out is
- * NULL where there is no tokenizer, or no token that ends an answer. CPA_NO_MEMORY. */
-cpa_status cpa_bound_answers_open(const cpa_server *server, cpa_constraints **out, cpa_error *err);
-
 /* Notes what the answers of a generation are bound to: `constraint` is one of constraint_text.h, and `field` the one that
  * is to blame where it is refused. */
 int cpa_bind_answers(const cpa_server *server, const cpa_fields *fields, const char *field, const json_t *constraint,

@@ -14,7 +14,7 @@
 #include <cpattn/engine.h>
 
 #include "base/hash_table.h"
-#include "server/prompt_ranks.h"
+#include "src/llm/prompt_ranks.h"
 #include "src/llm/arrival.h"
 #include "src/text/tokenizer.h"
 

@@ -11,11 +11,11 @@
 #include <unistd.h>
 
 #include "base/check.h"
-#include "server/bound_answers.h"
 #include "server/connection.h"
 #include "server/listen.h"
 #include "server/receive.h"
 #include "server/server_internal.h"
+#include "src/llm/bound_vocabulary.h"
 
 /* For clients to take the error that their answers end with. */
 static const double LAST_WORDS_S = 0.5;
@@ -187,7 +187,8 @@ cpa_status cpa_server_attach(cpa_server *server, const cpa_server_engine *engine
     }
     server->engine = *engine;
     server->engine.end_ids = ends;
-    CPA_TRY(cpa_bound_answers_open(server, &server->constraints, err));
+    CPA_TRY(cpa_bound_vocabulary_open(server->options.tokenizer, engine->vocabulary, ends, engine->n_end_ids,
+                                      &server->constraints, err));
     atomic_store(&server->is_attached, 1);
     cpa_in_flight_advance(&server->in_flight, CPA_SERVER_READY, engine->vocabulary);
     return CPA_OK;

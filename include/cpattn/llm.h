@@ -3,13 +3,13 @@
  * libunistring and sentencepiece, too, and on no MPI.
  *
  *     cpa_llm_open     loads the folder, and begins to serve
- *     cpa_llm_submit   a prompt of text, of token ids, or of a chat
+ *     cpa_llm_submit   a prompt of text, of token ids, or of a chat; cpa_llm_submit_samples: several answers to it
  *     cpa_llm_next     what has come of one request since the last call; waits for it
  *     cpa_llm_wait     a request of which something has come, for who reads many by one thread
  *     cpa_llm_cancel, cpa_llm_release
  *     cpa_llm_stop, cpa_llm_close
  *
- * Threads: cpa_llm_submit, _wait, _cancel, _stop and _get_info may be called by any threads at once; cpa_llm_next and
+ * Threads: cpa_llm_submit, _submit_samples, _wait, _cancel, _stop and _get_info may be called by any threads at once; cpa_llm_next and
  * _release of one request by one thread at a time, those of different requests at once. */
 #ifndef CPATTN_LLM_H
 #define CPATTN_LLM_H
@@ -96,7 +96,7 @@ typedef struct cpa_llm_prompt {
 typedef struct cpa_llm_request_options {
     size_t size;
     int64_t max_tokens;           /* most tokens of the answer; 0: what max_model_len leaves */
-    const cpa_sampling *sampling; /* NULL = zeros: the most probable tokens. Without prompt_logprobs */
+    const cpa_sampling *sampling; /* NULL = zeros: the most probable tokens */
     /* [n_stops] texts that end the answer where they begin, not within the first min_tokens of its tokens, each of 1
      * byte or more. They are looked for as the answer is read, and cancel the rest of it. */
     const char *const *stops;
@@ -106,15 +106,38 @@ typedef struct cpa_llm_request_options {
     int32_t priority;      /* as in cpa_request, like those that follow */
     double deadline_s;
     const char *salt, *tenant;
+    /* What the answer is bound to, whatever the sampling, as JSON of an object with one key; NULL: nothing.
+     *
+     *     {"json_schema": SCHEMA}          a value that is valid by a JSON schema
+     *     {"json_object": true}            any object
+     *     {"regex": EXPRESSION}            a text that a regular expression takes whole
+     *     {"choice": [TEXT, ...]}          one of these texts
+     *     {"text": TEXT}                   this text
+     *     {"token": TEXT}                  the special token of this text; the text, if there is no such token
+     *     {"sequence": [CONSTRAINT, ...]}  one after the other
+     *     {"any_of": [CONSTRAINT, ...]}    one of them
+     *     {"repeat": CONSTRAINT, "separator": CONSTRAINT}   once or more; without "separator" nothing is in between
+     *
+     * Takes a tokenizer, and a token of the model that ends answers: the answer ends where it must, and may where it is
+     * whole; max_tokens ends it earlier. Grammars are made within the call, half a second at most, and kept for those
+     * that follow. Log-probabilities are those of all tokens. */
+    const char *constraint;
 } cpa_llm_request_options;
 
 /* Submits a request. `options` may be NULL. CPA_INVALID with a line that says what of the prompt or the options is
- * wrong; CPA_UNSUPPORTED for text without a tokenizer, and messages without a template; CPA_BUSY if the engine's queue
- * is full; CPA_STOPPED after cpa_llm_stop, and on another rank than 0; where the engine has failed, its status and
+ * wrong; CPA_UNSUPPORTED for text without a tokenizer, messages without a template, and constraints that cannot be held
+ * to; CPA_BUSY if the engine's queue is full, or grammars take too much memory; CPA_STOPPED after cpa_llm_stop, and on another rank than 0; where the engine has failed, its status and
  * line. Templates of Jinja are rendered within the call, by another process. *out, set only on success, is to be
  * released. */
 CPA_API cpa_status cpa_llm_submit(cpa_llm *llm, const cpa_llm_prompt *prompt, const cpa_llm_request_options *options,
                                   cpa_llm_request **out, cpa_error *err);
+
+/* Submits n requests, 1 or more, for as many answers to one prompt, which is computed once: answer i has the seed of the
+ * sampling plus i, and the first alone prompt_logprobs. out [n] is set only on success; each is to be released. Errors are
+ * those of cpa_llm_submit: all are taken, or none. */
+CPA_API cpa_status cpa_llm_submit_samples(cpa_llm *llm, const cpa_llm_prompt *prompt,
+                                          const cpa_llm_request_options *options, int32_t n, cpa_llm_request **out,
+                                          cpa_error *err);
 
 /* The ids of a request's prompt, *n of them; they live as long as the request. */
 CPA_API const uint32_t *cpa_llm_prompt_ids(const cpa_llm_request *request, int64_t *n);
@@ -133,6 +156,14 @@ typedef struct cpa_llm_piece {
     const char *stop;  /* the text that ended it, of `stops`; NULL */
     const char *error; /* with CPA_FINISH_FAILED: the line; else "" */
 } cpa_llm_piece;
+
+/* What the network says of the prompt's tokens [first, first + count), the first token of all having nothing before it:
+ * their log-probabilities and ranks, and the most probable tokens, where the sampling asks for prompt_logprobs. Known from
+ * the first piece with tokens on, until the request is released. CPA_INVALID for tokens that are not among [1, tokens of
+ * the prompt), CPA_UNSUPPORTED where nobody has asked, CPA_BUSY before they are known, or if the request has ended
+ * before. As cpa_llm_next, by one thread at a time. */
+CPA_API cpa_status cpa_llm_prompt_ranks(const cpa_llm_request *request, int64_t first, int64_t count,
+                                        cpa_token_ranks *out, cpa_error *err);
 
 /* Waits until something has come, or the request has ended, for timeout_s at most (negative: without end), and takes
  * it: pieces together are the answer. After the end it returns pieces without tokens. CPA_BUSY if nothing came in time;

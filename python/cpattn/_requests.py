@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _declarations as c
-from ._library import Error, create, load_beside
+from ._library import Error, call, load_beside
 
 llm = load_beside("cpattn.Engine", "libcpattn_llm.so", c.LLM_FUNCTIONS)
 
@@ -44,6 +44,8 @@ class Answer:
     stop: str | None = None
     logprobs: list[float] | None = None
     top_logprobs: list[dict[int, float]] | None = None
+    prompt_logprobs: list[float | None] | None = None  # of each token of the prompt, None of the first
+    top_prompt_logprobs: list[dict[int, float]] | None = None
 
 
 class Request:
@@ -52,12 +54,15 @@ class Request:
     ``result()`` and ``await request`` give the whole answer, whether its pieces are iterated over or not. Where the
     request has failed, all of them raise ``cpattn.Error`` with the reason. A request is read by one thread or task;
     ``cancel`` may be called by any. As a context manager it cancels what is left at the end.
+
+    ``samples``: of several answers to one prompt all requests, the first of which ``submit`` has returned.
     """
 
-    def __init__(self, reader: Reader, handle: int, engine: object):
+    def __init__(self, reader: Reader, handle: int, engine: object, tells_prompt: bool):
         n = ctypes.c_int64()
         ids = llm.cpa_llm_prompt_ids(handle, ctypes.byref(n))
         self.prompt_token_ids: list[int] = list((ctypes.c_uint32 * n.value).from_address(ids))
+        self.others: list[Request] = []  # for other answers to the prompt, of the first request
         self._reader = reader
         self.handle = handle
         self._engine = engine  # which lives as long as somebody reads
@@ -66,6 +71,8 @@ class Request:
         self._unread: collections.deque[Piece] = collections.deque()
         self._all: list[Piece] = []
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._awaits_prompt = tells_prompt  # what is said of it
+        self._of_prompt: tuple[list[float | None], list[dict[int, float]]] | None = None
         self._reason: str | None = None  # None: it goes on
         self._stop: str | None = None
         self._error = ""
@@ -73,6 +80,11 @@ class Request:
     def cancel(self) -> None:
         """Ends the request, which gives its blocks back; the answer then has the finish reason "cancelled"."""
         self._reader.cancel(self)
+
+    @property
+    def samples(self) -> list[Request]:
+        """This request and those for the other answers to its prompt, in the order of their seeds."""
+        return [self, *self.others]
 
     @property
     def done(self) -> bool:
@@ -91,8 +103,10 @@ class Request:
         self._raise_failure()
         logprobs = [p for piece in self._all for p in piece.logprobs or []]
         top = [p for piece in self._all for p in piece.top_logprobs or []]
+        of_prompt, top_of_prompt = self._of_prompt or (None, None)
         return Answer("".join(piece.text for piece in self._all), [t for piece in self._all for t in piece.token_ids],
-                      self.prompt_token_ids, self._reason or "", self._stop, logprobs or None, top or None)
+                      self.prompt_token_ids, self._reason or "", self._stop, logprobs or None, top or None, of_prompt,
+                      top_of_prompt)
 
     def _raise_failure(self) -> None:
         if self._reason == "failed":
@@ -142,6 +156,17 @@ class Request:
 
     def __exit__(self, *_: object) -> None:
         self.cancel()
+
+    def take_prompt(self) -> None:
+        """From the thread that reads, when the first token has come: what is said of the prompt, if that is wanted."""
+        if not self._awaits_prompt:
+            return
+        self._awaits_prompt = False
+        n = len(self.prompt_token_ids) - 1
+        ranks = (c.cpa_token_ranks * n)()
+        call(llm.cpa_llm_prompt_ranks, self.handle, 1, n, ranks)
+        with self._lock:
+            self._of_prompt = [None, *(rank.logprob for rank in ranks)], [{}, *map(_top_of, ranks)]
 
     def take(self, piece: Piece, reason: str | None, stop: str | None, error: str) -> None:
         """From the thread that reads: what has come, and why it has ended, if it has."""
@@ -207,20 +232,25 @@ class Reader:
             self._calls -= 1
             self._news.notify_all()
 
-    def submit(self, prompt: Any, options: Any, engine: object) -> Request:
+    def submit(self, prompt: Any, options: Any, n: int, engine: object, tells_prompt: bool) -> Request:
+        """The first of the requests for n answers to a prompt."""
         with self as handle:
-            made = ctypes.c_void_p()
-            request: Request | None = None
+            made = (ctypes.c_void_p * n)()
+            requests: list[Request] = []
             try:
-                create(llm.cpa_llm_submit, handle, ctypes.byref(prompt), ctypes.byref(options), out=made)
-                with self._lock:  # the thread may have met it already, and waits for it here
+                call(llm.cpa_llm_submit_samples, handle, ctypes.byref(prompt), ctypes.byref(options), n, made)
+                with self._lock:  # the thread may have met them already, and waits for them here
                     self._check_failure()
-                    request = self._requests[made.value or 0] = Request(self, made.value or 0, engine)
+                    for one in made:
+                        requests.append(Request(self, one, engine, tells_prompt and not requests))
+                        self._requests[one] = requests[-1]
                     self._news.notify_all()
-                return request
+                requests[0].others = requests[1:]
+                return requests[0]
             except BaseException:  # such as KeyboardInterrupt
-                if made.value:
-                    self._abandon(made.value, request)
+                for i, one in enumerate(made):
+                    if one:
+                        self._abandon(one, requests[i] if i < len(requests) else None)
                 raise
 
     def _abandon(self, handle: int, request: Request | None) -> None:
@@ -284,6 +314,8 @@ class Reader:
             taken, error = _piece_of(piece), piece.error or b""
             reason = _REASONS[piece.reason] if piece.has_ended else None
             stop = piece.stop.decode(errors="replace") if piece.stop else None
+            if piece.n_tokens > 0:
+                request.take_prompt()
         if reason is not None:
             with self._lock:
                 del self._requests[handle]
@@ -312,6 +344,10 @@ class Reader:
         llm.cpa_llm_close(self.handle)
 
 
+def _top_of(ranks: Any) -> dict[int, float]:
+    return {t.token: t.logprob for t in ranks.top if t.token != _NO_TOKEN}
+
+
 def _piece_of(piece: Any) -> Piece:
     n = piece.n_tokens
     at = ctypes.c_void_p.from_buffer(piece, c.cpa_llm_piece.text.offset).value or 0  # a text may hold U+0000
@@ -321,6 +357,5 @@ def _piece_of(piece: Any) -> Piece:
     if piece.logprobs and n:
         logprobs = list((ctypes.c_float * n).from_address(piece.logprobs))
     if piece.ranks and n:
-        top = [{t.token: t.logprob for t in ranks.top if t.token != _NO_TOKEN}
-               for ranks in (c.cpa_token_ranks * n).from_address(piece.ranks)]
+        top = [_top_of(ranks) for ranks in (c.cpa_token_ranks * n).from_address(piece.ranks)]
     return Piece(text, ids, logprobs, top)

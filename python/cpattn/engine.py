@@ -29,7 +29,8 @@ class Sampling:
 
     ``top_p``, ``top_k`` and ``min_p`` 0 leave all tokens; samples of one prompt want seeds of their own. With
     ``logprobs`` pieces tell the log-probability of each token, and with ``top_logprobs`` those of so many of the most
-    probable ones, too, of the logits as they are.
+    probable ones, too, of the logits as they are. ``prompt_logprobs`` and ``top_prompt_logprobs`` ask for the same of
+    the tokens of the prompt, which the answer tells: the whole prompt is computed then.
     """
 
     temperature: float = 0
@@ -46,6 +47,8 @@ class Sampling:
     min_tokens: int = 0
     logprobs: bool = False
     top_logprobs: int = 0
+    prompt_logprobs: bool = False
+    top_prompt_logprobs: int = 0
 
 
 def _sampling(s: Sampling) -> tuple[Any, Any]:
@@ -56,10 +59,15 @@ def _sampling(s: Sampling) -> tuple[Any, Any]:
     biases = (c.cpa_logit_bias * len(biased))(*(c.cpa_logit_bias(token, bias) for token, bias in pairs))
     plain = {name: getattr(s, name) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty",
                                                  "presence_penalty", "frequency_penalty", "ignore_eos", "min_tokens",
-                                                 "top_logprobs")}
+                                                 "top_logprobs", "top_prompt_logprobs")}
     return sized(c.cpa_sampling, seed=s.seed % 2**64, logprobs=s.logprobs or s.top_logprobs > 0,
+                 prompt_logprobs=_tells_prompt(s),
                  stop_ids=ctypes.addressof(stop_ids), n_stop_ids=len(stop_ids), logit_biases=ctypes.addressof(biases),
                  n_logit_biases=len(biases), **plain), (stop_ids, biases)
+
+
+def _tells_prompt(s: Sampling) -> bool:
+    return s.prompt_logprobs or s.top_prompt_logprobs > 0
 
 
 def _json(value: Any) -> bytes | None:
@@ -148,7 +156,7 @@ class Engine:
                skip_special_tokens: bool = True, tools: Sequence[Mapping[str, Any]] | None = None,
                template_kwargs: Mapping[str, Any] | None = None, continue_final_message: bool = False,
                priority: int = 0, timeout: float = 0, cache_salt: str | None = None,
-               tenant: str | None = None) -> Request:
+               tenant: str | None = None, constraint: Mapping[str, Any] | None = None, n: int = 1) -> Request:
         """Submits a prompt, and does not wait for its answer: a text, token ids, or the messages of a chat, as OpenAI
         has them. Tokenizer and chat template run within the call; a task whose prompts are long keeps its loop free by
         ``await asyncio.to_thread(engine.submit, ...)``.
@@ -158,8 +166,14 @@ class Engine:
         template, for messages alone. ``timeout``: seconds after which the request ends as "expired"; 0: none. Of one
         ``priority``, lower first, the ``tenant`` that was served least goes first. Prompts share what they have in common
         with those of equal ``cache_salt`` alone.
+
+        ``constraint`` is what the answer is bound to, one of ``{"json_schema": schema}``, ``{"json_object": True}``,
+        ``{"regex": expression}``, ``{"choice": [text, ...]}`` and those that cpattn/llm.h lists. ``n``: so many answers
+        to the prompt, which is computed once, the seed of each one more than that of the one before, and
+        ``request.samples`` the requests for them, of which the first tells log-probabilities of the prompt.
         """
-        drawn, kept = _sampling(sampling or Sampling())
+        sampling = sampling or Sampling()
+        drawn, kept = _sampling(sampling)
         asked, ids = _prompt(prompt, tools=_json(tools), template_kwargs=_json(template_kwargs),
                              continues_last=continue_final_message)
         texts = [_text(text) for text in ([stop] if isinstance(stop, str) else stop)]
@@ -167,8 +181,8 @@ class Engine:
         options = sized(c.cpa_llm_request_options, max_tokens=max_tokens, sampling=ctypes.addressof(drawn),
                         stops=ctypes.addressof(stops), n_stops=len(stops), keeps_stop=include_stop,
                         keeps_special=not skip_special_tokens, priority=priority, deadline_s=timeout,
-                        salt=_text(cache_salt), tenant=_text(tenant))
-        request = self._reader.submit(asked, options, self)
+                        salt=_text(cache_salt), tenant=_text(tenant), constraint=_json(constraint))
+        request = self._reader.submit(asked, options, n, self, _tells_prompt(sampling))
         del drawn, kept, ids, stops  # the library has copied what they hold
         return request
 

@@ -150,3 +150,55 @@ def test_quantised_cache(rng):
     out = ops.attend(plan, q, cache).float().cpu()
     want = attend(q.float().cpu(), rounded(pages.k[0]), rounded(pages.v[0]), 99)[0]
     np.testing.assert_allclose(out, want, atol=0.3)
+
+
+LATENT, ROPE, SCALE = 512, 64, 192 ** -0.5
+
+
+def attend_latents(q, k, first, **mask):
+    """What rows over latents give, whose first columns are the values."""
+    return attend(q.float().cpu(), rounded(k), rounded(k[..., :LATENT]), first, scale=SCALE, **mask)
+
+
+@pytest.mark.parametrize("window", [0, 50])
+def test_prompts_and_decode_over_latents(rng, window):
+    pages = Paged(rng, [200, 33], 1, LATENT + ROPE, block_size=64, v_dim=1)
+    pool = torch.zeros((pages.num_blocks, 64, 1, LATENT + ROPE), dtype=torch.bfloat16, device="cuda")
+    tables = torch.zeros((2, 4), dtype=torch.int32)
+    for s, table in enumerate(pages.tables):
+        tables[s, :len(table)] = torch.tensor(table)
+    view, tables = Pages("token-major", LATENT).of(pool, None, 1.0, 0.0), tables.cuda()
+    for k, slots in zip(pages.k, pages.slots):
+        ops.kv_write(view, on_device(k), None, on_device(slots))
+    shape = {"kv_heads": 1, "k_dim": LATENT + ROPE, "v_dim": LATENT, "v_in_k": True, "block_size": 64, **CUDA}
+    steps, decode = StepPlans(lambda: cpattn.AttendPlan(HEADS, **shape)), cpattn.AttendPlan(HEADS, **shape)
+    decode.reserve(2, 256, pages.num_blocks)
+    for queries in ([150, 1], [1, 1], [1, 33]):
+        plan = steps.take()
+        plan.set(queries, [200, 33], tables, num_blocks=pages.num_blocks)
+        plans = [plan]
+        if queries == [1, 1]:
+            decode.update(torch.tensor([200, 33], device="cuda"), tables)
+            plans.append(decode)
+        q = on_device(peaky(rng, sum(queries), HEADS, LATENT + ROPE))
+        for plan in plans:
+            out, lse = ops.attend(plan, q, view, lse=True, window=window, scale=SCALE)
+            for k, rows, got, got_lse in zip(pages.k, q.split(queries), out.split(queries), lse.split(queries)):
+                want, want_lse = attend_latents(rows, k, len(k) - len(rows), window=window)
+                np.testing.assert_allclose(got.float().cpu(), want, atol=0.06, rtol=0.02)
+                np.testing.assert_allclose(got_lse.cpu(), want_lse, atol=0.02, rtol=0.01)
+
+
+def test_shards_of_latents_merge_to_the_whole(rng):
+    k, q = peaky(rng, 200, 1, LATENT + ROPE), on_device(peaky(rng, 60, HEADS, LATENT + ROPE))
+    states = []
+    for rank in range(2):
+        own = np.arange(200) % 2 == rank
+        pool = torch.zeros((4, 32, 1, LATENT + ROPE), dtype=torch.bfloat16, device="cuda")
+        cache = cpattn.PagedCache(pool, v_dim=LATENT)
+        ops.kv_write(cache, on_device(k[own]), None, torch.arange(100, device="cuda"))
+        plan = cpattn.AttendPlan(HEADS, 1, LATENT + ROPE, LATENT, v_in_k=True, block_size=32, **CUDA)
+        plan.set([60], [200], [range(4)], shard=(rank, 2, 1))
+        states.append(ops.attend(plan, q[plan.order], cache, lse=True, scale=SCALE))
+    out = ops.merge(states)[0].float().cpu()
+    np.testing.assert_allclose(out, attend_latents(q, k, 140)[0][plan.order], atol=0.06, rtol=0.02)

@@ -65,6 +65,43 @@ def test_seeds_decide_what_is_drawn(engine):
     assert engine.submit("Hello", biased, max_tokens=4).result(60).token_ids == [300] * 4
 
 
+def test_answers_are_what_they_are_bound_to(engine):
+    for seed in range(3):
+        sampling = Sampling(temperature=1.5 * (seed > 0), seed=seed)
+        chosen = engine.submit("Hello", sampling, constraint={"choice": ["red", "green"]})
+        number = engine.submit("Hello", sampling, constraint={"json_schema": {
+            "type": "object", "properties": {"n": {"type": "integer", "minimum": 3, "maximum": 99}},
+            "required": ["n"], "additionalProperties": False}})
+        assert chosen.result(60).text in ("red", "green") and chosen.result().finish_reason == "stop"
+        found = json.loads(number.result(60).text)
+        assert found.keys() == {"n"} and 3 <= found["n"] <= 99
+
+
+def test_samples_have_the_seeds_that_follow(engine):
+    def draw(seed, n=1):
+        return engine.submit("Hello", Sampling(temperature=1, seed=seed, ignore_eos=True), max_tokens=20, n=n)
+    together = [request.result(60).token_ids for request in draw(5, n=3).samples]
+    assert together == [draw(seed).result(60).token_ids for seed in (5, 6, 7)]
+    assert len({tuple(ids) for ids in together}) == 3
+
+
+def test_a_prompt_is_told_as_its_tokens_were(engine):
+    drawn = engine.submit("Hello", Sampling(ignore_eos=True, temperature=1, seed=3, top_logprobs=2),
+                          max_tokens=20).result(60)
+    ids = drawn.prompt_token_ids + drawn.token_ids
+    request = engine.submit(ids, Sampling(top_prompt_logprobs=2), max_tokens=1, n=2)
+    told, other = (sample.result(60) for sample in request.samples)
+    assert len(told.prompt_logprobs) == len(told.top_prompt_logprobs) == len(ids)
+    assert told.prompt_logprobs[0] is None and told.top_prompt_logprobs[0] == {}
+    np.testing.assert_allclose(told.prompt_logprobs[-20:], drawn.logprobs, atol=1e-4)
+    for found, expected in zip(told.top_prompt_logprobs[-20:], drawn.top_logprobs):
+        assert found == pytest.approx(expected, abs=1e-4)
+    assert other.prompt_logprobs is None and other.token_ids == told.token_ids
+    alone = engine.submit(ids[:1], Sampling(prompt_logprobs=True), max_tokens=1).result(60)
+    assert alone.prompt_logprobs == [None]
+    assert engine.submit("Hello", max_tokens=1).result(60).prompt_logprobs is None
+
+
 def test_texts_and_tokens_stop_answers(engine):
     whole = engine.submit("Hello", ENDLESS, max_tokens=40).result(60)
     at = next(i for i in range(8, 30) if "\0" not in whole.text[i:i + 2] and "\ufffd" not in whole.text[i:i + 2])
@@ -176,6 +213,10 @@ def test_bad_folders_and_options_are_refused_by_one_line(make, line):
     (([{"content": "Hello"}],), {}, "messages: element 0 is no object with a text \"role\""),
     (("Hello",), {"tools": [{}]}, "prompt: found tools without messages"),
     (([1, 2],), {"continue_final_message": True}, "prompt: found continues_last without messages"),
+    (("Hello",), {"n": 0}, "samples: found 0, expected 1 or more"),
+    (("Hello",), {"constraint": {"choice": []}}, "constraint: "),
+    (("Hello", ENDLESS), {"constraint": {"choice": ["yes"]}}, "constraint: found ignore_eos"),
+    (("Hello", Sampling(top_prompt_logprobs=21)), {}, "top_prompt_logprobs: found 21, expected 0 to 20"),
 ])
 def test_bad_requests_are_refused_by_one_line(engine, arguments, options, line):
     with pytest.raises(cpattn.InvalidError, match=line):
@@ -211,10 +252,11 @@ def test_an_interrupted_submission_is_released(engine, monkeypatch):
     def interrupted(*arguments, **options):
         made(*arguments, **options)
         raise KeyboardInterrupt
-    made = _requests.create
-    monkeypatch.setattr(_requests, "create", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        engine.submit("Hello", ENDLESS, max_tokens=4000)
+    made = _requests.call
+    monkeypatch.setattr(_requests, "call", interrupted)
+    for n in (1, 3):
+        with pytest.raises(KeyboardInterrupt):
+            engine.submit("Hello", ENDLESS, max_tokens=4000, n=n)
     monkeypatch.undo()
     assert engine.submit("Hello", max_tokens=2).result(10).token_ids
     wait_for_quiet(engine)

@@ -1,26 +1,18 @@
 """The back end over SGLang's own pools, batches, layers and plugins, on the host, against float64."""
 
-import types
-
 import numpy as np
 import pytest
-from reference import attend, peaky
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sglang")
 
 from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES  # noqa: E402
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS  # noqa: E402
-from sglang.srt.layers.radix_attention import RadixAttention  # noqa: E402
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool  # noqa: E402
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode  # noqa: E402
+from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E402
 from sglang.srt.plugins import load_plugins  # noqa: E402
 from sglang.srt.runtime_context import get_parallel  # noqa: E402
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
-
-HEADS, KV_HEADS, DIM = 4, 2, 16
-LENGTHS, MIXED, DECODE = [70, 33, 5], [40, 1, 5], [1, 1, 1]
-REQUESTS = [3, 1, 2]
+from stack_of_sglang import DECODE, HEADS, LENGTHS, MIXED, MODES, Sequences, layer_of, runner_of  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -29,74 +21,6 @@ def one_rank():
     assert "cpattn" in ATTENTION_BACKEND_CHOICES
     with get_parallel().override(attn_tp_size=1, attn_dcp_size=1):
         yield
-
-
-def runner_of(page=1, dtype=torch.float32, cache_dtype=None, layout=None, **others):
-    pool = MHATokenToKVPool(size=256, page_size=page, dtype=cache_dtype or dtype, head_num=KV_HEADS, head_dim=DIM,
-                            layer_num=2, device="cpu", enable_memory_saver=False, kv_cache_layout=layout)
-    config = types.SimpleNamespace(num_attention_heads=HEADS, get_num_kv_heads=lambda ranks: KV_HEADS, head_dim=DIM,
-                                   v_head_dim=DIM, context_len=128)
-    return types.SimpleNamespace(
-        model_config=config, token_to_kv_pool=pool, req_to_token_pool=ReqToTokenPool(8, 128, "cpu", False), dtype=dtype,
-        page_size=page, use_mla_backend=False, spec_algorithm=SpeculativeAlgorithm.from_string(None), **others)
-
-
-class Sequences:
-    """Requests whose tokens lie in pages of a poisoned pool, but for those that are new."""
-
-    def __init__(self, rng, runner, layer, queries):
-        pool, page = runner.token_to_kv_pool, runner.page_size
-        for buffer in (*pool.k_buffer, *pool.v_buffer):
-            buffer.view(torch.uint8).fill_(0xff)
-        self.k, self.v = ([peaky(rng, n, KV_HEADS, DIM) for n in LENGTHS] for _ in range(2))
-        order = rng.permutation(np.arange(1, 256 // page)).tolist()
-        self.slots, self.runner, self.layer = [], runner, layer
-        for n, request in zip(LENGTHS, REQUESTS):
-            pages = np.array([order.pop() for _ in range(-(-n // page))])
-            slots = torch.from_numpy(pages[np.arange(n) // page] * page + np.arange(n) % page)
-            runner.req_to_token_pool.req_to_token[request, :n] = slots.int()
-            runner.req_to_token_pool.req_to_token[request, n:] = 2 ** 30
-            self.slots.append(slots)
-        self.queries = queries
-        self.q = torch.from_numpy(peaky(rng, sum(queries), HEADS, DIM)).to(runner.dtype)
-        for s, (n, count) in enumerate(zip(LENGTHS, queries)):
-            self.write(s, slice(0, n - count))
-
-    def write(self, s, tokens):
-        k, v = (torch.from_numpy(x[s][tokens]).to(self.runner.dtype) for x in (self.k, self.v))
-        self.runner.token_to_kv_pool.set_kv_buffer(self.layer, self.slots[s][tokens], k, v)
-
-    def new(self, parts):
-        return [part[n - count:] for part, n, count in zip(parts, LENGTHS, self.queries)]
-
-    def batch(self, mode):
-        lengths = torch.tensor(LENGTHS)
-        counts = torch.tensor(self.queries)
-        return ForwardBatch(forward_mode=mode, batch_size=3, input_ids=torch.zeros(sum(self.queries)),
-                            req_pool_indices=torch.tensor(REQUESTS), seq_lens=lengths, seq_lens_cpu=lengths,
-                            out_cache_loc=torch.cat(self.new(self.slots)), seq_lens_sum=sum(LENGTHS),
-                            extend_seq_lens=counts, extend_prefix_lens=lengths - counts,
-                            extend_seq_lens_cpu=self.queries)
-
-    def run(self, backend, mode, **options):
-        batch = self.batch(mode)
-        backend.init_forward_metadata(batch)
-        k, v = (torch.from_numpy(np.concatenate(self.new(x))).to(self.runner.dtype) for x in (self.k, self.v))
-        out = backend.forward(self.q.flatten(1), k.flatten(1), v.flatten(1), self.layer, batch, **options)
-        return out.view(-1, HEADS, DIM).double().numpy()
-
-    def expected(self, **options):
-        q = np.split(self.q.double().numpy(), np.cumsum(self.queries)[:-1])
-        k, v = ([torch.from_numpy(x).to(self.runner.dtype).double().numpy() for x in part] for part in (self.k, self.v))
-        return np.concatenate([attend(q[s], k[s], v[s], n - c, **options)[0]
-                               for s, (n, c) in enumerate(zip(LENGTHS, self.queries))])
-
-
-def layer_of(**options):
-    return RadixAttention(HEADS, DIM, DIM ** -0.5, KV_HEADS, layer_id=1, **options)
-
-
-MODES = [(ForwardMode.EXTEND, MIXED), (ForwardMode.MIXED, MIXED), (ForwardMode.DECODE, DECODE)]
 
 
 @pytest.mark.parametrize("mode, queries", MODES)
@@ -159,16 +83,16 @@ def test_what_a_graph_holds_stays_where_it_is(rng):
     padded.req_pool_indices, padded.seq_lens = torch.tensor([0] * 4), torch.tensor([1] * 4)
     padded.seq_lens_cpu = None
     backend.init_forward_metadata_out_graph(padded, in_capture=True)
-    plan, tables = backend.plan, backend._tables.data_ptr()
+    plan, tables = backend.plans.plan, backend.plans.tables.data_ptr()
     np.testing.assert_allclose(sequences.run(backend, ForwardMode.DECODE), sequences.expected(), atol=3e-5)
-    assert backend.plan is plan and backend._tables.data_ptr() == tables
+    assert backend.plans.plan is plan and backend.plans.tables.data_ptr() == tables
     assert backend.get_cuda_graph_seq_len_fill_value() == 1
     with pytest.raises(NotImplementedError, match="cpattn: a graph of prefill"):
         backend.init_forward_metadata_out_graph(sequences.batch(ForwardMode.EXTEND), in_capture=True)
 
 
 @pytest.mark.parametrize("change, line", [
-    ({"use_mla_backend": True}, "multi-head latent attention; expected keys and values of heads"),
+    ({"use_mla_backend": True}, "a pool of MHATokenToKVPool; expected MLATokenToKVPool"),
     ({"spec_algorithm": SpeculativeAlgorithm.from_string("EAGLE")}, "speculative decoding by .*; expected none"),
     ({"page_size": 48}, "pages of 48 tokens; expected a power of two up to 512"),
     ({"token_to_kv_pool": object()}, "a pool of object; expected MHATokenToKVPool"),

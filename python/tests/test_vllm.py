@@ -1,6 +1,5 @@
 """The back end in vLLM's own layers, metadata and entry points, on the host, against float64."""
 
-import os
 import types
 
 import numpy as np
@@ -11,13 +10,8 @@ from reference import Paged, attend, peaky
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
-import vllm.platforms  # noqa: E402
-from vllm.platforms.cpu import CpuPlatform  # noqa: E402
-
-vllm.platforms._current_platform = CpuPlatform()  # a wheel for CUDA finds no platform on a machine without
-
-from vllm.config import (CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, VllmConfig,  # noqa: E402
-                         set_current_vllm_config)
+from stack_of_vllm import BLOCK, configure, join, tensors  # noqa: E402  # which sets the platform
+from vllm.config import set_current_vllm_config  # noqa: E402
 from vllm.forward_context import set_forward_context  # noqa: E402
 from vllm.model_executor.layers.attention import Attention  # noqa: E402
 from vllm.platforms.interface import DeviceCapability  # noqa: E402
@@ -28,24 +22,14 @@ from vllm.v1.attention.selector import AttentionSelectorConfig  # noqa: E402
 from vllm.v1.kv_cache_interface import compute_layout_strides  # noqa: E402
 from vllm.v1.kv_cache_layout import KVCacheLayout  # noqa: E402
 
-HEADS, KV_HEADS, DIM, BLOCK = 4, 2, 16, 16
+HEADS, KV_HEADS, DIM = 4, 2, 16
 LENGTHS = [70, 33, 5]
-MODEL = os.environ["CPATTN_TEST_MODEL"]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def backend():
     load_general_plugins()
     return AttentionBackendEnum.CUSTOM.get_class()
-
-
-def configure(dtype="float32", cache_dtype="auto", **parallel):
-    model = ModelConfig(model=MODEL, dtype=dtype, max_model_len=256, skip_tokenizer_init=True)
-    config = VllmConfig(model_config=model, cache_config=CacheConfig(block_size=BLOCK, cache_dtype=cache_dtype),
-                        parallel_config=ParallelConfig(), device_config=DeviceConfig(device="cpu"))
-    for name, value in parallel.items():  # what ranks of a launcher would have been told
-        setattr(config.parallel_config, name, value)
-    return config
 
 
 class Layer:
@@ -88,10 +72,6 @@ class Layer:
 
     def write(self, k, v, slots):
         self.attention.impl.do_kv_cache_update(self.attention, k, v, self.attention.kv_cache, slots)
-
-
-def tensors(dtype, *arrays):
-    return [torch.from_numpy(x).to(dtype) for x in arrays]
 
 
 def exact(x):
@@ -198,36 +178,28 @@ def test_steps_of_a_graph_have_rows_without_a_sequence(rng):
 
 def shared(rank, size, interleave, window, queries):
     """Each rank has half of the query heads, the one KV head, and every other run of the tokens."""
-    import torch.distributed as dist
-    from vllm.distributed.parallel_state import (destroy_model_parallel, init_distributed_environment,
-                                                 initialize_model_parallel)
-
     load_general_plugins()
     rng = np.random.default_rng(5)
     config = configure(tensor_parallel_size=size, decode_context_parallel_size=size,
                        cp_kv_cache_interleave_size=interleave)
-    with set_current_vllm_config(config):
-        init_distributed_environment(size, rank, "env://", rank, "gloo")
-        initialize_model_parallel(size, decode_context_model_parallel_size=size, backend="gloo")
-    pages = Paged(rng, LENGTHS, 1, DIM)
-    sinks = rng.standard_normal(HEADS).astype(np.float32)
-    own = slice(rank * HEADS // size, (rank + 1) * HEADS // size)
-    layer = Layer(config, pages.num_blocks, heads=HEADS // size, kv_heads=1, per_layer_sliding_window=window,
-                  sinks=torch.from_numpy(sinks[own]))
-    impl = layer.attention.impl
-    assert impl.need_to_return_lse_for_decode and impl.lse_base_on_e and impl.dcp_world_size == size
-    for s, n in enumerate(LENGTHS):
-        owner = np.arange(n) // interleave % size
-        local = np.cumsum(owner == rank) - 1
-        slots = np.array(pages.tables[s])[local // BLOCK] * BLOCK + local % BLOCK
-        pages.slots[s] = np.where(owner == rank, slots, -1)
-    q = peaky(rng, sum(queries), HEADS, DIM)
-    got, want = run(layer, pages, queries, q[:, own], window=window or 0, sink_logits=sinks[own])
-    np.testing.assert_allclose(got, want, atol=3e-5)
-    support = layer.builder.get_cudagraph_support(config, layer.spec)
-    assert support is (AttentionCGSupport.NEVER if window else AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE)
-    destroy_model_parallel()
-    dist.destroy_process_group()
+    with join(config, rank, size):
+        pages = Paged(rng, LENGTHS, 1, DIM)
+        sinks = rng.standard_normal(HEADS).astype(np.float32)
+        own = slice(rank * HEADS // size, (rank + 1) * HEADS // size)
+        layer = Layer(config, pages.num_blocks, heads=HEADS // size, kv_heads=1, per_layer_sliding_window=window,
+                      sinks=torch.from_numpy(sinks[own]))
+        impl = layer.attention.impl
+        assert impl.need_to_return_lse_for_decode and impl.lse_base_on_e and impl.dcp_world_size == size
+        for s, n in enumerate(LENGTHS):
+            owner = np.arange(n) // interleave % size
+            local = np.cumsum(owner == rank) - 1
+            slots = np.array(pages.tables[s])[local // BLOCK] * BLOCK + local % BLOCK
+            pages.slots[s] = np.where(owner == rank, slots, -1)
+        q = peaky(rng, sum(queries), HEADS, DIM)
+        got, want = run(layer, pages, queries, q[:, own], window=window or 0, sink_logits=sinks[own])
+        np.testing.assert_allclose(got, want, atol=3e-5)
+        support = layer.builder.get_cudagraph_support(config, layer.spec)
+        assert support is (AttentionCGSupport.NEVER if window else AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE)
 
 
 @pytest.mark.parametrize("interleave, window, queries", [(1, None, MIXED), (BLOCK, None, DECODE), (1, 20, DECODE)])

@@ -1,15 +1,5 @@
-/* What an answer is bound to, as a JSON object with one key:
- *
- *     {"json_schema": SCHEMA}          a value that is valid (schema.h)
- *     {"json_object": true}            any object
- *     {"regex": EXPRESSION}            a text that it takes whole (regex.h)
- *     {"choice": [TEXT, ...]}          one of these texts
- *     {"text": TEXT}                   this text
- *     {"token": TEXT}                  the special token of this text; the text, if there is no such token
- *     {"sequence": [CONSTRAINT, ...]}  one after the other
- *     {"any_of": [CONSTRAINT, ...]}    one of them
- *     {"repeat": CONSTRAINT, "separator": CONSTRAINT}   once or more; without "separator" nothing is in between
- */
+/* What an answer is bound to, as a JSON object with one key: those of cpa_llm_request_options.constraint
+ * (cpattn/llm.h). schema.h says which schemas are held to, and regex.h which expressions. */
 #ifndef CPA_GRAMMAR_CONSTRAINT_TEXT_H
 #define CPA_GRAMMAR_CONSTRAINT_TEXT_H
 

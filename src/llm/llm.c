@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/struct_size.h"
+#include "src/llm/bound_vocabulary.h"
 #include "src/llm/llm_internal.h"
 
 /* ---- the thread of the engine ---- */
@@ -52,6 +53,9 @@ static cpa_status open_source(cpa_llm *llm, cpa_error *err) {
     if (llm->rank == 0)
         status = cpa_prompt_source_open(setup->folder, setup->options.chat_template, setup->config.vocabulary,
                                         &llm->source, err);
+    if (llm->rank == 0 && status == CPA_OK)
+        status = cpa_bound_vocabulary_open(llm->source.tokenizer, setup->config.vocabulary, setup->config.end_ids,
+                                           setup->config.n_end_ids, &llm->constraints, err);
     return cpa_comm_agree(llm->comm, status, err);
 }
 
@@ -123,6 +127,7 @@ void cpa_llm_close(cpa_llm *llm) {
     cpa_engine_destroy(llm->engine);
     cpa_folder_model_close(&llm->loaded);
     cpa_request_table_close(&llm->requests);
+    cpa_constraints_close(llm->constraints);
     cpa_prompt_source_close(&llm->source);
     cpa_comm_destroy(llm->own_comm);
     sem_destroy(&llm->begin);

@@ -4,6 +4,7 @@
 
 #include <semaphore.h>
 
+#include "src/grammar/constraints.h"
 #include "src/llm/folder_model.h"
 #include "src/llm/llm_setup.h"
 #include "src/llm/prompt_ids.h"
@@ -17,7 +18,8 @@ struct cpa_llm {
     cpa_folder_model loaded;
     cpa_model network;
     cpa_engine *engine;
-    cpa_prompt_source source; /* rank 0 */
+    cpa_prompt_source source;     /* rank 0 */
+    cpa_constraints *constraints; /* rank 0; NULL: answers cannot be bound */
     cpa_request_table requests;
     pthread_t thread; /* runs the engine, from `begin` on, if all ranks agree */
     int has_thread, all_agree;

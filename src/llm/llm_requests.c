@@ -1,4 +1,4 @@
-/* Requests of an llm as their owners see them. */
+/* Requests of an llm as their owners read them. */
 #include <cpattn/llm.h>
 
 #include <inttypes.h>
@@ -10,135 +10,29 @@
 #include "base/struct_size.h"
 #include "src/llm/llm_internal.h"
 
-/* ---- submitting ---- */
-
-static cpa_status copy_stops(const cpa_llm_request_options *o, cpa_llm_request *request, cpa_error *err) {
-    if (o->n_stops < 0 || (o->n_stops > 0 && !o->stops))
-        return cpa_fail(err, CPA_INVALID, "stops: found %d of them, expected 0 or more, and an array", o->n_stops);
-    request->stops = calloc((size_t)o->n_stops + 1, sizeof *request->stops);
-    if (!request->stops) return cpa_fail(err, CPA_NO_MEMORY, "no memory for the texts that stop a request");
-    request->n_stops = o->n_stops;
-    for (int32_t i = 0; i < o->n_stops; i++) {
-        if (!o->stops[i] || !o->stops[i][0])
-            return cpa_fail(err, CPA_INVALID, "stops: text %d is empty, expected at least one byte", i);
-        request->stops[i] = (cpa_stop_text){strdup(o->stops[i]), strlen(o->stops[i])};
-        if (!request->stops[i].text) return cpa_fail(err, CPA_NO_MEMORY, "no memory for the texts that stop a request");
-    }
-    return CPA_OK;
-}
-
-/* The sampling with ids of its own; the engine checks the rest. */
-static cpa_status copy_sampling(const cpa_llm_request_options *o, cpa_llm_request *request, cpa_error *err) {
-    const cpa_sampling none = {.size = sizeof none};
-    cpa_sampling *s = &request->sampling;
-    CPA_TRY(CPA_STRUCT_TAKE("sampling", o->sampling ? o->sampling : &none, cpa_sampling, size, s, err));
-    const uint32_t *ids = s->stop_ids;
-    s->stop_ids = NULL;
-    if (s->prompt_logprobs)
-        return cpa_fail(err, CPA_UNSUPPORTED, "sampling: prompt_logprobs, which an llm does not tell");
-    if (s->n_stop_ids < 0 || (s->n_stop_ids > 0 && !ids) || s->n_stop_ids > INT32_MAX)
-        return cpa_fail(err, CPA_INVALID, "stop_ids: found %" PRId64 " of them, expected 0 or more, and an array",
-                        s->n_stop_ids);
-    uint32_t *copy = malloc((size_t)s->n_stop_ids * sizeof *copy + 1);
-    if (!copy) return cpa_fail(err, CPA_NO_MEMORY, "no memory for the ids that stop a request");
-    if (s->n_stop_ids > 0) memcpy(copy, ids, (size_t)s->n_stop_ids * sizeof *copy);
-    s->stop_ids = copy;
-    return CPA_OK;
-}
-
-static cpa_status open_text(const cpa_llm *llm, const cpa_llm_request_options *o, cpa_llm_request *request,
-                            cpa_error *err) {
-    if (!llm->source.tokenizer) {
-        if (o->n_stops == 0) return CPA_OK;
-        return cpa_fail(err, CPA_UNSUPPORTED, "stops: there is no text: %s", llm->source.why);
-    }
-    CPA_TRY(cpa_ending_text_open(llm->source.tokenizer, o->keeps_special, &request->text, err));
-    request->text.stops = request->stops;
-    request->text.n_stops = request->n_stops;
-    request->text.min_tokens = request->sampling.min_tokens;
-    request->text.keeps_stop = o->keeps_stop != 0;
-    return CPA_OK;
-}
-
-static cpa_status fill(cpa_llm *llm, const cpa_llm_prompt *prompt, const cpa_llm_request_options *o,
-                       cpa_llm_request *request, cpa_error *err) {
-    CPA_TRY(copy_sampling(o, request, err));
-    CPA_TRY(copy_stops(o, request, err));
-    CPA_TRY(open_text(llm, o, request, err));
-    return cpa_prompt_ids_of(&llm->source, prompt, &request->prompt, err);
-}
-
-/* The most tokens of the answer. */
-static cpa_status find_tokens(const cpa_llm *llm, const cpa_llm_request_options *o, const cpa_llm_request *request,
-                              int64_t *out, cpa_error *err) {
-    const int64_t most = llm->setup.lengths.max_model_len, asked = o->max_tokens > 0 ? o->max_tokens : 1;
-    if (o->max_tokens < 0)
-        return cpa_fail(err, CPA_INVALID, "max_tokens: found %" PRId64 ", expected 0 or more", o->max_tokens);
-    if (request->prompt.count > most - asked)
-        return cpa_fail(err, CPA_INVALID,
-                        "prompt: found %" PRId64 " tokens and %" PRId64 " of the answer, expected at most %" PRId64
-                        " together, max_model_len",
-                        request->prompt.count, asked, most);
-    *out = o->max_tokens > 0 ? o->max_tokens : most - request->prompt.count;
-    return CPA_OK;
-}
-
-static cpa_status hand_over(cpa_llm *llm, const cpa_llm_request_options *o, cpa_llm_request *request, cpa_error *err) {
-    int64_t tokens = 0;
-    CPA_TRY(find_tokens(llm, o, request, &tokens, err));
-    CPA_TRY(cpa_request_table_enter(&llm->requests, request, err));
-    const cpa_request given = {.size = sizeof given,
-                               .id = request->id,
-                               .prompt_tokens = request->prompt.count,
-                               .output_tokens = tokens,
-                               .priority = o->priority,
-                               .salt = o->salt,
-                               .tenant = o->tenant,
-                               .deadline_s = o->deadline_s,
-                               .sampling = &request->sampling};
-    const cpa_status status = cpa_engine_submit(llm->engine, &given);
-    if (status == CPA_OK) {
-        cpa_request_table_take(&llm->requests, request);
-        return CPA_OK;
-    }
-    cpa_request_table_return(&llm->requests, request);
-    return cpa_fail(err, status, "%s", cpa_engine_error(llm->engine));
-}
-
-static cpa_status submit(cpa_llm *llm, const cpa_llm_prompt *prompt, const cpa_llm_request_options *o,
-                         cpa_llm_request **out, cpa_error *err) {
-    cpa_llm_request *request = calloc(1, sizeof *request);
-    if (!request) return cpa_fail(err, CPA_NO_MEMORY, "no memory for a request");
-    request->llm = llm;
-    pthread_cond_init(&request->came, NULL);
-    cpa_status status = fill(llm, prompt, o, request, err);
-    if (status == CPA_OK) status = hand_over(llm, o, request, err);
-    if (status == CPA_OK)
-        *out = request;
-    else
-        cpa_request_free(request);
-    return status;
-}
-
-cpa_status cpa_llm_submit(cpa_llm *llm, const cpa_llm_prompt *given, const cpa_llm_request_options *options,
-                          cpa_llm_request **out, cpa_error *err) {
-    const cpa_llm_request_options none = {.size = sizeof none};
-    cpa_llm_request_options o;
-    cpa_llm_prompt prompt;
-    if (!llm || !out) return cpa_fail(err, CPA_INVALID, "cpa_llm_submit: llm and out, expected not to be NULL");
-    if (llm->rank > 0) return cpa_fail(err, CPA_STOPPED, "rank %d takes no requests: rank 0 does", llm->rank);
-    CPA_TRY(CPA_STRUCT_TAKE("prompt", given, cpa_llm_prompt, size, &prompt, err));
-    CPA_TRY(CPA_STRUCT_TAKE("request options", options ? options : &none, cpa_llm_request_options, size, &o, err));
-    CPA_TRY(cpa_request_table_check(&llm->requests, err));
-    return submit(llm, &prompt, &o, out, err);
-}
-
 const uint32_t *cpa_llm_prompt_ids(const cpa_llm_request *request, int64_t *n) {
     *n = request->prompt.count;
     return request->prompt.ids;
 }
 
-/* ---- reading ---- */
+cpa_status cpa_llm_prompt_ranks(const cpa_llm_request *request, int64_t first, int64_t count, cpa_token_ranks *out,
+                                cpa_error *err) {
+    if (!request || !out)
+        return cpa_fail(err, CPA_INVALID, "cpa_llm_prompt_ranks: request and out, expected not to be NULL");
+    const int64_t tokens = request->prompt.count;
+    if (!request->sampling.prompt_logprobs)
+        return cpa_fail(err, CPA_UNSUPPORTED, "prompt_logprobs: not asked for by the sampling of this request");
+    if (first < 1 || count < 0 || count > tokens - first)
+        return cpa_fail(err, CPA_INVALID,
+                        "prompt_logprobs: found %" PRId64 " tokens from %" PRId64
+                        " on, expected those from 1 to %" PRId64,
+                        count, first, tokens - 1);
+    for (int64_t i = 0; i < count; i++) {
+        if (!cpa_prompt_ranks_at(&request->prompt_ranks, request->read.prompt_ranked, first + i, &out[i]))
+            return cpa_fail(err, CPA_BUSY, "prompt_logprobs: nothing has come of token %" PRId64 " yet", first + i);
+    }
+    return CPA_OK;
+}
 
 /* Whether the token ends the answer, and is no part of its text. */
 static int is_hidden(const cpa_llm_request *request, uint32_t id) {

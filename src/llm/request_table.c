@@ -14,8 +14,11 @@ void cpa_request_table_open(cpa_request_table *table) {
 }
 
 void cpa_request_free(cpa_llm_request *request) {
+    if (!request) return;
     cpa_arrival_release(&request->read);
     cpa_arrival_release(&request->arrived);
+    cpa_prompt_ranks_close(&request->prompt_ranks);
+    cpa_constraint_close(request->bound);
     cpa_ending_text_close(&request->text);
     cpa_bytes_release(&request->said);
     for (int32_t i = 0; request->stops && i < request->n_stops; i++) free(request->stops[i].text);
@@ -235,8 +238,12 @@ void cpa_request_table_on_ranks(void *ctx, uint64_t id, int64_t position, const 
     cpa_request_table *table = ctx;
     pthread_mutex_lock(&table->lock);
     cpa_llm_request *request = find(table, id);
-    if (request && is_awaited(request, position - request->prompt.count))
+    if (request && position < request->prompt.count) {
+        cpa_prompt_ranks_add(&request->prompt_ranks, position, ranks);
+        request->arrived.prompt_ranked = request->prompt_ranks.count;
+    } else if (request && is_awaited(request, position - request->prompt.count)) {
         cpa_arrival_add_ranks(&request->arrived, ranks);
+    }
     pthread_mutex_unlock(&table->lock);
 }
 

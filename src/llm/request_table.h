@@ -8,7 +8,9 @@
 #include <cpattn/llm.h>
 
 #include "base/hash_table.h"
+#include "src/grammar/constraints.h"
 #include "src/llm/arrival.h"
+#include "src/llm/prompt_ranks.h"
 #include "src/text/ending_text.h"
 #include "src/text/token_list.h"
 
@@ -17,6 +19,7 @@ struct cpa_llm_request {
     uint64_t id;
     cpa_token_list prompt;
     cpa_sampling sampling; /* how its tokens are drawn; stop_ids are the request's own */
+    cpa_constraint *bound; /* what its answer is bound to, until the engine has it; NULL: nothing */
     cpa_stop_text *stops;  /* [n_stops] */
     int32_t n_stops;
     /* Of the thread that reads it. */
@@ -33,7 +36,8 @@ struct cpa_llm_request {
     struct cpa_llm_request *prev, *next;         /* in cpa_request_table.all */
     struct cpa_llm_request *due_prev, *due_next; /* in cpa_request_table.due, while is_due */
     cpa_arrival arrived;
-    int64_t received; /* output tokens that have come */
+    cpa_prompt_ranks prompt_ranks; /* the first read.prompt_ranked are of the thread that reads, too */
+    int64_t received;              /* output tokens that have come */
     int is_due, is_silent, is_released;
     int is_in_doubt;     /* cpa_engine_submit is still to say whether the engine takes it: nobody is told of it */
     int readers;         /* threads that wait for it */
@@ -57,7 +61,7 @@ void cpa_request_table_open(cpa_request_table *table);
 /* No thread uses it any more: frees every request. */
 void cpa_request_table_close(cpa_request_table *table);
 
-/* Frees a request that is in no table. */
+/* Frees a request that is in no table, or NULL. */
 void cpa_request_free(cpa_llm_request *request);
 
 /* Whether requests are taken: CPA_STOPPED, or the engine's failure. */

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -19,6 +20,7 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "comm/store/mesh.h"
+#include "comm/store/watch.h"
 #include "tests/fixtures/free_port.h"
 #include "tests/fixtures/unit.h"
 
@@ -347,6 +349,87 @@ static void a_rank_that_stops_while_ranks_join_ends_the_wait(void) {
     cpa_mesh_close(&mesh);
 }
 
+/* ---- the door of the watch, which alone opens where ranks meet over MPI ---- */
+
+typedef struct door {
+    cpa_watch *watch;
+    cpa_watch_meeting meeting;
+    cpa_job_key key;
+    int listener;
+} door;
+
+static void *keep_door(void *arg) {
+    door *d = arg;
+    cpa_watch_join(d->watch, &d->meeting.endpoint, &d->key, d->listener);
+    return NULL;
+}
+
+/* Lines of the log, of which the last is kept. */
+typedef struct log_lines {
+    char last[300];
+    int n;
+} log_lines;
+
+static void note_line(void *ctx, cpa_log_level level, const char *line) {
+    log_lines *lines = ctx;
+    (void)level;
+    snprintf(lines->last, sizeof lines->last, "%s", line);
+    lines->n++;
+}
+
+static void send_garbage(int32_t port) {
+    char answer[64];
+    const struct timeval most = {.tv_sec = MOST_S};
+    const int fd = call(port);
+    (void)!setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
+    (void)!send(fd, "GET / HTTP/1.1\r\n\r\n", 18, MSG_NOSIGNAL);
+    while (recv(fd, answer, sizeof answer, 0) > 0) continue; /* until it is hung up */
+    close(fd);
+}
+
+/* The token of the job is of random bytes that went over MPI: who has another, or the bytes of another job, is no rank. */
+static void the_door_of_the_watch_is_shut_to_strangers(void) {
+    door d = {.watch = cpa_watch_create(0, 2, MOST_S)};
+    cpa_watch *second = cpa_watch_create(1, 2, MOST_S);
+    cpa_job_key stranger;
+    pthread_t keeper;
+    log_lines lines = {.n = 0};
+    cpa_error why = {CPA_OK, ""};
+    int fd = -1;
+    cpa_log_set(note_line, &lines, CPA_LOG_WARN);
+    CU_ASSERT_EQUAL(cpa_random_fill(d.meeting.nonce, sizeof d.meeting.nonce, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_job_key_derive(NULL, d.meeting.nonce, sizeof d.meeting.nonce, &d.key, NULL), CPA_OK);
+    d.meeting.nonce[0] ^= 1;
+    CU_ASSERT_EQUAL(cpa_job_key_derive(NULL, d.meeting.nonce, sizeof d.meeting.nonce, &stranger, NULL), CPA_OK);
+    cpa_watch_listen("127.0.0.1", &d.meeting.endpoint, &d.listener);
+    CU_ASSERT_EQUAL_FATAL(pthread_create(&keeper, NULL, keep_door, &d), 0);
+    const cpa_caller caller = {.hello = {.purpose = CPA_PURPOSE_WATCH, .rank = 1, .to = 0, .size = 2},
+                               .key = &stranger};
+    CU_ASSERT_EQUAL(cpa_handshake_connect(&caller, &d.meeting.endpoint, cpa_clock_now() + MOST_S, &fd, &why),
+                    CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(why.message, "the secret there is another one than here"));
+    send_garbage(d.meeting.endpoint.port);
+    cpa_watch_join(second, &d.meeting.endpoint, &d.key, -1);
+    pthread_join(keeper, NULL);
+    cpa_log_set(NULL, NULL, CPA_LOG_WARN);
+    CU_ASSERT_EQUAL(lines.n, 1);
+    CU_ASSERT_PTR_NOT_NULL(strstr(lines.last, "rank 0: 2 connections of strangers were turned away; the last from"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(lines.last, "no rank of a job"));
+
+    /* The rank itself is in: it is heard to leave. */
+    const cpa_calls any = {.channel = -1};
+    CU_ASSERT_EQUAL(cpa_watch_start(d.watch, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_watch_start(second, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_watch_check(d.watch, 1, any, NULL), CPA_OK);
+    cpa_watch_stop(second);
+    const double until = cpa_clock_now() + MOST_S;
+    while (cpa_watch_check(d.watch, 1, any, &why) == CPA_OK && cpa_clock_now() < until) sched_yield();
+    CU_ASSERT_PTR_NOT_NULL(strstr(why.message, "rank 1"));
+    CPA_ASSERT_ORDER(cpa_clock_now(), <, until);
+    cpa_watch_stop(d.watch);
+    cpa_socket_close(&d.listener);
+}
+
 static void a_short_secret_is_refused(void) {
     cpa_comm *comm = NULL;
     cpa_error err = {CPA_OK, ""};
@@ -365,6 +448,7 @@ static const cpa_test tests[] = {
      a_rank_of_another_secret_is_refused_and_the_missing_are_named},
     {"a master that is no rank is named", a_master_that_is_no_rank_is_named},
     {"a rank that stops while ranks join ends the wait", a_rank_that_stops_while_ranks_join_ends_the_wait},
+    {"the door of the watch is shut to strangers", the_door_of_the_watch_is_shut_to_strangers},
     {"a short secret is refused", a_short_secret_is_refused},
 };
 

@@ -11,68 +11,10 @@
 
 #include "tests/fixtures/free_port.h"
 #include "tests/fixtures/unit.h"
-
-#define FOLDER CPA_TEST_DATA "/tiny-llama"
-
-enum { MOST = 4096 };
+#include "tests/llm/answers.h"
 
 /* The model of most tests, opened once. */
 static cpa_llm *llm;
-
-/* On a CUDA device, where CPATTN_TEST_DEVICE says so. */
-static int is_on_cuda(void) {
-    const char *device = getenv("CPATTN_TEST_DEVICE");
-    return device && strncmp(device, "cuda", 4) == 0;
-}
-
-static cpa_engine_options engine_options(void) {
-    cpa_engine_options engine = {.size = sizeof engine, .num_blocks = 256, .max_num_seqs = 8, .skip_self_test = 1};
-    engine.device.size = sizeof engine.device;
-    engine.device.backend = is_on_cuda() ? CPA_BACKEND_CUDA : CPA_BACKEND_HOST;
-    engine.device.threads = 1;
-    return engine;
-}
-
-/* An answer, whole. */
-typedef struct answer {
-    uint32_t tokens[MOST];
-    float logprobs[MOST];
-    int64_t n, prompt_tokens, bytes;
-    char text[MOST], stop[16], error[256]; /* of the text `bytes`, which may be 0 */
-    cpa_finish_reason reason;
-    int has_ended;
-} answer;
-
-static void add_piece(answer *a, const cpa_llm_piece *piece) {
-    CU_ASSERT_FATAL(a->n + piece->n_tokens <= MOST);
-    if (piece->n_tokens > 0) memcpy(a->tokens + a->n, piece->tokens, (size_t)piece->n_tokens * sizeof *a->tokens);
-    if (piece->logprobs) memcpy(a->logprobs + a->n, piece->logprobs, (size_t)piece->n_tokens * sizeof *a->logprobs);
-    a->n += piece->n_tokens;
-    CU_ASSERT_FATAL(a->bytes + piece->text_bytes < MOST);
-    CU_ASSERT_EQUAL(piece->text[piece->text_bytes], 0);
-    memcpy(a->text + a->bytes, piece->text, (size_t)piece->text_bytes);
-    a->bytes += piece->text_bytes;
-    a->has_ended = piece->has_ended;
-    a->reason = piece->reason;
-    snprintf(a->stop, sizeof a->stop, "%s", piece->stop ? piece->stop : "");
-    snprintf(a->error, sizeof a->error, "%s", piece->error);
-}
-
-static answer *read_answer(cpa_llm_request *request) {
-    answer *a = calloc(1, sizeof *a);
-    while (!a->has_ended) {
-        cpa_llm_piece piece;
-        CU_ASSERT_EQUAL_FATAL(cpa_llm_next(request, 60, &piece, sizeof piece, NULL), CPA_OK);
-        add_piece(a, &piece);
-    }
-    (void)cpa_llm_prompt_ids(request, &a->prompt_tokens);
-    cpa_llm_release(request);
-    return a;
-}
-
-static cpa_llm_prompt prompt_of(const char *text) {
-    return (cpa_llm_prompt){.size = sizeof(cpa_llm_prompt), .text = text, .text_bytes = (int64_t)strlen(text)};
-}
 
 static cpa_llm_request *submit(const cpa_llm_prompt *prompt, int64_t max_tokens, const cpa_sampling *sampling) {
     const cpa_llm_request_options options = {.size = sizeof options, .max_tokens = max_tokens, .sampling = sampling};
@@ -102,7 +44,7 @@ static void check_expected(cpa_llm *of, size_t i) {
     const cpa_llm_request_options options = {.size = sizeof options, .max_tokens = wanted, .sampling = &without_end};
     cpa_llm_request *request = NULL;
     CU_ASSERT_EQUAL_FATAL(cpa_llm_submit(of, &prompt, &options, &request, NULL), CPA_OK);
-    answer *a = read_answer(request);
+    cpa_test_answer *a = cpa_test_read_answer(request);
     CU_ASSERT_EQUAL(a->n, wanted);
     CU_ASSERT_EQUAL(memcmp(a->tokens, outputs, (size_t)wanted * sizeof *outputs), 0);
     CU_ASSERT_EQUAL(a->reason, CPA_FINISH_LENGTH);
@@ -118,8 +60,8 @@ static void greedy_tokens_are_those_of_transformers(void) {
 
 /* ---- text ---- */
 
-static answer *say(const char *text, const char *const *stops, int32_t n_stops, int keeps_stop) {
-    const cpa_llm_prompt prompt = prompt_of(text);
+static cpa_test_answer *say(const char *text, const char *const *stops, int32_t n_stops, int keeps_stop) {
+    const cpa_llm_prompt prompt = cpa_test_prompt_of(text);
     const cpa_llm_request_options options = {.size = sizeof options,
                                              .max_tokens = 40,
                                              .sampling = &without_end,
@@ -128,7 +70,7 @@ static answer *say(const char *text, const char *const *stops, int32_t n_stops, 
                                              .keeps_stop = keeps_stop};
     cpa_llm_request *request = NULL;
     CU_ASSERT_EQUAL_FATAL(cpa_llm_submit(llm, &prompt, &options, &request, NULL), CPA_OK);
-    return read_answer(request);
+    return cpa_test_read_answer(request);
 }
 
 static int64_t now_running(cpa_engine_stats *stats) {
@@ -145,7 +87,7 @@ static cpa_engine_stats wait_for_quiet(void) {
 }
 
 static void answers_end_at_texts_that_stop_them(void) {
-    answer *whole = say("Hello", NULL, 0, 0);
+    cpa_test_answer *whole = say("Hello", NULL, 0, 0);
     CU_ASSERT_EQUAL(whole->n, 40);
     CU_ASSERT_EQUAL(whole->reason, CPA_FINISH_LENGTH);
     CPA_ASSERT_ORDER(whole->bytes, >, 20);
@@ -155,7 +97,7 @@ static void answers_end_at_texts_that_stop_them(void) {
     const char *found = memmem(whole->text, (size_t)whole->bytes, stop, 3);
     const int64_t at = found - whole->text;
     for (int keeps = 0; keeps < 2; keeps++) {
-        answer *a = say("Hello", stops, 2, keeps);
+        cpa_test_answer *a = say("Hello", stops, 2, keeps);
         CU_ASSERT_EQUAL(a->reason, CPA_FINISH_STOP);
         CU_ASSERT_STRING_EQUAL(a->stop, stop);
         CU_ASSERT_EQUAL(a->bytes, at + (keeps ? 3 : 0));
@@ -172,9 +114,9 @@ static void a_chat_is_the_text_of_its_template(void) {
     CU_ASSERT_EQUAL(cpa_llm_get_info(llm, &info, sizeof info), CPA_OK);
     CU_ASSERT_TRUE(info.has_text && info.has_chat);
     const cpa_llm_prompt chat = {.size = sizeof chat, .messages = "[{\"role\": \"user\", \"content\": \"Hello\"}]"};
-    const cpa_llm_prompt text = prompt_of("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n");
-    answer *of_chat = read_answer(submit(&chat, 12, &without_end)),
-           *of_text = read_answer(submit(&text, 12, &without_end));
+    const cpa_llm_prompt text = cpa_test_prompt_of("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n");
+    cpa_test_answer *of_chat = cpa_test_read_answer(submit(&chat, 12, &without_end)),
+                    *of_text = cpa_test_read_answer(submit(&text, 12, &without_end));
     CU_ASSERT_EQUAL(of_chat->n, 12);
     /* A tokenizer puts the token of the beginning around a text, which a template spells out or leaves away. */
     CPA_ASSERT_ORDER(of_chat->prompt_tokens, <=, of_text->prompt_tokens);
@@ -188,15 +130,15 @@ static void a_chat_is_the_text_of_its_template(void) {
 static void one_thread_reads_many(void) {
     enum { N = 5 };
     const char *const texts[N] = {"Hello", "Once upon a time", "1 2 3", "def f(", "Hello"};
-    answer *alone[N], *together[N];
+    cpa_test_answer *alone[N], *together[N];
     cpa_llm_request *requests[N];
     for (int i = 0; i < N; i++) {
-        const cpa_llm_prompt prompt = prompt_of(texts[i]);
-        alone[i] = read_answer(submit(&prompt, 20 + i, &without_end));
+        const cpa_llm_prompt prompt = cpa_test_prompt_of(texts[i]);
+        alone[i] = cpa_test_read_answer(submit(&prompt, 20 + i, &without_end));
         together[i] = calloc(1, sizeof **together);
     }
     for (int i = 0; i < N; i++) {
-        const cpa_llm_prompt prompt = prompt_of(texts[i]);
+        const cpa_llm_prompt prompt = cpa_test_prompt_of(texts[i]);
         requests[i] = submit(&prompt, 20 + i, &without_end);
     }
     for (int left = N; left > 0;) {
@@ -206,7 +148,7 @@ static void one_thread_reads_many(void) {
         CU_ASSERT_EQUAL_FATAL(cpa_llm_wait(llm, 60, &request, NULL), CPA_OK);
         while (requests[i] != request) i++;
         CU_ASSERT_EQUAL_FATAL(cpa_llm_next(request, 0, &piece, sizeof piece, NULL), CPA_OK);
-        add_piece(together[i], &piece);
+        cpa_test_add_piece(together[i], &piece);
         left -= piece.has_ended;
     }
     for (int i = 0; i < N; i++) {
@@ -223,7 +165,7 @@ static void one_thread_reads_many(void) {
 }
 
 static void cancelled_requests_give_their_blocks_back(void) {
-    const cpa_llm_prompt prompt = prompt_of("Once upon a time");
+    const cpa_llm_prompt prompt = cpa_test_prompt_of("Once upon a time");
     cpa_llm_request *read = submit(&prompt, 2000, &without_end), *unread = submit(&prompt, 2000, &without_end);
     cpa_llm_piece piece;
     cpa_engine_stats stats;
@@ -236,7 +178,7 @@ static void cancelled_requests_give_their_blocks_back(void) {
     CPA_ASSERT_ORDER(stats.kv_used, >, 0);
     cpa_llm_release(unread);
     cpa_llm_cancel(read);
-    answer *a = read_answer(read);
+    cpa_test_answer *a = cpa_test_read_answer(read);
     CU_ASSERT_EQUAL(a->reason, CPA_FINISH_CANCELLED);
     CPA_ASSERT_ORDER(a->n, <, 1990);
     stats = wait_for_quiet();
@@ -246,7 +188,7 @@ static void cancelled_requests_give_their_blocks_back(void) {
 }
 
 static void nothing_comes_of_a_request_after_its_end(void) {
-    const cpa_llm_prompt prompt = prompt_of("Hello");
+    const cpa_llm_prompt prompt = cpa_test_prompt_of("Hello");
     cpa_llm_request *request = submit(&prompt, 3, &without_end);
     cpa_llm_piece piece = {.has_ended = 0};
     while (!piece.has_ended) CU_ASSERT_EQUAL_FATAL(cpa_llm_next(request, 60, &piece, sizeof piece, NULL), CPA_OK);
@@ -284,12 +226,12 @@ static void bad_requests_are_refused_by_one_line(void) {
     refuse(&prompt, NULL, "prompt: found no token, expected at least one");
     prompt.n_ids = 2;
     refuse(&prompt, NULL, "prompt: found token 400000, expected ids from 0 to");
-    prompt = prompt_of("Hello");
+    prompt = cpa_test_prompt_of("Hello");
     refuse(&prompt, &longer, "tokens and 5000 of the answer, expected at most");
     refuse(&prompt, &negative, "max_tokens: found -1, expected 0 or more");
     refuse(&prompt, &sampled, "top_p");
     refuse(&prompt, &stopped, "stops: text 0 is empty");
-    prompt = prompt_of("\xff");
+    prompt = cpa_test_prompt_of("\xff");
     refuse(&prompt, NULL, "UTF-8");
     prompt = (cpa_llm_prompt){.size = sizeof prompt, .messages = "[{]"};
     refuse(&prompt, NULL, "messages: no JSON");
@@ -300,7 +242,7 @@ static void bad_requests_are_refused_by_one_line(void) {
     prompt.messages = "[{\"role\": \"user\", \"content\": \"Hello\"}]";
     prompt.tools = "{}";
     refuse(&prompt, NULL, "tools: expected JSON of an array");
-    prompt = prompt_of("Hello");
+    prompt = cpa_test_prompt_of("Hello");
     prompt.tools = "[{}]";
     refuse(&prompt, NULL, "prompt: found tools without messages");
     prompt.tools = NULL;
@@ -320,7 +262,7 @@ static void refuse_folder(const char *folder, const cpa_llm_options *options, co
 }
 
 static void bad_folders_and_options_are_refused_by_one_line(void) {
-    cpa_engine_options engine = engine_options();
+    cpa_engine_options engine = cpa_test_engine_options();
     cpa_llm_options options = {.size = sizeof options, .engine = &engine, .max_model_len = 100000};
     refuse_folder("none", &options, "none/config.json: No such file");
     refuse_folder(FOLDER, &options, "max_model_len: found 100000, expected at most the 4096 positions of");
@@ -341,16 +283,16 @@ static void bad_folders_and_options_are_refused_by_one_line(void) {
 /* ---- the end, and ranks ---- */
 
 static void stopping_ends_what_is_unfinished(void) {
-    const cpa_engine_options engine = engine_options();
+    const cpa_engine_options engine = cpa_test_engine_options();
     const cpa_llm_options options = {.size = sizeof options, .engine = &engine};
-    const cpa_llm_prompt prompt = prompt_of("Hello");
+    const cpa_llm_prompt prompt = cpa_test_prompt_of("Hello");
     cpa_llm *kept = llm;
     cpa_llm_request *again = NULL;
     cpa_error err;
     CU_ASSERT_EQUAL_FATAL(cpa_llm_open(FOLDER, &options, &llm, &err), CPA_OK);
     cpa_llm_request *read = submit(&prompt, 0, &without_end), *left = submit(&prompt, 0, &without_end);
     cpa_llm_stop(llm);
-    answer *a = read_answer(read);
+    cpa_test_answer *a = cpa_test_read_answer(read);
     CU_ASSERT_EQUAL(a->reason, CPA_FINISH_CANCELLED);
     CU_ASSERT_EQUAL(cpa_llm_submit(llm, &prompt, NULL, &again, &err), CPA_STOPPED);
     CU_ASSERT_EQUAL(cpa_llm_wait(llm, 60, &again, &err), CPA_OK);
@@ -363,7 +305,7 @@ static void stopping_ends_what_is_unfinished(void) {
 
 static cpa_llm *open_rank(int32_t port, int32_t rank, cpa_comm **comm) {
     const cpa_comm_options told = {.size = sizeof told, .secret = "sixteen letters at least"};
-    const cpa_engine_options engine = engine_options();
+    const cpa_engine_options engine = cpa_test_engine_options();
     cpa_llm_options options = {.size = sizeof options, .engine = &engine};
     cpa_llm *out = NULL;
     if (cpa_comm_from_store("127.0.0.1", port, rank, 2, &told, comm, NULL) != CPA_OK) return NULL;
@@ -375,7 +317,7 @@ static cpa_llm *open_rank(int32_t port, int32_t rank, cpa_comm **comm) {
 static int serve_as_rank_1(int32_t port) {
     cpa_comm *comm = NULL;
     cpa_llm *of = open_rank(port, 1, &comm);
-    const cpa_llm_prompt prompt = prompt_of("Hello");
+    const cpa_llm_prompt prompt = cpa_test_prompt_of("Hello");
     cpa_llm_request *request = NULL;
     if (!of) return 1;
     const int refuses = cpa_llm_submit(of, &prompt, NULL, &request, NULL) == CPA_STOPPED;
@@ -425,7 +367,7 @@ static const cpa_test device_tests[] = {
 };
 
 static int run_tests(int argc, char **argv) {
-    if (is_on_cuda())
+    if (cpa_test_llm_is_on_cuda())
         return cpa_test_main(argc, argv, "models of folders", device_tests,
                              (int)(sizeof device_tests / sizeof device_tests[0]));
     return cpa_test_main(argc, argv, "models of folders", tests, (int)(sizeof tests / sizeof tests[0]));
@@ -433,11 +375,11 @@ static int run_tests(int argc, char **argv) {
 
 int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], "rank-1") == 0) return serve_as_rank_1(atoi(argv[2]));
-    const cpa_engine_options engine = engine_options();
+    const cpa_engine_options engine = cpa_test_engine_options();
     const cpa_llm_options options = {
         .size = sizeof options, .engine = &engine, .has_dtype = 1, .dtype = CPA_F32, .chat_template = "chatml"};
     cpa_error err;
-    if (is_on_cuda() && cpa_device_count(CPA_BACKEND_CUDA) == 0) {
+    if (cpa_test_llm_is_on_cuda() && cpa_device_count(CPA_BACKEND_CUDA) == 0) {
         printf("skipped: no CUDA device\n");
         return 77;
     }

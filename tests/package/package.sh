@@ -273,8 +273,8 @@ folders_include_what_they_may() { # SOURCE
     # Cases are for whoever judges results: they know no run.
     may_not_include src/check/cases 'src/(ops|cache|schedule|trace|context|worker|model|engine)/|src/check/(self_test|verify)|comm/'
     # A model's folder behind an engine, which is used by its public header.
-    may_not_include src/llm 'src/(ops|trace|context|worker|check|engine|grammar|reply)/|comm/|kernels/|server/|mpi\.h'
-    # Text, grammars and replies are for programs: no other room of the library knows them, nor they any.
+    may_not_include src/llm 'src/(ops|trace|context|worker|check|engine|reply)/|comm/|kernels/|server/|mpi\.h'
+    # Text, grammars and replies are for programs and src/llm: no other room of the library knows them, nor they any.
     may_not_include src/text 'src/(ops|cache|schedule|trace|context|worker|model|check|engine|grammar|reply)/|comm/|kernels/|server/|mpi\.h'
     may_not_include src/grammar 'src/(ops|cache|schedule|trace|context|worker|model|check|engine|text|reply)/|comm/|kernels/|server/|mpi\.h'
     may_not_include src/reply 'src/(ops|cache|schedule|trace|context|worker|model|check|engine|grammar)/|comm/|kernels/|server/|mpi\.h'
@@ -283,10 +283,11 @@ folders_include_what_they_may() { # SOURCE
         [[ $room =~ ^src/(text|reply|llm)/$ ]] || may_not_include "$room" 'src/text/'
         [ "$room" = src/llm/ ] || may_not_include "$room" 'src/llm/'
         [ "$room" = src/reply/ ] || may_not_include "$room" 'src/reply/'
-        [ "$room" = src/grammar/ ] || may_not_include "$room" 'src/grammar/'
+        [[ $room =~ ^src/(grammar|llm)/$ ]] || may_not_include "$room" 'src/grammar/'
     done
-    # The server knows the engine by its public header, text, grammars and replies, and what arrives of a request.
-    may_not_include server 'kernels/|comm/|src/[^tgrl]|src/l[^l]|src/llm/[^a]|src/t[^e]|src/g[^r]|src/r[^e]|mpi\.h|cpattn/mpi\.h|main/|launcher/|bench/|plot/|program/|tests/'
+    # The server knows the engine by its public header, text, grammars and replies, and what src/llm has for both: what arrives of a request and
+    # its prompt, and by what answers may be bound.
+    may_not_include server 'kernels/|comm/|src/[^tgrl]|src/l[^l]|src/llm/[^abp]|src/t[^e]|src/g[^r]|src/r[^e]|mpi\.h|cpattn/mpi\.h|main/|launcher/|bench/|plot/|program/|tests/'
     # A header that is installed includes only headers that are.
     local header
     for header in $(grep -rhoE '<cpattn/[^>]*>' include | tr -d '<>' | sort -u); do

@@ -16,7 +16,7 @@ _library = torch.library.Library("cpattn", "DEF")
 
 
 def _operator(schema: str, fake: Any) -> Any:
-    """Registers a function as the operator of the schema, on the host and on CUDA."""
+    """Registers a function as the operator of the schema, on the host and on CUDA; what calls it."""
     name = schema.partition("(")[0]
 
     def register(function: Any) -> Any:
@@ -24,19 +24,18 @@ def _operator(schema: str, fake: Any) -> Any:
         for key in ("CPU", "CUDA"):
             _library.impl(name, function, key)
         torch.library.register_fake(f"cpattn::{name}", fake, lib=_library)
-        return function
+        return getattr(torch.ops.cpattn, name).default
 
     return register
 
 
 class _View(NamedTuple):
     """The view of two pools, and by what it is known again: the tensors themselves, which it does not keep alive, their
-    memory, and the rest that was said of them."""
+    memory, their shapes, and what else was said of them."""
 
     k: Any
     v: Any
-    places: tuple[Any, ...]
-    form: tuple[str, float, float]
+    known: tuple[Any, ...]
     cache: PagedCache
 
 
@@ -44,18 +43,20 @@ _views: dict[int, _View] = {}  # by the id of k
 _MOST_VIEWS = 4096  # layers of the caches of a process, far more than there are
 
 
-def _cache(k: torch.Tensor, v: torch.Tensor, *form: Any) -> PagedCache:
-    """The view of pools in a form (layout, k_scale, v_scale), which is made once for the same tensors."""
+def _cache(k: torch.Tensor, v: torch.Tensor, layout: str, k_scale: float, v_scale: float) -> PagedCache:
+    """The view of pools, which is made once for the same tensors."""
     found = _views.get(id(k))
-    places = (k.data_ptr(), v.data_ptr(), k.shape, v.shape)
-    if found is None or found[0]() is not k or found[1]() is not v or found[2] != places or found[3] != form:
-        if len(_views) >= _MOST_VIEWS:
-            _views.clear()
-        layout, k_scale, v_scale = form
-        cache = PagedCache(k, v, layout=layout, k_scale=k_scale, v_scale=v_scale)
-        cache.k = cache.v = None
-        found = _views[id(k)] = _View(weakref.ref(k), weakref.ref(v), places, form, cache)
-    return found[4]
+    known = (k.data_ptr(), v.data_ptr(), k.shape, v.shape, layout, k_scale, v_scale)
+    if found is not None:
+        of_k, of_v, before, cache = found
+        if before == known and of_k() is k and of_v() is v:
+            return cache
+    if len(_views) >= _MOST_VIEWS:
+        _views.clear()
+    cache = PagedCache(k, v, layout=layout, k_scale=k_scale, v_scale=v_scale)
+    cache.k = cache.v = None
+    _views[id(k)] = _View(weakref.ref(k), weakref.ref(v), known, cache)
+    return cache
 
 
 def _rules(softcap: float, alibi_slopes: Any, sink_logits: Any) -> ops.ScoreRules | None:
@@ -92,8 +93,9 @@ def _run_attend(lse: Any, q: Any, k_cache: Any, v_cache: Any, plan: int, *, layo
                       rules=_rules(softcap, alibi_slopes, sink_logits))
 
 
-_operator("attend" + _ATTEND + "Tensor", _fake_attend)(functools.partial(_run_attend, None))
-_operator("attend_with_lse" + _ATTEND + "(Tensor, Tensor)", _fake_attend_with_lse)(functools.partial(_run_attend, True))
+_attend = _operator("attend" + _ATTEND + "Tensor", _fake_attend)(functools.partial(_run_attend, None))
+_attend_with_lse = _operator("attend_with_lse" + _ATTEND + "(Tensor, Tensor)", _fake_attend_with_lse)(
+    functools.partial(_run_attend, True))
 
 
 def _fake_merge(o: Any, lse: Any) -> Any:
@@ -131,43 +133,43 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
 def kv_write(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
              slot_mapping: torch.Tensor, **options: Any) -> None:
     """``cpattn.ops.kv_write`` into pools. ``options``: layout, k_scale, v_scale of ``cpattn.PagedCache``."""
-    torch.ops.cpattn.kv_write.default(k, v, k_cache, v_cache, slot_mapping, **options)
+    _kv_write(k, v, k_cache, v_cache, slot_mapping, **options)
 
 
 def attend(plan: AttendPlan, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
            **options: Any) -> torch.Tensor:
     """``cpattn.ops.attend`` over pools; ``[rows, q_heads, v_dim]``. ``options``: causal, window, sinks, scale, softcap,
     alibi_slopes, sink_logits, and layout, k_scale, v_scale of ``cpattn.PagedCache``."""
-    return torch.ops.cpattn.attend.default(q, k_cache, v_cache, plan.number, **options)
+    return _attend(q, k_cache, v_cache, plan.number, **options)
 
 
 def attend_with_lse(plan: AttendPlan, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
                     **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """``attend`` with its LSE, fp32 ``[rows, q_heads]``."""
-    return torch.ops.cpattn.attend_with_lse.default(q, k_cache, v_cache, plan.number, **options)
+    return _attend_with_lse(q, k_cache, v_cache, plan.number, **options)
 
 
 def merge(o: list[torch.Tensor], lse: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """``cpattn.ops.merge`` of states O ``[rows, heads, v_dim]`` and LSE ``[rows, heads]``."""
-    return torch.ops.cpattn.merge.default(o, lse)
+    return _merge(o, lse)
 
 
 def rmsnorm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-6, weight_offset: float = 0.0) -> torch.Tensor:
     """``cpattn.ops.rmsnorm`` of ``[rows, width]``."""
-    return torch.ops.cpattn.rmsnorm.default(x, weight, eps=eps, weight_offset=weight_offset)
+    return _rmsnorm(x, weight, eps=eps, weight_offset=weight_offset)
 
 
 def rotate(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, *, interleaved: bool = False,
            first: int = 0) -> torch.Tensor:
     """``cpattn.ops.rotate`` of ``[rows, heads, dim]``."""
-    return torch.ops.cpattn.rotate.default(x, positions, table, interleaved=interleaved, first=first)
+    return _rotate(x, positions, table, interleaved=interleaved, first=first)
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     """``cpattn.ops.swiglu`` of ``[rows, 2 * width]``."""
-    return torch.ops.cpattn.swiglu.default(gate_up)
+    return _swiglu(gate_up)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``cpattn.ops.linear`` of ``[rows, inputs]`` and ``[outputs, inputs]``."""
-    return torch.ops.cpattn.linear.default(x, weight, bias)
+    return _linear(x, weight, bias)

@@ -36,19 +36,22 @@ class StepPlans:
 
 
 class Pages:
-    """The view of one layer's cache, made again only where its memory, form or scales are others."""
+    """The view of one layer's cache, made again only where its memory, form or scales are others. ``v_dim``: that of
+    latents."""
 
-    def __init__(self, layout: str):
-        self.layout = layout
+    def __init__(self, layout: str, v_dim: int | None = None):
+        self.layout, self.v_dim = layout, v_dim
         self._known: Any = None
         self._cache: PagedCache | None = None
 
-    def of(self, k: torch.Tensor, v: torch.Tensor, k_scale: float, v_scale: float) -> PagedCache:
-        """The cache of pools of keys and values; scales count for 8-bit elements alone."""
-        known = (k.data_ptr(), v.data_ptr(), k.shape, v.shape, k.stride(), v.stride(), k.dtype, k_scale, v_scale)
+    def of(self, k: torch.Tensor, v: torch.Tensor | None, k_scale: float, v_scale: float) -> PagedCache:
+        """The cache of pools of keys and values; scales count for 8-bit elements alone. ``v`` None: of latents."""
+        values = None if v is None else (v.data_ptr(), v.shape, v.stride())
+        known = (k.data_ptr(), k.shape, k.stride(), k.dtype, values, k_scale, v_scale)
         if self._cache is None or self._known != known:
             k_scale, v_scale = (k_scale, v_scale) if k.dtype.itemsize == 1 else (0.0, 0.0)
-            self._cache, self._known = PagedCache(k, v, layout=self.layout, k_scale=k_scale, v_scale=v_scale), known
+            self._cache = PagedCache(k, v, v_dim=self.v_dim, layout=self.layout, k_scale=k_scale, v_scale=v_scale)
+            self._known = known
         return self._cache
 
 

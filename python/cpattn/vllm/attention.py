@@ -13,6 +13,7 @@ from ..cache import PagedCache
 from ..torch.steps import Pages, gather_heads, merge_heads
 
 FP8 = ["fp8", "fp8_e4m3"]
+CACHE_DTYPES = ["auto", "float16", "bfloat16", *FP8]
 
 
 class Attention(AttentionImpl):
@@ -33,9 +34,9 @@ class Attention(AttentionImpl):
                  sinks: torch.Tensor | None = None, **others: Any):
         if attn_type != AttentionType.DECODER:
             raise NotImplementedError(f"cpattn: a layer of attn_type {attn_type}; expected 'decoder'")
-        if kv_cache_dtype not in ("auto", "float16", "bfloat16", *FP8):
-            raise NotImplementedError(f"cpattn: kv_cache_dtype {kv_cache_dtype!r}; expected 'auto', 'float16', "
-                                      "'bfloat16', 'fp8' or 'fp8_e4m3'")
+        if kv_cache_dtype not in CACHE_DTYPES:
+            raise NotImplementedError(f"cpattn: kv_cache_dtype {kv_cache_dtype!r}; expected one of "
+                                      f"{', '.join(map(repr, CACHE_DTYPES))}")
         if others:
             raise NotImplementedError(f"cpattn: a layer with {', '.join(others)}; expected attention without")
         if alibi_slopes is not None and self.dcp_world_size > 1:

@@ -17,7 +17,7 @@ from vllm.v1.kv_cache_interface import AttentionSpec, KVQuantMode
 from ..plan import AttendPlan
 from ..torch.contexts import DTYPES, place_of
 from ..torch.steps import StepPlans
-from .attention import FP8, Attention
+from .attention import CACHE_DTYPES, Attention
 
 WIDEST_HEAD = 256  # that the tensor-core kernels take
 
@@ -27,7 +27,7 @@ class Backend(AttentionBackend):
 
     forward_includes_kv_cache_update = False
     supported_dtypes = [torch.float16, torch.bfloat16, torch.float32]
-    supported_kv_cache_dtypes = ["auto", "float16", "bfloat16", *FP8]
+    supported_kv_cache_dtypes = CACHE_DTYPES
 
     @staticmethod
     def get_name() -> str:
@@ -94,13 +94,17 @@ class Builder(AttentionMetadataBuilder[Metadata]):
         dtype = DTYPES[vllm_config.model_config.dtype]
         self._shape: dict[str, Any] = {
             "q_heads": heads * self.ranks, "kv_heads": kv_cache_spec.num_kv_heads, "k_dim": kv_cache_spec.head_size,
-            "v_dim": kv_cache_spec.head_size_v, "block_size": kv_cache_spec.block_size, "dtype": dtype,
+            **self._value_shape(), "block_size": kv_cache_spec.block_size, "dtype": dtype,
             "kv_dtype": ("fp8_e4m3" if kv_cache_spec.kv_quant_mode == KVQuantMode.FP8_PER_TENSOR
                          else DTYPES[kv_cache_spec.dtype]),
             **place_of(torch.empty(0, device=device))}
         self._steps = StepPlans(lambda: AttendPlan(**self._shape))
         self._decode: AttendPlan | None = None
         self._limits: tuple[int, int, int] | None = None  # that it was reserved for
+
+    def _value_shape(self) -> dict[str, Any]:
+        """The values of a cache, as plans are told of them."""
+        return {"v_dim": self.kv_cache_spec.head_size_v}
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: VllmConfig, kv_cache_spec: Any) -> AttentionCGSupport:
@@ -118,9 +122,7 @@ class Builder(AttentionMetadataBuilder[Metadata]):
         # A reserved plan knows the keys that are here, not where they are in the sequence, which a window asks.
         if step.max_query_len == 1 and not (self.ranks > 1 and _windowed(self.vllm_config, self.layer_names)):
             plan, lengths = self._reserved(tables), step.seq_lens[:n]
-            if self.ranks > 1:
-                lengths = get_dcp_local_seq_lens(lengths, self.ranks, self.rank, self.interleave)
-            plan.update(lengths, tables)
+            plan.update(self.local_lengths(lengths) if self.ranks > 1 else lengths, tables)
         else:
             plan = self._steps.take()
             starts = step.query_start_loc_cpu[:n + 1].tolist()
@@ -130,6 +132,10 @@ class Builder(AttentionMetadataBuilder[Metadata]):
             if plan.order is not None:
                 order = torch.tensor(plan.order).to(self.device)
         return Metadata(plan, step.num_actual_tokens, order)
+
+    def local_lengths(self, lengths: torch.Tensor) -> torch.Tensor:
+        """How many tokens of sequences of these lengths this rank keeps."""
+        return get_dcp_local_seq_lens(lengths, self.ranks, self.rank, self.interleave)
 
     def _reserved(self, tables: torch.Tensor) -> AttendPlan:
         """The plan of decode, for all that the configuration allows; another once the caches are others, as after
@@ -165,4 +171,4 @@ def _windowed(vllm_config: VllmConfig, names: list[str] | None) -> bool:
     """Whether one of the layers (None: of the model) has a sliding window."""
     layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase, names)
     impls = (getattr(layer, "impl", None) for layer in layers.values())
-    return any(isinstance(impl, Attention) and impl.sliding_window for impl in impls)
+    return any(getattr(impl, "sliding_window", None) for impl in impls)

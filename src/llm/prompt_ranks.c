@@ -1,4 +1,4 @@
-#include "server/prompt_ranks.h"
+#include "src/llm/prompt_ranks.h"
 
 #include <math.h>
 #include <stdlib.h>

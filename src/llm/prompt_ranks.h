@@ -1,6 +1,6 @@
 /* What the network says of the tokens of a prompt, kept without the room for more that a cpa_token_ranks has. */
-#ifndef CPA_SERVER_PROMPT_RANKS_H
-#define CPA_SERVER_PROMPT_RANKS_H
+#ifndef CPA_LLM_PROMPT_RANKS_H
+#define CPA_LLM_PROMPT_RANKS_H
 
 #include <cpattn/nn.h>
 
