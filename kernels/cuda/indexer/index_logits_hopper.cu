@@ -75,7 +75,7 @@ __device__ inline void store_result(const cpa_cuda_index_work &w, const row_resu
     const int units = 1 << w.unit_shift;
     for (int step = 1; step < units; step *= 2)
         result = fmaxf(result, __shfl_xor_sync(0xffffffff, result, step < 8 ? 4 * step : 2));
-    if (key < rows.end[i] && key % units == 0) rows.out[i][key >> w.unit_shift] = result;
+    if (key < rows.end[i] && (key & (units - 1)) == 0) rows.out[i][key >> w.unit_shift] = result;
 }
 
 /* Descriptors of tiles differ in the low word alone, the address, which products count on in registers of a half. */
