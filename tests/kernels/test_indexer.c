@@ -1,5 +1,5 @@
-/* Keys and queries of an indexer, byte for byte against fp32 that does what cpattn/indexer.h says in its order; and what
- * the operators refuse. test_index_logits.c has the logits. */
+/* Keys and queries of an indexer, byte for byte against fp32 that does what cpattn/indexer.h says in its order; and
+ * what the operators refuse. test_index_logits.c has the logits. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

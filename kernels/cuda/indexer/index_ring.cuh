@@ -147,8 +147,8 @@ struct key_copier {
     }
 };
 
-/* The keys [first, end) of an item by one warpgroup. The pages of a stage are asked for together, before the one in front
- * is waited for. */
+/* The keys [first, end) of an item by one warpgroup. The pages of a stage are asked for together, before the one in
+ * front is waited for. */
 template <class Ring>
 __device__ void fill_ring(const cpa_cuda_index_work &w, Ring &ring, uint32_t stages_at, const cpa_attend_item *item,
                           int32_t first, int32_t end) {
