@@ -98,6 +98,12 @@ results_are_right() {
         expect_right 2
         bench 1 compress_write --dtype $dtype --shapes 3x4,40x4,2x128 --iters 3
         expect_right 3
+        bench 1 index_write --dtype $dtype --shapes 3,40 --iters 3
+        expect_right 2
+        bench 1 index_q --dtype $dtype --shapes 3,40 --iters 3
+        expect_right 2
+        bench 1 index_logits --dtype $dtype --shapes 2x3x70,1x1x300:block-size=64 --iters 3
+        expect_right 2
         bench 1 swiglu --dtype $dtype --shapes 3x100,40x64 --iters 3
         expect_right 2
         bench 1 qk_norm_rope --dtype $dtype --shapes 5,50:kv-cache-dtype=int8 --iters 3

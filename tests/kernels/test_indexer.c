@@ -1,5 +1,5 @@
-/* Keys and queries of an indexer, byte for byte against fp32 that does what cpattn/indexer.h says in its order; and what
- * the operators refuse. test_index_logits.c has the logits. */
+/* Keys and queries of an indexer, byte for byte against fp32 that does what cpattn/indexer.h says in its order; and
+ * what the operators refuse. test_index_logits.c has the logits. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -293,6 +293,28 @@ static void keys_have_the_bytes_of_the_definition(void) {
     cpa_test_device_close(device, stream);
 }
 
+/* A cache of index keys is one like any other: its blocks are copied with their scales. */
+static void blocks_are_copied_as_of_any_cache(void) {
+    const form *f = &FORMS[0];
+    const int64_t block = cpa_kv_block_bytes(CPA_FP8_E4M3, CPA_KEYS, 0, BLOCK, 1, f->dim);
+    const int64_t pairs[][2] = {{0, 3}, {2, 1}};
+    char *bytes = malloc((size_t)(BLOCKS * block)), *got = malloc((size_t)(BLOCKS * block));
+    cpa_test_device_open(1, &device, &stream);
+    for (int64_t i = 0; i < BLOCKS * block; i++) bytes[i] = (char)(i * 31 % 251);
+    void *from = cpa_test_upload(stream, bytes, BLOCKS * block), *to = cpa_test_upload(stream, bytes, BLOCKS * block);
+    const cpa_kv_copy_args copy = {
+        .size = sizeof copy, .src = cache_of(f, from).kv, .dst = cache_of(f, to).kv, .pairs = pairs, .n_pairs = 2};
+    CU_ASSERT_EQUAL(cpa_kv_copy(&copy, stream), CPA_OK);
+    cpa_test_download(stream, got, to, BLOCKS * block);
+    for (int i = 0; i < 2; i++) memcpy(bytes + pairs[i][1] * block, bytes + pairs[i][0] * block, (size_t)block);
+    CU_ASSERT_EQUAL(memcmp(got, bytes, (size_t)(BLOCKS * block)), 0);
+    cpa_test_free(stream, to);
+    cpa_test_free(stream, from);
+    cpa_test_device_close(device, stream);
+    free(got);
+    free(bytes);
+}
+
 /* ---- queries ---- */
 
 static float weight_of(const form *f, int64_t i) {
@@ -460,6 +482,7 @@ static void a_slot_past_the_end_is_refused(void) {
 
 static const cpa_test tests[] = {
     {"keys have the bytes of the definition", keys_have_the_bytes_of_the_definition},
+    {"blocks are copied as of any cache", blocks_are_copied_as_of_any_cache},
     {"queries have the bytes of the definition", queries_have_the_bytes_of_the_definition},
     {"bad rows are refused in one line", bad_rows_are_refused_in_one_line},
     {"a slot past the end is refused", a_slot_past_the_end_is_refused},

@@ -1,6 +1,6 @@
 /* index_logits by wgmma of compute capability 9.0. A CTA has the heads of a few rows in shared memory as B, and streams
- * a chunk of keys past them, 64 of which are A. Thread t of a warpgroup then holds of 64 keys those 16 (t / 32) + t % 32
- * / 4 and 8 more, by the heads 8 n + 2 (t % 4) and 8 n + 2 (t % 4) + 1 for all n: it sums over its heads, and four
+ * a chunk of keys past them, 64 of which are A. Of these thread t of a warpgroup then holds 16 (t / 32) + t % 32 / 4
+ * and the one 8 behind it, by the heads 8 n + 2 (t % 4) and 8 n + 2 (t % 4) + 1 for all n: it sums over its heads, and four
  * threads over all.
  *
  * Two warpgroups multiply. Of many rows each has its own, and all keys: one product is under way while the sums of the
@@ -75,7 +75,7 @@ __device__ inline void store_result(const cpa_cuda_index_work &w, const row_resu
     const int units = 1 << w.unit_shift;
     for (int step = 1; step < units; step *= 2)
         result = fmaxf(result, __shfl_xor_sync(0xffffffff, result, step < 8 ? 4 * step : 2));
-    if (key < rows.end[i] && key % units == 0) rows.out[i][key >> w.unit_shift] = result;
+    if (key < rows.end[i] && (key & (units - 1)) == 0) rows.out[i][key >> w.unit_shift] = result;
 }
 
 /* Descriptors of tiles differ in the low word alone, the address, which products count on in registers of a half. */
@@ -169,10 +169,10 @@ struct index_consumer {
         }
     }
 
-    /* Two products at a time, of the blocks of a stage or, with `split`, of one's own block of two stages: the sums of the
-     * first are made under the second, and those of the second under products of the other warpgroup. (With a product on
-     * its way from one turn to the next ptxas makes them wait for each other.) Where there is no second stage the first
-     * is multiplied once more: a loop without branches around products. */
+    /* Two products at a time, of the blocks of a stage or, with `split`, of one's own block of two stages: the sums of
+     * the first are made under the second, and those of the second under products of the other warpgroup. (With a
+     * product on its way from one turn to the next ptxas makes them wait for each other.) Where there is no second stage
+     * the first is multiplied once more: a loop without branches around products. */
     __device__ void run(int32_t first, int32_t stages_used) {
         const bool split = w.split;
         const int even_block = split ? own() : 0, odd_block = split ? own() : 1;
@@ -237,10 +237,10 @@ __global__ void __launch_bounds__(THREADS, 1) index_logits_hopper(const __grid_c
 /* Chunks of keys by which CTAs of equal work fill the multiprocessors best; beginning a chunk costs as much as some
  * keys. */
 int32_t choose_chunk(const cpa_cuda_index_work &w, int64_t multiprocessors) {
-    const int64_t beginning = 512, least = 2048;
+    const int64_t beginning = 512, least = 2048, most = 1024; /* keys, keys, chunks */
     const int64_t columns = w.width << w.unit_shift, keys = w.most_keys > KEYS ? w.most_keys : KEYS;
     int64_t best = 0, best_cost = INT64_MAX;
-    for (int64_t chunks = 1; chunks == 1 || keys / chunks >= least; chunks++) {
+    for (int64_t chunks = 1; chunks == 1 || (chunks <= most && keys / chunks >= least); chunks++) {
         const int64_t chunk = ((keys + chunks - 1) / chunks + KEYS - 1) / KEYS * KEYS;
         const int64_t waves = (w.tiles * chunks + multiprocessors - 1) / multiprocessors;
         const int64_t cost = waves * (chunk + beginning);

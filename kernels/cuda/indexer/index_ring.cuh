@@ -92,45 +92,76 @@ __device__ void tell_full(Ring &ring, typename Ring::place &at) {
     at.advance();
 }
 
-/* The keys [first, end) of an item by one warpgroup, zeros behind the last. The blocks of all keys of a stage are asked
- * for together, those of the next one before this one is waited for. */
+/* What a thread copies of each stage: with LANES - 1 others, a line at a time, every ROWS-th row from `row` on, and the
+ * scale of one key. */
 template <class Ring>
-__device__ void fill_ring(const cpa_cuda_index_work &w, Ring &ring, uint32_t stages_at, const cpa_attend_item *item,
-                          int32_t first, int32_t end) {
+struct key_copier {
     using lines = typename Ring::lines;
-    constexpr int LANES = lines::VECTORS < 8 ? lines::VECTORS : 8; /* that copy a row, a line of it at a time */
-    constexpr int ROWS = WARPGROUP / LANES, COPIES = KEYS / ROWS;
+    static constexpr int LANES = lines::VECTORS < 8 ? lines::VECTORS : 8;
+    static constexpr int ROWS = WARPGROUP / LANES, COPIES = KEYS / ROWS, OF_BLOCK = COPIES / BLOCKS;
+    static_assert(BLOCK_KEYS % ROWS == 0, "the rows of a block of keys are whole copies");
+    const cpa_cuda_index_work &w;
+    const int32_t *const table;
+    const int32_t end;
     const int thread = threadIdx.x % WARPGROUP, lane = thread % LANES, row = thread / LANES;
-    const int32_t *const table = w.tables + item->table;
-    const int32_t stages = (end - first + KEYS - 1) / KEYS;
-    int32_t blocks[COPIES], scale_block;
-    const auto ask = [&](int32_t at) {
+    const bool in_pages; /* a block of keys lies in one page: its rows are one step apart */
+    int32_t pages[COPIES], scale_page;
+
+    __device__ key_copier(const cpa_cuda_index_work &w, const cpa_attend_item *item, int32_t end)
+        : w(w), table(w.tables + item->table), end(end), in_pages(1 << w.block_shift >= BLOCK_KEYS) {}
+
+    __device__ int32_t page_of(int32_t key) const { return __ldg(table + (min(key, end - 1) >> w.block_shift)); }
+
+    /* Asks for the pages of a stage that begins at key `at`. */
+    __device__ void ask(int32_t at) {
 #pragma unroll
-        for (int i = 0; i < COPIES; i++) blocks[i] = __ldg(table + (min(at + row + i * ROWS, end - 1) >> w.block_shift));
-        scale_block = __ldg(table + (min(at + thread, end - 1) >> w.block_shift));
-    };
-    typename Ring::place to, told;
-    ask(first);
-    for (int32_t n = 0; n < stages; n++, to.advance()) {
-        const uint32_t stage = stages_at + to.stage * Ring::KEY_BYTES;
-        const int32_t at = first + n * KEYS;
-        ring.wait_empty(to);
+        for (int i = 0; i < COPIES; i++)
+            if (!in_pages || i % OF_BLOCK == 0) pages[i] = page_of(at + row + i * ROWS);
+        scale_page = page_of(at + thread);
+    }
+
+    __device__ void copy_row(uint32_t stage, int i, const char *from, bool valid) const {
+#pragma unroll
+        for (int vector = 0; vector < lines::VECTORS; vector += LANES)
+            copy_async_16(stage + lines::place(KEYS, row + i * ROWS, vector + lane), from + (vector + lane) * 16,
+                          valid);
+    }
+
+    /* Copies the stage whose pages have been asked for; zeros for keys behind the last. */
+    __device__ void copy(int32_t at, uint32_t stage, float *scales) const {
+        const int64_t step = ROWS * w.keys.token_stride;
+        const char *from = w.keys.rows;
 #pragma unroll
         for (int i = 0; i < COPIES; i++) {
             const int32_t key = at + row + i * ROWS;
-            const char *from = index_row(w, index_block(w, blocks[i]), min(key, end - 1));
-#pragma unroll
-            for (int vector = 0; vector < lines::VECTORS; vector += LANES)
-                copy_async_16(stage + lines::place(KEYS, row + i * ROWS, vector + lane), from + (vector + lane) * 16,
-                              key < end);
+            if (!in_pages || i % OF_BLOCK == 0) {
+                from = index_row(w, index_block(w, pages[i]), key);
+            } else {
+                from += step;
+            }
+            copy_row(stage, i, from, key < end);
         }
-        if (w.keys.scales) {
-            const int32_t key = at + thread;
-            copy_async_4(shared_address(&ring.scales[to.stage][thread]),
-                         index_scale(w, index_block(w, scale_block), min(key, end - 1)), key < end);
-        }
+        if (w.keys.scales)
+            copy_async_4(shared_address(scales + thread), index_scale(w, index_block(w, scale_page), at + thread),
+                         at + thread < end);
+    }
+};
+
+/* The keys [first, end) of an item by one warpgroup. The pages of a stage are asked for together, before the one in
+ * front is waited for. */
+template <class Ring>
+__device__ void fill_ring(const cpa_cuda_index_work &w, Ring &ring, uint32_t stages_at, const cpa_attend_item *item,
+                          int32_t first, int32_t end) {
+    const int32_t stages = (end - first + KEYS - 1) / KEYS;
+    key_copier<Ring> copier(w, item, end);
+    typename Ring::place to, told;
+    copier.ask(first);
+    for (int32_t n = 0; n < stages; n++, to.advance()) {
+        const int32_t at = first + n * KEYS;
+        ring.wait_empty(to);
+        copier.copy(at, stages_at + to.stage * Ring::KEY_BYTES, ring.scales[to.stage]);
         copy_async_commit();
-        if (n + 1 < stages) ask(at + KEYS);
+        if (n + 1 < stages) copier.ask(at + KEYS);
         if (n >= Ring::LAG) tell_full<Ring::LAG>(ring, told);
     }
     for (int32_t n = max(0, stages - Ring::LAG); n < stages; n++) tell_full<0>(ring, told);

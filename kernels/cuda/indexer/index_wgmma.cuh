@@ -1,5 +1,5 @@
-/* wgmma of compute capability 9.0 of 64 keys by the heads of rows, both in shared memory with the width as rows: codes of
- * e4m3, 32 at a time, or bf16. See attend/wgmma.cuh. */
+/* wgmma of compute capability 9.0 of 64 keys by the heads of rows, both in shared memory with the width as rows: codes
+ * of e4m3, 32 at a time, or bf16. See attend/wgmma.cuh. */
 #ifndef CPA_CUDA_INDEX_WGMMA_CUH
 #define CPA_CUDA_INDEX_WGMMA_CUH
 
