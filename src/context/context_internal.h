@@ -16,6 +16,7 @@
  *   score_rows.h    which rows of a selection or a bias are those of an attend
  *   tensor_slices.c  what products that are sliced over the ranks exchange
  *   row_exchange.c  rows that a network has other ranks compute
+ *   compress_halo.h  halos of a compressor, through these
  *   planned_step.h  what they read of a step
  *   table_plans.h   what they attend by the block tables of the layer at hand
  *   context_ops.h   what they act through */
