@@ -17,6 +17,7 @@
  *   tensor_slices.c  what products that are sliced over the ranks exchange
  *   row_exchange.c  rows that a network has other ranks compute
  *   index_choice.h  the keys that an indexer chooses; context_select.c is the call
+ *   compress_halo.h  halos of a compressor, through these
  *   planned_step.h  what they read of a step
  *   table_plans.h   what they attend by the block tables of the layer at hand
  *   context_ops.h   what they act through */

@@ -33,6 +33,7 @@ static float element(int64_t row, int32_t d) {
     const float x = (float)(mixed % 1999 - 999) / 333;
     if (row % 7 == 3 && d < 128) return 0;
     if (row % 11 == 5 && d == 200) return 30000;
+    if (row % 11 == 7 && d == 70) return 112; /* 448 / 4, the largest of its tile: its scale is one exactly */
     return ldexpf(row % 5 == 1 ? fabsf(x) : x, (int)((row + d / 128) % 9) - 4 - (row % 13 == 9 ? 120 : 0));
 }
 
