@@ -67,6 +67,7 @@ extern const cpa_bench cpa_bench_rmsnorm2;
 extern const cpa_bench cpa_bench_rotate;
 extern const cpa_bench cpa_bench_latent_norm_rope;
 extern const cpa_bench cpa_bench_sample;
+extern const cpa_bench cpa_bench_topk;
 extern const cpa_bench cpa_bench_exchange;
 extern const cpa_bench cpa_bench_step;
 
