@@ -20,12 +20,14 @@
 static const double batch_s = 5e-3;
 enum { MAX_CALLS_PER_BATCH = 2000, CALIBRATION_CALLS = 3 };
 
-static const cpa_bench *const benches[] = {
-    &cpa_bench_attend,        &cpa_bench_varlen,  &cpa_bench_varlen_attend,    &cpa_bench_merge,
-    &cpa_bench_kv_write,      &cpa_bench_kv_pack, &cpa_bench_kv_convert,       &cpa_bench_linear,
-    &cpa_bench_expert_linear, &cpa_bench_rmsnorm, &cpa_bench_swiglu,           &cpa_bench_rmsnorm_codes,
-    &cpa_bench_rmsnorm2,      &cpa_bench_rotate,  &cpa_bench_latent_norm_rope, &cpa_bench_qk_norm_rope,
-    &cpa_bench_sample,        &cpa_bench_topk,    &cpa_bench_exchange,         &cpa_bench_step};
+static const cpa_bench *const benches[] = {&cpa_bench_attend,       &cpa_bench_varlen,      &cpa_bench_varlen_attend,
+                                           &cpa_bench_merge,        &cpa_bench_kv_write,    &cpa_bench_kv_pack,
+                                           &cpa_bench_kv_convert,   &cpa_bench_linear,      &cpa_bench_expert_linear,
+                                           &cpa_bench_rmsnorm,      &cpa_bench_swiglu,      &cpa_bench_rmsnorm_codes,
+                                           &cpa_bench_rmsnorm2,     &cpa_bench_rotate,      &cpa_bench_latent_norm_rope,
+                                           &cpa_bench_qk_norm_rope, &cpa_bench_index_write, &cpa_bench_index_q,
+                                           &cpa_bench_index_logits, &cpa_bench_sample,      &cpa_bench_topk,
+                                           &cpa_bench_exchange,     &cpa_bench_step};
 enum { N_BENCHES = sizeof benches / sizeof benches[0] };
 
 static void print_names(void) {
@@ -240,8 +242,9 @@ static cpa_status run_named(cpa_bench_site *site, const char *name, cpa_rank_pla
         return cpa_fail(
             err, CPA_INVALID,
             "bench: found '%s', expected attend, varlen, merge, kv_write, kv_pack, linear, rmsnorm, rmsnorm_codes, "
-            "rmsnorm2, swiglu, qk_norm_rope, rotate, latent_norm_rope, sample, topk, exchange, scaling or serve (or "
-            "--help)",
+            "rmsnorm2, swiglu, qk_norm_rope, rotate, latent_norm_rope, index_write, index_q, index_logits, sample, "
+            "topk, "
+            "exchange, scaling or serve (or --help)",
             name ? name : "");
     }
     const char *json = site->options.json;

@@ -6,6 +6,21 @@
 #include <cpattn/indexer.h>
 
 #include "kernels/kv_view.h"
+#include "kernels/norm_codes.h"
+
+/* The elements of MXFP4 that share a scale; the code of x, rounded to nearest, ties to the even one, NaN as 0; and the
+ * scale of elements of which the largest has that magnitude. */
+enum { CPA_INDEX_MXFP4_BLOCK = 32 };
+CPA_HOST_DEVICE static inline uint8_t cpa_index_e2m1(float x) {
+    const float size = x < 0 ? -x : x;
+    const int code = (size > 0.25f) + (size >= 0.75f) + (size > 1.25f) + (size >= 1.75f) + (size > 2.5f) +
+                     (size >= 3.5f) + (size > 5.0f);
+    return (uint8_t)(code | (x < 0 ? 8 : 0));
+}
+CPA_HOST_DEVICE static inline float cpa_index_mxfp4_scale(float largest) {
+    const float most = 6, least = 6 * 0x1p-126f;
+    return cpa_pow2_above((largest > least ? largest : least) / most);
+}
 
 /* The items of a setting that have rows, those with the most first: whatever few rows are, they come last. */
 typedef struct cpa_index_items {

@@ -61,9 +61,23 @@ typedef struct cpa_index_write_args {
 } cpa_index_write_args;
 CPA_API cpa_status cpa_index_write(const cpa_index_write_args *args, cpa_stream *stream);
 
-/* index_q: queries of an indexer, rotated, transformed and rounded to bf16, or from there to codes whose scales, powers
- * of two, go into the weights: weights_out = w * s * softmax_scale * head_scale, multiplied in that order, with s = 1
- * in bf16. */
+/* What index_q makes of queries:
+ *
+ *     FP8    codes of e4m3, whose scales, powers of two, go into the weights
+ *     BF16   bf16
+ *     MXFP4  codes of e2m1 (0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives), two in a byte, that of the even element in
+ *            the low half; 32 of them share s = max(max |x|, 6 * 2^-126) / 6, rounded up to a power of two, of which
+ *            the exponent plus 127 is stored (Open Compute Project, Microscaling formats v1.0). For products that are
+ *            made elsewhere: index_logits takes none */
+typedef enum cpa_index_format {
+    CPA_INDEX_FP8 = 0,
+    CPA_INDEX_BF16,
+    CPA_INDEX_MXFP4,
+    CPA_INDEX_FORMAT_COUNT
+} cpa_index_format;
+
+/* index_q: queries of an indexer, rotated, transformed and rounded to bf16, and from there to a format; and weights_out =
+ * w * s * softmax_scale * head_scale, multiplied in that order, s being the scale of FP8, else 1. */
 typedef struct cpa_index_q_args {
     size_t size;
     int64_t tokens;
@@ -74,14 +88,15 @@ typedef struct cpa_index_q_args {
     cpa_rope rope;
     const int64_t *positions; /* as of index_write */
     int32_t hadamard;         /* 0 or 1: what the keys have */
-    cpa_dtype out_dtype;      /* CPA_FP8_E4M3 or CPA_BF16 */
-    void *out;                /* [tokens, heads, dim], contiguous */
-    const void *weights;      /* [tokens, heads]; NULL: the indexer has none, with CPA_BF16 alone */
+    cpa_index_format format;
+    void *out;           /* [tokens, heads, dim], of MXFP4 [tokens, heads, dim / 2]; contiguous */
+    const void *weights; /* [tokens, heads]; NULL: the indexer has none, with BF16 alone */
     cpa_dtype weight_dtype;
     int64_t weight_row_stride;       /* elements; 0: contiguous */
     float *weights_out;              /* [tokens, heads], contiguous; NULL where there are no weights */
     float softmax_scale, head_scale; /* 0: dim^-0.5 and heads^-0.5 */
-    float floor;                     /* of codes; 0: 1e-4 */
+    float floor;                     /* of FP8; 0: 1e-4 */
+    uint8_t *scales;                 /* of MXFP4: [tokens, heads, dim / 32], contiguous; else NULL */
 } cpa_index_q_args;
 CPA_API cpa_status cpa_index_q(const cpa_index_q_args *args, cpa_stream *stream);
 

@@ -83,7 +83,7 @@ cpa_status cpa_index_write(const cpa_index_write_args *given, cpa_stream *stream
 /* ---- index_q ---- */
 
 static cpa_status check_weights(const char *where, cpa_index_q_args *a, cpa_error *err) {
-    REQUIRE(err, a->weights || a->out_dtype == CPA_BF16 || a->tokens == 0,
+    REQUIRE(err, a->weights || a->format == CPA_INDEX_BF16 || a->tokens == 0,
             "%s: weights is NULL, expected weights for queries in codes, whose scales go into them", where);
     REQUIRE(err, !a->weights == !a->weights_out || a->tokens == 0,
             "%s: %s is NULL and %s is not; expected both or neither", where, a->weights ? "weights_out" : "weights",
@@ -101,14 +101,25 @@ static cpa_status check_weights(const char *where, cpa_index_q_args *a, cpa_erro
     return cpa_nn_check_finite(where, "head_scale", a->head_scale, 0, err);
 }
 
+static cpa_status check_format(const char *where, const cpa_index_q_args *a, cpa_error *err) {
+    const int has_scales = a->format == CPA_INDEX_MXFP4;
+    REQUIRE(err, (uint32_t)a->format < CPA_INDEX_FORMAT_COUNT,
+            "%s: format is %d, expected FP8 (0), BF16 (1) or MXFP4 (2)", where, (int)a->format);
+    REQUIRE(err, !has_scales || a->dim % CPA_INDEX_MXFP4_BLOCK == 0,
+            "%s: dim is %d, expected a multiple of the %d elements that share a scale", where, a->dim,
+            CPA_INDEX_MXFP4_BLOCK);
+    REQUIRE(err, !a->scales == !has_scales || a->tokens == 0,
+            "%s: scales is %s, expected it for MXFP4 and for no other", where, a->scales ? "given" : "NULL");
+    return CPA_OK;
+}
+
 static cpa_status check_index_q(cpa_index_q_args *a, cpa_error *err) {
     const char *where = "index_q";
     CPA_TRY(cpa_nn_check_count(where, "tokens", a->tokens, 0, CPA_MOST_TOKENS, err));
     CPA_TRY(cpa_nn_check_count(where, "heads", a->heads, 1, CPA_INDEX_MOST_HEADS, err));
     CPA_TRY(check_dim(where, "dim", a->dim, a->hadamard, err));
     CPA_TRY(cpa_check_dtype(where, "dtype", a->dtype, err));
-    REQUIRE(err, a->out_dtype == CPA_FP8_E4M3 || a->out_dtype == CPA_BF16,
-            "%s: out_dtype is %s, expected fp8_e4m3 or bf16", where, cpa_dtype_name(a->out_dtype));
+    CPA_TRY(check_format(where, a, err));
     const int64_t width = (int64_t)a->heads * a->dim;
     CPA_TRY(cpa_nn_check_tensor(
         where,
@@ -117,7 +128,10 @@ static cpa_status check_index_q(cpa_index_q_args *a, cpa_error *err) {
     CPA_TRY(cpa_nn_check_rope(where, &a->rope, "dim", a->dim, err));
     CPA_TRY(cpa_nn_check_positions(where, &a->rope, a->positions, a->tokens, err));
     CPA_TRY(cpa_nn_check_tensor(
-        where, (cpa_nn_tensor){"out", NULL, a->out, NULL, a->tokens, width, cpa_dtype_bytes(a->out_dtype), 0}, err));
+        where,
+        (cpa_nn_tensor){"out", NULL, a->out, NULL, a->tokens, a->format == CPA_INDEX_MXFP4 ? width / 2 : width,
+                        a->format == CPA_INDEX_BF16 ? 2 : 1, 0},
+        err));
     CPA_TRY(check_weights(where, a, err));
     return take_floor(where, &a->floor, err);
 }

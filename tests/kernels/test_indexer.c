@@ -30,20 +30,26 @@ typedef struct form {
     int32_t heads, dim; /* heads of queries */
     int32_t rotated, first, interleaved;
     int norm, hadamard, pow2;
-    cpa_dtype dtype, to, weight_dtype;
+    cpa_dtype dtype;
+    cpa_index_format to;
+    cpa_dtype weight_dtype;
     float floor;
     int pad; /* elements between rows */
 } form;
 
 static const form FORMS[] = {
-    {64, 128, 64, 0, 0, 1, 1, 1, CPA_BF16, CPA_FP8_E4M3, CPA_F32, 0, 0},        /* DeepSeek V3.2 */
-    {64, 128, 64, 64, 1, 1, 0, 0, CPA_BF16, CPA_FP8_E4M3, CPA_BF16, 1e-10f, 0}, /* V4, and vLLM's floor */
-    {4, 128, 128, 0, 0, 1, 0, 0, CPA_BF16, CPA_BF16, CPA_F32, 0, 8},            /* four heads, keys in bf16 */
-    {3, 64, 32, 32, 0, 0, 1, 1, CPA_F32, CPA_FP8_E4M3, CPA_F32, 0, 16},
-    {5, 32, 0, 0, 0, 1, 1, 0, CPA_F16, CPA_FP8_E4M3, CPA_F16, 0, 1},
-    {2, 40, 6, 3, 1, 1, 0, 1, CPA_F32, CPA_FP8_E4M3, CPA_F32, 0, 3}, /* nothing is aligned */
-    {7, 256, 64, 100, 0, 1, 1, 1, CPA_BF16, CPA_FP8_E4M3, CPA_F32, 0, 0},
-    {1, 8, 8, 0, 0, 0, 0, 0, CPA_BF16, CPA_BF16, CPA_F32, 0, 0},
+    {64, 128, 64, 0, 0, 1, 1, 1, CPA_BF16, CPA_INDEX_FP8, CPA_F32, 0, 0},        /* DeepSeek V3.2 */
+    {64, 128, 64, 64, 1, 1, 0, 0, CPA_BF16, CPA_INDEX_FP8, CPA_BF16, 1e-10f, 0}, /* V4, and vLLM's floor */
+    {4, 128, 128, 0, 0, 1, 0, 0, CPA_BF16, CPA_INDEX_BF16, CPA_F32, 0, 8},       /* four heads, keys in bf16 */
+    {3, 64, 32, 32, 0, 0, 1, 1, CPA_F32, CPA_INDEX_FP8, CPA_F32, 0, 16},
+    {5, 32, 0, 0, 0, 1, 1, 0, CPA_F16, CPA_INDEX_FP8, CPA_F16, 0, 1},
+    {2, 40, 6, 3, 1, 1, 0, 1, CPA_F32, CPA_INDEX_FP8, CPA_F32, 0, 3}, /* nothing is aligned */
+    {7, 256, 64, 100, 0, 1, 1, 1, CPA_BF16, CPA_INDEX_FP8, CPA_F32, 0, 0},
+    {1, 8, 8, 0, 0, 0, 0, 0, CPA_BF16, CPA_INDEX_BF16, CPA_F32, 0, 0},
+    {64, 128, 64, 0, 0, 0, 1, 0, CPA_BF16, CPA_INDEX_MXFP4, CPA_BF16, 0, 0}, /* queries alone */
+    {3, 256, 32, 32, 1, 0, 0, 0, CPA_F32, CPA_INDEX_MXFP4, CPA_F32, 0, 1},
+    {5, 96, 0, 0, 0, 0, 0, 0, CPA_F16, CPA_INDEX_MXFP4, CPA_F32, 0, 0},
+    {2, 32, 32, 0, 0, 0, 1, 0, CPA_BF16, CPA_INDEX_MXFP4, CPA_F32, 0, 0},
 };
 enum { FORM_COUNT = sizeof FORMS / sizeof *FORMS, MOST_DIM = 256 };
 
@@ -132,6 +138,27 @@ static float codes_of(const form *f, const float *x, uint8_t *codes, int pow2) {
     return scale;
 }
 
+/* Of MXFP4: the nearest of its numbers, the even one of two, for the largest to become 6 or somewhat less. */
+static void mxfp4_of(const float *x, uint8_t *codes, uint8_t *scales, int n) {
+    static const double NUMBERS[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    memset(codes, 0, (size_t)n / 2);
+    for (int block = 0; block < n / 32; block++) {
+        int exponent = -126;
+        for (int i = block * 32; i < block * 32 + 32; i++)
+            while (isfinite(x[i]) && fabs((double)x[i]) > ldexp(6, exponent)) exponent++;
+        scales[block] = (uint8_t)(exponent + 127);
+        for (int i = block * 32; i < block * 32 + 32; i++) {
+            const double size = fabs(ldexp((double)x[i], -exponent));
+            int best = 0;
+            for (int code = 1; code < 8 && !isnan(x[i]); code++) {
+                const double closer = fabs(size - NUMBERS[best]) - fabs(size - NUMBERS[code]);
+                if (closer > 0 || (closer == 0 && code % 2 == 0) || isinf(size)) best = code;
+            }
+            codes[i / 2] |= (uint8_t)((best | (x[i] < 0 ? 8 : 0)) << (i % 2 * 4));
+        }
+    }
+}
+
 /* ---- inputs ---- */
 
 static float *make_table(int32_t rotated) {
@@ -172,7 +199,7 @@ static cpa_rope rope_of(const form *f, const float *table) {
 
 static cpa_index_cache cache_of(const form *f, void *pool) {
     return (cpa_index_cache){.kv = {.k = pool,
-                                    .dtype = f->to,
+                                    .dtype = f->to == CPA_INDEX_BF16 ? CPA_BF16 : CPA_FP8_E4M3,
                                     .block_size = BLOCK,
                                     .num_blocks = BLOCKS,
                                     .kv_heads = 1,
@@ -185,7 +212,7 @@ static cpa_index_cache cache_of(const form *f, void *pool) {
 /* Bytes, but of bf16 any NaN for a NaN. */
 static void check_bytes(const form *f, const void *want, const void *got, int64_t bytes) {
     const uint16_t *a = want, *b = got;
-    if (f->to != CPA_BF16) {
+    if (f->to != CPA_INDEX_BF16) {
         CU_ASSERT_EQUAL(memcmp(want, got, (size_t)bytes), 0);
         return;
     }
@@ -199,7 +226,7 @@ static void check_bytes(const form *f, const void *want, const void *got, int64_
 
 static void expect_keys(const form *f, const float *k, int64_t stride, const float *gamma, const float *beta,
                         const float *table, char *pool) {
-    const int64_t row = f->dim * (f->to == CPA_BF16 ? 2 : 1), behind = f->to == CPA_BF16 ? 0 : BLOCK * 4;
+    const int64_t row = f->dim * (f->to == CPA_INDEX_BF16 ? 2 : 1), behind = f->to == CPA_INDEX_BF16 ? 0 : BLOCK * 4;
     for (int token = 0; token < TOKENS; token++) {
         float x[MOST_DIM];
         uint8_t codes[2 * MOST_DIM];
@@ -208,7 +235,7 @@ static void expect_keys(const form *f, const float *k, int64_t stride, const flo
         memcpy(x, k + token * stride, (size_t)f->dim * sizeof *x);
         if (f->norm) norm(x, f->dim, gamma, beta, 1e-6f);
         finish(f, x, table, AT[token]);
-        if (f->to == CPA_BF16) {
+        if (f->to == CPA_INDEX_BF16) {
             cpa_narrow(codes, x, CPA_BF16, f->dim);
         } else {
             const float scale = codes_of(f, x, codes, f->pow2);
@@ -220,7 +247,8 @@ static void expect_keys(const form *f, const float *k, int64_t stride, const flo
 
 static void write_form(const form *f) {
     const int64_t stride = f->dim + f->pad;
-    const int64_t bytes = BLOCKS * cpa_kv_block_bytes(f->to, CPA_KEYS, 0, BLOCK, 1, f->dim);
+    const int64_t bytes =
+        BLOCKS * cpa_kv_block_bytes(f->to == CPA_INDEX_BF16 ? CPA_BF16 : CPA_FP8_E4M3, CPA_KEYS, 0, BLOCK, 1, f->dim);
     float gamma[MOST_DIM], beta[MOST_DIM];
     for (int i = 0; i < f->dim; i++) gamma[i] = 1 + 0.3f * cosf((float)i), beta[i] = 0.1f * sinf((float)(3 * i));
     void *k_device, *table_device = NULL;
@@ -260,7 +288,8 @@ static void write_form(const form *f) {
 
 static void keys_have_the_bytes_of_the_definition(void) {
     cpa_test_device_open(2, &device, &stream);
-    for (int i = 0; i < FORM_COUNT; i++) write_form(&FORMS[i]);
+    for (int i = 0; i < FORM_COUNT; i++)
+        if (FORMS[i].to != CPA_INDEX_MXFP4) write_form(&FORMS[i]);
     cpa_test_device_close(device, stream);
 }
 
@@ -274,16 +303,22 @@ static float weight_of(const form *f, int64_t i) {
     return weight;
 }
 
+static int64_t row_bytes(const form *f) {
+    return f->to == CPA_INDEX_MXFP4 ? f->dim / 2 : f->to == CPA_INDEX_BF16 ? 2 * f->dim : f->dim;
+}
+
 static void expect_queries(const form *f, const float *q, int64_t stride, const float *table, uint8_t *out,
-                           float *weights) {
+                           float *weights, uint8_t *scales) {
     const float of_dim = (float)(1 / sqrt((double)f->dim)), of_heads = (float)(1 / sqrt((double)f->heads));
-    const int64_t row = f->dim * (f->to == CPA_BF16 ? 2 : 1);
+    const int64_t row = row_bytes(f);
     for (int64_t i = 0; i < TOKENS * f->heads; i++) {
         float x[MOST_DIM], scale = 1;
         memcpy(x, q + i / f->heads * stride + i % f->heads * f->dim, (size_t)f->dim * sizeof *x);
         finish(f, x, table, AT[i / f->heads]);
-        if (f->to == CPA_BF16)
+        if (f->to == CPA_INDEX_BF16)
             cpa_narrow(out + i * row, x, CPA_BF16, f->dim);
+        else if (f->to == CPA_INDEX_MXFP4)
+            mxfp4_of(x, out + i * row, scales + i * (f->dim / 32), f->dim);
         else
             scale = codes_of(f, x, out + i * row, 1);
         const float scaled = weight_of(f, i) * scale, twice = scaled * of_dim;
@@ -293,18 +328,21 @@ static void expect_queries(const form *f, const float *q, int64_t stride, const 
 
 static void make_queries(const form *f) {
     const int64_t width = (int64_t)f->heads * f->dim, stride = width + f->pad, heads = TOKENS * f->heads;
-    const int64_t bytes = heads * f->dim * (f->to == CPA_BF16 ? 2 : 1), weight_bytes = cpa_dtype_bytes(f->weight_dtype);
+    const int64_t bytes = heads * row_bytes(f), weight_bytes = cpa_dtype_bytes(f->weight_dtype);
     void *q_device, *table_device = NULL;
     float *q = make_rows(f, width, stride, &q_device), *table = f->rotated ? make_table(f->rotated) : NULL;
     uint8_t *want = malloc((size_t)bytes), *got = malloc((size_t)bytes);
     float *weights = malloc((size_t)heads * sizeof *weights), *want_weights = malloc((size_t)heads * sizeof *weights);
     char *given = malloc((size_t)(heads * weight_bytes));
+    const int64_t n_scales = f->to == CPA_INDEX_MXFP4 ? heads * (f->dim / 32) : 1;
+    uint8_t *scales = calloc(1, (size_t)n_scales), *want_scales = calloc(1, (size_t)n_scales);
     for (int64_t i = 0; i < heads; i++) weights[i] = weight_of(f, i);
     cpa_narrow(given, weights, f->weight_dtype, heads);
     if (table) table_device = cpa_test_upload(stream, table, POSITIONS * f->rotated * (int64_t)sizeof *table);
     void *positions = cpa_test_upload(stream, AT, sizeof AT),
          *weights_in = cpa_test_upload(stream, given, heads * weight_bytes), *out = cpa_test_upload(stream, got, bytes),
-         *weights_out = cpa_test_upload(stream, weights, heads * (int64_t)sizeof *weights);
+         *weights_out = cpa_test_upload(stream, weights, heads * (int64_t)sizeof *weights),
+         *scales_out = cpa_test_upload(stream, scales, n_scales);
     const cpa_index_q_args args = {.size = sizeof args,
                                    .tokens = TOKENS,
                                    .heads = f->heads,
@@ -315,20 +353,23 @@ static void make_queries(const form *f) {
                                    .rope = rope_of(f, table_device),
                                    .positions = positions,
                                    .hadamard = f->hadamard,
-                                   .out_dtype = f->to,
+                                   .format = f->to,
                                    .out = out,
                                    .weights = weights_in,
                                    .weight_dtype = f->weight_dtype,
                                    .weights_out = weights_out,
-                                   .floor = f->floor};
-    expect_queries(f, q, stride, table, want, want_weights);
+                                   .floor = f->floor,
+                                   .scales = f->to == CPA_INDEX_MXFP4 ? scales_out : NULL};
+    expect_queries(f, q, stride, table, want, want_weights, want_scales);
     CU_ASSERT_EQUAL(cpa_index_q(&args, stream), CPA_OK);
     cpa_test_download(stream, got, out, bytes);
     cpa_test_download(stream, weights, weights_out, heads * (int64_t)sizeof *weights);
+    cpa_test_download(stream, scales, scales_out, n_scales);
     check_bytes(f, want, got, bytes);
+    CU_ASSERT_EQUAL(memcmp(scales, want_scales, (size_t)n_scales), 0);
     CU_ASSERT_EQUAL(memcmp(weights, want_weights, (size_t)heads * sizeof *weights), 0);
-    void *const memory[] = {q_device, table_device, positions, weights_in, out, weights_out};
-    void *const host[] = {q, table, want, got, weights, want_weights, given};
+    void *const memory[] = {q_device, table_device, positions, weights_in, out, weights_out, scales_out};
+    void *const host[] = {q, table, want, got, weights, want_weights, given, scales, want_scales};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) cpa_test_free(stream, memory[i]);
     for (size_t i = 0; i < sizeof host / sizeof *host; i++) free(host[i]);
 }
@@ -379,7 +420,7 @@ static void bad_rows_are_refused_in_one_line(void) {
                                       .dim = 32,
                                       .dtype = CPA_BF16,
                                       .q = memory,
-                                      .out_dtype = CPA_FP8_E4M3,
+                                      .format = CPA_INDEX_FP8,
                                       .out = memory,
                                       .weights = memory,
                                       .weights_out = memory};
@@ -387,6 +428,8 @@ static void bad_rows_are_refused_in_one_line(void) {
     q.weights = NULL, q.weights_out = NULL;
     expect_line(cpa_index_q(&q, stream),
                 "index_q: weights is NULL, expected weights for queries in codes, whose scales go into them");
+    q = queries, q.format = CPA_INDEX_MXFP4;
+    expect_line(cpa_index_q(&q, stream), "index_q: scales is NULL, expected it for MXFP4 and for no other");
     q = queries, q.dim = 0;
     expect_line(cpa_index_q(&q, stream), "index_q: dim is 0, expected a multiple of 8 up to 256");
     q = queries, q.heads = 0;

@@ -5,18 +5,23 @@
 
 static void make_token(void *ctx, int64_t token, int32_t thread) {
     const cpa_index_q_args *a = ctx;
-    const int64_t bytes = cpa_dtype_bytes(a->dtype), out_bytes = cpa_dtype_bytes(a->out_dtype);
+    const int64_t bytes = cpa_dtype_bytes(a->dtype);
+    const int64_t row_bytes = a->format == CPA_INDEX_MXFP4  ? a->dim / 2
+                              : a->format == CPA_INDEX_BF16 ? 2 * a->dim
+                                                            : a->dim;
     (void)thread;
     for (int32_t head = 0; head < a->heads; head++) {
         const int64_t at = token * a->heads + head;
-        char *out = (char *)a->out + at * a->dim * out_bytes;
+        uint8_t *out = (uint8_t *)a->out + at * row_bytes;
         float x[CPA_INDEX_MOST_DIM], scale = 1, weight;
         cpa_widen(x, (const char *)a->q + (token * a->q_row_stride + head * a->dim) * bytes, a->dtype, a->dim);
         cpa_index_finish(x, a->dim, &a->rope, a->positions, a->tokens, token, a->hadamard);
-        if (a->out_dtype == CPA_BF16)
+        if (a->format == CPA_INDEX_BF16)
             cpa_narrow(out, x, CPA_BF16, a->dim);
+        else if (a->format == CPA_INDEX_MXFP4)
+            cpa_index_mxfp4(out, a->scales + at * (a->dim / CPA_INDEX_MXFP4_BLOCK), x, a->dim);
         else
-            scale = cpa_index_codes((uint8_t *)out, x, a->dim, a->floor, 1);
+            scale = cpa_index_codes(out, x, a->dim, a->floor, 1);
         if (!a->weights) continue;
         cpa_widen(&weight,
                   (const char *)a->weights + (token * a->weight_row_stride + head) * cpa_dtype_bytes(a->weight_dtype),

@@ -7,7 +7,7 @@
 #include <cpattn/indexer.h>
 
 #include "kernels/host/cache/quantise.h"
-#include "kernels/norm_codes.h"
+#include "kernels/indexer.h"
 #include "kernels/rope.h"
 
 /* The sum that folds halves; x is used up. */
@@ -79,6 +79,19 @@ static inline float cpa_index_codes(uint8_t *codes, const float *x, int32_t dim,
     const float ratio = largest / CPA_E4M3_MAX, scale = pow2 ? cpa_pow2_above(ratio) : ratio;
     for (int32_t i = 0; i < dim; i++) codes[i] = cpa_to_e4m3(x[i] / scale);
     return scale;
+}
+
+/* The codes of a row in pairs, and the exponents of the scales of its blocks. */
+static inline void cpa_index_mxfp4(uint8_t *codes, uint8_t *scales, const float *x, int32_t dim) {
+    for (int32_t first = 0; first < dim; first += CPA_INDEX_MXFP4_BLOCK) {
+        float largest = 0;
+        for (int32_t i = first; i < first + CPA_INDEX_MXFP4_BLOCK; i++)
+            largest = fmaxf(largest, fabsf(cpa_finite_or_zero(x[i])));
+        const float scale = cpa_index_mxfp4_scale(largest);
+        scales[first / CPA_INDEX_MXFP4_BLOCK] = (uint8_t)(cpa_float_bits(scale) >> 23);
+        for (int32_t i = first; i < first + CPA_INDEX_MXFP4_BLOCK; i += 2)
+            codes[i / 2] = (uint8_t)(cpa_index_e2m1(x[i] / scale) | cpa_index_e2m1(x[i + 1] / scale) << 4);
+    }
 }
 
 #endif
