@@ -82,6 +82,10 @@ static cpa_status check_network(const cpa_model *given, cpa_error *err) {
     }
     if (network.select_width < 0)
         return cpa_fail(err, CPA_INVALID, "network: select_width %d, expected 0 or more", network.select_width);
+    if (network.index.heads > 0 && (!network.select || network.select_width < network.index.k))
+        return cpa_fail(err, CPA_INVALID, "network: an indexer of lists of %d, but %s %d, expected select, and no less",
+                        network.index.k, network.select ? "select_width" : "no select and select_width",
+                        network.select_width);
     if ((int)network.slices < CPA_SLICES_NONE || network.slices > CPA_SLICES_ALL) {
         return cpa_fail(err, CPA_INVALID, "network: slices %d is none, expected 0 to %d", (int)network.slices,
                         (int)CPA_SLICES_ALL);

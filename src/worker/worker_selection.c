@@ -27,7 +27,8 @@ cpa_status cpa_worker_select(cpa_worker *worker, int32_t layer, const cpa_model_
                                   .q = worker->q,
                                   .kv = *kv,
                                   .rows = worker->rows->sizes.selected_rows,
-                                  .indices = worker->arrays.selected_index};
+                                  .indices = worker->arrays.selected_index,
+                                  .chooser = network->index.heads > 0 ? &worker->chooser : NULL};
     const cpa_key_bits *tree = cpa_worker_mask(worker, &out->tree) ? &out->tree : NULL;
     out->of = (cpa_key_selection){.bits = tree};
     if (!network->select) return CPA_OK;
