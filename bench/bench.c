@@ -243,8 +243,7 @@ static cpa_status run_named(cpa_bench_site *site, const char *name, cpa_rank_pla
             err, CPA_INVALID,
             "bench: found '%s', expected attend, varlen, merge, kv_write, kv_pack, linear, rmsnorm, rmsnorm_codes, "
             "rmsnorm2, swiglu, qk_norm_rope, rotate, latent_norm_rope, index_write, index_q, index_logits, sample, "
-            "topk, "
-            "exchange, scaling or serve (or --help)",
+            "topk, exchange, scaling or serve (or --help)",
             name ? name : "");
     }
     const char *json = site->options.json;

@@ -170,6 +170,7 @@ static uint64_t run(cpa_engine_options *options) {
     CU_ASSERT_EQUAL(model.wrong, 0);
     CPA_ASSERT_ORDER(model.rows_compared, >, 1000);
     CPA_ASSERT_ORDER(stats.verify_rows, >, 500);
+    CU_ASSERT_EQUAL(stats.index_bytes_sent > 0, cpa_comm_size(cpa_test_comm()) > 1);
     model_close(&model);
     return stats.output_digest;
 }
