@@ -41,6 +41,7 @@ static const cpa_bench *const benches[] = {&cpa_bench_attend,
                                            &cpa_bench_index_q,
                                            &cpa_bench_index_logits,
                                            &cpa_bench_sample,
+                                           &cpa_bench_topk,
                                            &cpa_bench_exchange,
                                            &cpa_bench_step,
                                            &cpa_bench_q_norm_rope_kv_write,
@@ -261,7 +262,8 @@ static cpa_status run_named(cpa_bench_site *site, const char *name, cpa_rank_pla
             err, CPA_INVALID,
             "bench: found '%s', expected attend, varlen, merge, kv_write, kv_pack, linear, rmsnorm, rmsnorm_codes, "
             "rmsnorm2, swiglu, qk_norm_rope, rotate, latent_norm_rope, index_write, index_q, index_logits, "
-            "q_norm_rope_kv_write, inverse_rope_quant, compress_write, sample, exchange, scaling or serve (or --help)",
+            "q_norm_rope_kv_write, inverse_rope_quant, compress_write, sample, topk, exchange, scaling or serve (or "
+            "--help)",
             name ? name : "");
     }
     const char *json = site->options.json;

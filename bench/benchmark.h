@@ -74,6 +74,7 @@ extern const cpa_bench cpa_bench_q_norm_rope_kv_write;
 extern const cpa_bench cpa_bench_inverse_rope_quant;
 extern const cpa_bench cpa_bench_compress_write;
 extern const cpa_bench cpa_bench_sample;
+extern const cpa_bench cpa_bench_topk;
 extern const cpa_bench cpa_bench_exchange;
 extern const cpa_bench cpa_bench_step;
 

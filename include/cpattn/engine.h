@@ -287,6 +287,7 @@ typedef struct cpa_engine_stats {
     /* Prompt tokens that came from the block_store, and went there; and times that some of what was to come was not
      * there, or damaged. */
     int64_t imported_tokens, exported_tokens, import_failures;
+    int64_t index_bytes_sent; /* of bytes_sent, what choosing keys by an indexer took (cpa_context_select) */
 } cpa_engine_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */

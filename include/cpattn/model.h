@@ -315,12 +315,14 @@ typedef struct cpa_layer_args {
     cpa_kv_view index;  /* the keys of the layer's indexer, which the model writes, by the slots of the rows */
 } cpa_layer_args;
 
-/* Chooses keys by the indexer of a model, over all ranks, as cpa_context_select does. */
-typedef struct cpa_key_choice {
+/* The keys of a layer that a model's indexer (cpa_model_shape.index) would choose over whole sequences: cpa_context_select of the
+ * step. Rows of queries are the model's own, as those of layer_in. Called by select, at most once a layer, on every rank
+ * alike; the lists hold until the next call. A status other than CPA_OK leaves its message on the stream. */
+typedef struct cpa_key_chooser {
     size_t size;
     void *ctx;
     cpa_status (*choose)(void *ctx, const cpa_context_select_args *args, cpa_key_indices *out, cpa_stream *stream);
-} cpa_key_choice;
+} cpa_key_chooser;
 
 /* What select is told. Rows are those of the selection: of the whole step, on all ranks, chunk after chunk; behind them
  * there may be more that fill a step up, of index 0. */
@@ -329,9 +331,9 @@ typedef struct cpa_select_args {
     const void *q;  /* the queries of the model's own rows, as layer_in left them, those of each form in their place */
     cpa_kv_view kv; /* the cache of the layer, with the keys of the step */
     int64_t rows;
-    const int64_t *indices;       /* device [rows]: index of each row in its sequence, as for keys */
-    cpa_kv_view index;            /* the keys of the layer's indexer, those of the step too */
-    const cpa_key_choice *choice; /* of models with an indexer */
+    const int64_t *indices;         /* device [rows]: index of each row in its sequence, as for keys */
+    cpa_kv_view index;              /* the keys of the layer's indexer, those of the step too */
+    const cpa_key_chooser *chooser; /* NULL without an indexer */
 } cpa_select_args;
 
 /* A token that was drawn. */

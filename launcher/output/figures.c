@@ -70,6 +70,7 @@ const cpa_figure cpa_figures[] = {
     {COUNT(bytes_sent, CP, "bytes_sent"),
      METRIC("exchange_bytes_total", counter, "Bytes that the ranks sent each other for attention, sum over ranks.")},
     {COUNT(row_bytes_sent, CP, "row_bytes_sent")},
+    {COUNT(index_bytes_sent, CP, "index_bytes_sent")},
     {REAL(exposed_comm_s, CP, "exposed_comm_ms", 1e3),
      METRIC(
          "exposed_comm_seconds_total", counter,

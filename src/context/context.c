@@ -10,6 +10,7 @@
 #include "base/struct_size.h"
 #include "src/context/context.h"
 #include "src/context/context_internal.h"
+#include "src/context/index_choice_plan.h"
 #include "src/context/transport_choice.h"
 #include "src/ops/check_args.h"
 #include "src/ops/check_shape.h"
@@ -345,6 +346,32 @@ void cpa_context_account_add(cpa_context *c, const cpa_context_account *account)
 cpa_status cpa_context_check_whole(cpa_context *c) {
     if (!c->broken) return CPA_OK;
     return cpa_fail(&c->ops.error, CPA_COMM, "the context failed in an earlier layer and cannot go on");
+}
+
+cpa_status cpa_context_agree_on_plan(cpa_context *c) {
+    if (c->broken || c->agreement.open == 0) return CPA_OK; /* check_args says that it is broken */
+    cpa_status status = cpa_plan_agreement_compare(&c->agreement, &c->ops.error);
+    if (status == CPA_OK) {
+        c->exchanging = cpa_context_no_calls(); /* what was begun before was begun on all ranks */
+        return CPA_OK;
+    }
+    c->planned = 0;
+    c->broken = status != CPA_INVALID || c->agreement.open > 0;
+    return status;
+}
+
+void cpa_context_begin_exchanging(cpa_context *c, int64_t call, cpa_stream *stream, cpa_progress_hook *messages) {
+    *messages = cpa_context_hook(&c->ops);
+    c->layers_exchanged++;
+    c->exchanging = (cpa_calls){c->control.channel, c->exchanging.channel < 0 ? call : c->exchanging.first, call};
+    cpa_comm_begin_wait(c->control.comm, c->exchanging);
+    if (!c->is_ahead || cpa_context_is_reserved(c)) cpa_progress_add(&stream->progress, &c->awaiting);
+    cpa_progress_add(&stream->progress, messages);
+}
+
+void cpa_context_end_exchanging(cpa_context *c, cpa_status status, cpa_progress_hook *messages) {
+    cpa_progress_remove(messages);
+    c->broken = status != CPA_OK;
 }
 
 cpa_status cpa_context_exchange_between(cpa_context *c, int32_t n_messages, cpa_span_kind kind, cpa_stream *stream) {

@@ -205,18 +205,6 @@ static cpa_status attend_replicated(cpa_context *c, const cpa_layer *layer, cpa_
     return CPA_OK;
 }
 
-cpa_status cpa_context_agree_on_plan(cpa_context *c) {
-    if (c->broken || c->agreement.open == 0) return CPA_OK; /* check_args says that it is broken */
-    cpa_status status = cpa_plan_agreement_compare(&c->agreement, &c->ops.error);
-    if (status == CPA_OK) {
-        c->exchanging = cpa_context_no_calls(); /* what was begun before was begun on all ranks */
-        return CPA_OK;
-    }
-    c->planned = 0;
-    c->broken = status != CPA_INVALID || c->agreement.open > 0;
-    return status;
-}
-
 /* What this rank finds out by itself before it begins; the arguments in *layer. */
 static cpa_status check_layer(cpa_context *c, const cpa_context_args *given, const cpa_stream *stream,
                               cpa_layer *layer) {
@@ -246,20 +234,6 @@ static cpa_status attend_by_kind(cpa_context *c, const cpa_layer *layer, cpa_str
         case CPA_STEP_DECODE: break;
     }
     return attend_shared(c, layer, stream);
-}
-
-void cpa_context_begin_exchanging(cpa_context *c, int64_t call, cpa_stream *stream, cpa_progress_hook *messages) {
-    *messages = cpa_context_hook(&c->ops);
-    c->layers_exchanged++;
-    c->exchanging = (cpa_calls){c->control.channel, c->exchanging.channel < 0 ? call : c->exchanging.first, call};
-    cpa_comm_begin_wait(c->control.comm, c->exchanging);
-    if (!c->is_ahead || cpa_context_is_reserved(c)) cpa_progress_add(&stream->progress, &c->awaiting);
-    cpa_progress_add(&stream->progress, messages);
-}
-
-void cpa_context_end_exchanging(cpa_context *c, cpa_status status, cpa_progress_hook *messages) {
-    cpa_progress_remove(messages);
-    c->broken = status != CPA_OK;
 }
 
 static cpa_status attend_exchanging(cpa_context *c, const cpa_layer *layer, cpa_stream *stream, int64_t call) {

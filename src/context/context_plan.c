@@ -9,6 +9,7 @@
 #include "kernels/graph.h"
 #include "src/context/context_internal.h"
 #include "src/context/context_plan.h"
+#include "src/context/index_choice_plan.h"
 #include "src/context/pass_q_plan.h"
 #include "src/ops/check_args.h"
 

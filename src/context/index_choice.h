@@ -51,14 +51,10 @@ typedef struct cpa_index_choice {
     cpa_context_buffer queries, scores, candidates, lists, counts;
 } cpa_index_choice;
 
-/* An indexer's form, its defaults filled in; refused unless it goes with the other options. */
-cpa_status cpa_index_form_take(const cpa_context_options *options, int32_t ranks, cpa_index_form *form, cpa_error *err);
-
 void cpa_index_choice_create(cpa_index_choice *choice, cpa_context_ops *ops, const cpa_planned_step *step);
 void cpa_index_choice_destroy(cpa_index_choice *choice);
 
-/* Plans the choice of the planned step, whose block tables are placed; does nothing without an indexer. */
-cpa_status cpa_index_choice_plan(cpa_index_choice *choice);
+/* Enqueues what brings the plan to the device. */
 cpa_status cpa_index_choice_upload(cpa_index_choice *choice, cpa_stream *stream);
 
 /* Bytes of the queries of a row, and of their weights behind them, as they travel. */

@@ -1,12 +1,12 @@
 /* Planning the choice of an indexer: which rows are scored together, and how many entries each of them sees. */
+#include "src/context/index_choice_plan.h"
+
 #include <inttypes.h>
-#include <stdlib.h>
 
 #include "base/check.h"
 #include "base/min_max.h"
 #include "base/struct_size.h"
 #include "kernels/indexer.h"
-#include "src/context/index_choice.h"
 #include "src/ops/check_args.h"
 
 static const int64_t DEFAULT_SCORES_BYTES = (int64_t)256 << 20;
@@ -50,37 +50,6 @@ cpa_status cpa_index_form_take(const cpa_context_options *options, int32_t ranks
     REQUIRE(err, form->scores_bytes > 0, "context: scores_bytes of the indexer is %lld, expected 0 (default) or more",
             (long long)form->scores_bytes);
     return CPA_OK;
-}
-
-void cpa_index_choice_create(cpa_index_choice *choice, cpa_context_ops *ops, const cpa_planned_step *step) {
-    choice->ops = ops;
-    choice->step = step;
-}
-
-void cpa_index_choice_destroy(cpa_index_choice *choice) {
-    cpa_context_ops *ops = choice->ops;
-    if (!ops) return;
-    for (int turn = 0; turn < 2; turn++) {
-        cpa_choice_pieces *pieces = &choice->pieces[turn];
-        for (int64_t i = 0; i < pieces->made; i++)
-            for (int32_t set = 0; set < CPA_MOST_TABLE_SETS; set++) cpa_index_plan_destroy(pieces->list[i].plans[set]);
-        free(pieces->list);
-    }
-    free(choice->groups);
-    cpa_step_maps_free(&choice->maps, ops);
-    cpa_context_buffer *const buffers[] = {&choice->queries, &choice->scores, &choice->candidates, &choice->lists,
-                                           &choice->counts};
-    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) cpa_context_free(ops, buffers[i]);
-}
-
-int64_t cpa_index_choice_given_rows(const cpa_index_choice *choice) {
-    int64_t rows = 0;
-    for (int32_t f = 0; f < choice->ops->forms.count; f++) rows += choice->step->rows[f];
-    return rows;
-}
-
-int cpa_index_choice_exchanges(const cpa_index_choice *choice) {
-    return choice->shared.rows > 0;
 }
 
 /* ---- rows ---- */
@@ -294,9 +263,4 @@ cpa_status cpa_index_choice_plan(cpa_index_choice *choice) {
     CPA_TRY(add_pieces(choice, &choice->shared));
     CPA_TRY(add_pieces(choice, &choice->own));
     return reserve_buffers(choice);
-}
-
-cpa_status cpa_index_choice_upload(cpa_index_choice *choice, cpa_stream *stream) {
-    if (choice->ops->options.index.heads == 0) return CPA_OK;
-    return cpa_step_maps_upload(&choice->maps, choice->ops, stream);
 }

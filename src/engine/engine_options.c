@@ -71,7 +71,7 @@ static void fill_defaults(cpa_engine_options *o) {
 }
 
 /* The model, if there is one, can be called. */
-static cpa_status check_network(const cpa_model *given, cpa_error *err) {
+static cpa_status check_network(const cpa_model *given, const cpa_index_form *index, cpa_error *err) {
     cpa_model network;
     if (!given) return CPA_OK;
     CPA_TRY(CPA_STRUCT_TAKE("network", given, cpa_model, layer_in, &network, err));
@@ -82,6 +82,9 @@ static cpa_status check_network(const cpa_model *given, cpa_error *err) {
     }
     if (network.select_width < 0)
         return cpa_fail(err, CPA_INVALID, "network: select_width %d, expected 0 or more", network.select_width);
+    if (index && (!network.select || network.select_width < index->k))
+        return cpa_fail(err, CPA_INVALID, "network: an indexer of lists of %d, but %s %d, expected select, and no less",
+                        index->k, network.select ? "select_width" : "no select and select_width", network.select_width);
     if ((int)network.slices < CPA_SLICES_NONE || network.slices > CPA_SLICES_ALL) {
         return cpa_fail(err, CPA_INVALID, "network: slices %d is none, expected 0 to %d", (int)network.slices,
                         (int)CPA_SLICES_ALL);
@@ -178,7 +181,7 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
     if (o.state_dtype != CPA_F32 && o.state_dtype != o.model.attention.dtype)
         return cpa_fail(err, CPA_INVALID, "state_dtype is %s, expected fp32, or %s as the model",
                         cpa_dtype_name(o.state_dtype), cpa_dtype_name(o.model.attention.dtype));
-    CPA_TRY(check_network(o.network, err));
+    CPA_TRY(check_network(o.network, o.model.index, err));
     CPA_TRY(check_store(o.block_store, err));
     CPA_TRY(check_drafter(&o, err));
     *out = o;

@@ -61,6 +61,7 @@ static const struct {
 } joined[] = {
     JOINED(context.bytes_sent, SUM_OF_COUNTS, bytes_sent),
     JOINED(context.row_bytes_sent, SUM_OF_COUNTS, row_bytes_sent),
+    JOINED(context.index_bytes_sent, SUM_OF_COUNTS, index_bytes_sent),
     JOINED(context.keys_attended, SUM_OF_COUNTS, keys_attended),
     JOINED(context.keys_read, SUM_OF_COUNTS, keys_read),
     JOINED(context.plain_rows, SUM_OF_COUNTS, plain_rows),

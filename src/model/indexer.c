@@ -108,5 +108,5 @@ cpa_status cpa_indexer_select(const cpa_indexer *d, const cpa_select_args *args,
                                             .q = d->q,
                                             .weights = d->weights,
                                             .cache = {.kv = args->index, .hadamard = is_spread(d)}};
-    return args->choice->choose(args->choice->ctx, &select, out, stream);
+    return args->chooser->choose(args->chooser->ctx, &select, out, stream);
 }

@@ -521,7 +521,7 @@ cpa_model cpa_transformer_model(cpa_transformer *transformer) {
         .layer_in = layer_in,
         .layer_out = layer_out,
         .end_step = end_step,
-        .capturable = !transformer->observe && !transformer->config.index.heads,
+        .capturable = !transformer->observe,
         .writes_cache = 1,
         .end_ids = transformer->config.end_ids,
         .n_end_ids = transformer->config.n_end_ids,

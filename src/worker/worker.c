@@ -9,6 +9,7 @@
 #include "kernels/operators.h"
 #include "src/context/context.h"
 #include "src/context/context_plan.h"
+#include "src/context/context_select.h"
 #include "src/context/row_exchange.h"
 #include "src/context/tensor_slices.h"
 #include "src/worker/layer_caches.h"
@@ -131,9 +132,10 @@ static cpa_status clear_sums(cpa_worker *worker, cpa_error *err) {
     return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "worker: %s", worker->stream->error.message);
 }
 
-/* Steps may be captured where the device, the model and the options allow it. */
+/* Steps may be captured where the device, the model and the options allow it. Plans of an indexer are those of one step. */
 static cpa_status make_graphs(cpa_worker *worker, cpa_control *control, cpa_error *err) {
-    if (worker->options.enforce_eager || !worker->device->caps.has_graphs || !worker->network->capturable)
+    if (worker->options.enforce_eager || !worker->device->caps.has_graphs || !worker->network->capturable ||
+        worker->options.model.index)
         return CPA_OK;
     return cpa_graphs_create(control, worker->context, worker->stream, &worker->graphs, err);
 }
@@ -196,6 +198,7 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
                  fail);
     worker->slices = cpa_context_slices(worker->context);
     worker->row_exchange = cpa_context_row_exchange(worker->context);
+    worker->chooser = cpa_context_key_chooser(worker->context);
     status = make_graphs(worker, control, err);
     CPA_TRY_GOTO(cpa_control_agree(control, status, err), fail);
     *out = worker;

@@ -130,6 +130,7 @@ struct cpa_worker {
     const cpa_key_selection *selection;         /* selection of the layer that an observer is told of; NULL: none */
     cpa_slices slices;                          /* the context's exchange of parts of sliced products */
     cpa_row_exchange row_exchange;              /* the context's exchange of rows of the network */
+    cpa_key_chooser chooser;                    /* the context's choice of keys by the network's indexer */
     cpa_kv_cache *caches[CPA_MAX_LAYER_GROUPS]; /* cache of each group of layers */
     cpa_layer_place *places;                    /* [layers] */
     cpa_worker_seq *seqs;                       /* [max_seqs] */

@@ -21,24 +21,16 @@ void cpa_worker_list_selected(const cpa_worker *worker, const cpa_step_plan *pla
     for (; row < rows->sizes.selected_rows; row++) rows->host.selected_index[row] = 0;
 }
 
-static cpa_status choose(void *ctx, const cpa_context_select_args *args, cpa_key_indices *out, cpa_stream *stream) {
-    cpa_context *context = ctx;
-    const cpa_status status = cpa_context_select(context, args, out, stream);
-    if (status == CPA_OK || stream->error.message[0]) return status;
-    return cpa_fail(&stream->error, status, "%s", cpa_context_error(context));
-}
-
 cpa_status cpa_worker_select(cpa_worker *worker, int32_t layer, const cpa_model_step *step, const cpa_kv_view *kv,
                              cpa_worker_selection *out, cpa_error *err) {
     const cpa_model *network = worker->network;
-    const cpa_key_choice choice = {sizeof choice, worker->context, choose};
     const cpa_select_args args = {.size = sizeof args,
                                   .q = worker->q,
                                   .kv = *kv,
                                   .index = cpa_worker_index(worker, layer),
-                                  .choice = &choice,
                                   .rows = worker->rows->sizes.selected_rows,
-                                  .indices = worker->arrays.selected_index};
+                                  .indices = worker->arrays.selected_index,
+                                  .chooser = worker->options.model.index ? &worker->chooser : NULL};
     const cpa_key_bits *tree = cpa_worker_mask(worker, &out->tree) ? &out->tree : NULL;
     out->of = (cpa_key_selection){.bits = tree};
     if (!network->select) return CPA_OK;

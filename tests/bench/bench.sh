@@ -110,6 +110,8 @@ results_are_right() {
         expect_right 2
         bench 1 sample --dtype $dtype --shapes 3x1000,20x500 --iters 3
         expect_right 2
+        bench 1 topk --dtype $dtype --shapes 3x1000x50,20x500x600 --iters 3
+        expect_right 2
     done
     for ranks in 1 2 3; do
         bench $ranks step --shapes 5x300:block-size=16,9x4K:block-size=16:shared=2K --iters 2000

@@ -1,0 +1,212 @@
+/* A model whose indexer chooses keys through the engine: in every step and layer, on every rank, the lists are those of the
+ * scores of whole sequences, and rows are checked by them. Index keys and queries are small integers that follow from the
+ * layer and the position, so that scores are exact. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/convert.h"
+#include "base/hash.h"
+#include "kernels/device.h"
+#include "src/model/synthetic.h"
+#include "tests/fixtures/device_fixture.h"
+#include "tests/fixtures/engine_fixture.h"
+#include "tests/fixtures/mpi_unit.h"
+#include "tests/fixtures/topk_fixture.h"
+
+enum { REQUESTS = 9, LAYERS = 3, HEADS = 2, DIM = 16, K = 20, MOST_ROWS = 1024, MOST_TOKENS = 1024 };
+
+typedef struct indexed_model {
+    cpa_model model, synthetic_model;
+    cpa_index_form index;
+    cpa_synthetic synthetic;
+    cpa_device *device;
+    uint16_t *keys[LAYERS]; /* on the host: blocks of index keys, where the host writes them */
+    void *device_keys, *queries, *weights;
+    int64_t key_elements; /* of a layer */
+    cpa_key_indices lists;
+    int64_t rows_compared, wrong;
+} indexed_model;
+
+static int element(int what, int32_t layer, int64_t position, int i) {
+    return (int)(cpa_mix64((uint64_t)(position * 131 + layer * 17 + what) * CPA_GOLDEN + (uint64_t)i) >> 40) % 5 - 2;
+}
+
+static float weight(int32_t layer, int64_t position, int h) {
+    return (float)(element(2, layer, position, h) + 1);
+}
+
+static cpa_status layer_in(void *ctx, int32_t layer, const cpa_model_step *step, const cpa_layer_args *args,
+                           cpa_stream *stream) {
+    indexed_model *m = ctx;
+    m->device = m->synthetic.device = stream->device;
+    return m->synthetic_model.layer_in(&m->synthetic, layer, step, args, stream);
+}
+
+static void recall(void *ctx, int32_t layer, int32_t kv_head, int64_t n, const uint32_t *tokens,
+                   const int64_t *positions, void *k, void *v) {
+    indexed_model *m = ctx;
+    m->synthetic_model.recall(&m->synthetic, layer, kv_head, n, tokens, positions, k, v);
+}
+
+/* Index keys of all blocks of a layer, on the device; NaN where no row was. */
+static cpa_status open_keys(indexed_model *m, const cpa_kv_view *kv, cpa_stream *stream) {
+    const cpa_device_table *table = stream->device->table;
+    if (m->device_keys) return CPA_OK;
+    m->key_elements = kv->num_blocks * kv->block_size * DIM;
+    for (int layer = 0; layer < LAYERS; layer++) {
+        m->keys[layer] = malloc((size_t)m->key_elements * 2);
+        if (!m->keys[layer]) abort();
+        memset(m->keys[layer], 0xff, (size_t)m->key_elements * 2);
+    }
+    CPA_TRY(table->alloc(m->device, m->key_elements * 2, &m->device_keys, &stream->error));
+    CPA_TRY(table->alloc(m->device, MOST_ROWS * HEADS * DIM * 2, &m->queries, &stream->error));
+    return table->alloc(m->device, MOST_ROWS * HEADS * 4, &m->weights, &stream->error);
+}
+
+/* Keys of the own rows to their slots, queries and weights to the device. */
+static cpa_status give_rows(indexed_model *m, int32_t layer, const cpa_model_step *step, cpa_stream *stream) {
+    static int64_t slots[MOST_ROWS];
+    static uint16_t q[MOST_ROWS][HEADS][DIM];
+    static float weights[MOST_ROWS][HEADS];
+    const cpa_device_table *table = stream->device->table;
+    const int64_t rows = step->rows.count, *positions = step->rows.positions;
+    CPA_TRY(table->copy(slots, step->rows.slots_device, rows * 8, stream));
+    CPA_TRY(table->stream_sync(stream));
+    for (int64_t row = 0; row < rows; row++) {
+        for (int d = 0; d < DIM && slots[row] >= 0; d++)
+            m->keys[layer][slots[row] * DIM + d] = cpa_to_bf16((float)element(0, layer, positions[row], d));
+        for (int h = 0; h < HEADS; h++) {
+            weights[row][h] = weight(layer, positions[row], h);
+            for (int d = 0; d < DIM; d++)
+                q[row][h][d] = cpa_to_bf16((float)element(1, layer, positions[row], h * DIM + d));
+        }
+    }
+    CPA_TRY(table->copy(m->device_keys, m->keys[layer], m->key_elements * 2, stream));
+    CPA_TRY(table->copy(m->queries, q, rows * HEADS * DIM * 2, stream));
+    CPA_TRY(table->copy(m->weights, weights, rows * HEADS * 4, stream));
+    return table->stream_sync(stream);
+}
+
+static int32_t expect(int32_t layer, int64_t position, int32_t *list) {
+    static float scores[MOST_TOKENS];
+    for (int64_t t = 0; t <= position; t++) {
+        scores[t] = 0;
+        for (int h = 0; h < HEADS; h++) {
+            int product = 0;
+            for (int d = 0; d < DIM; d++) product += element(1, layer, position, h * DIM + d) * element(0, layer, t, d);
+            if (product > 0) scores[t] += (float)product * weight(layer, position, h);
+        }
+    }
+    return cpa_test_topk(scores, 0, (int32_t)position + 1, 0, (int32_t)position, K, list);
+}
+
+/* Compares the lists of the rows of the step with those of whole sequences. */
+static cpa_status compare(indexed_model *m, int32_t layer, const cpa_select_args *args, cpa_stream *stream) {
+    static int64_t indices[MOST_ROWS];
+    static int32_t lists[MOST_ROWS][K], counts[MOST_ROWS];
+    const cpa_device_table *table = stream->device->table;
+    int32_t wanted[K];
+    CPA_TRY(table->copy(indices, args->indices, args->rows * 8, stream));
+    CPA_TRY(table->copy(lists, m->lists.indices, args->rows * K * 4, stream));
+    CPA_TRY(table->copy(counts, m->lists.counts, args->rows * 4, stream));
+    CPA_TRY(table->stream_sync(stream));
+    for (int64_t row = 0; row < args->rows; row++) {
+        const int32_t count = expect(layer, indices[row], wanted);
+        const int elsewhere = counts[row] == 0; /* a sequence that lies on another rank */
+        m->wrong += !elsewhere && (counts[row] != count || memcmp(lists[row], wanted, sizeof wanted) != 0);
+        m->rows_compared += !elsewhere;
+    }
+    return CPA_OK;
+}
+
+static cpa_status select_keys(void *ctx, int32_t layer, const cpa_model_step *step, const cpa_select_args *args,
+                              cpa_key_selection *selection, cpa_stream *stream) {
+    indexed_model *m = ctx;
+    if (args->rows > MOST_ROWS || step->rows.count > MOST_ROWS || !args->chooser) return CPA_INVALID;
+    CPA_TRY(open_keys(m, &args->kv, stream));
+    CPA_TRY(give_rows(m, layer, step, stream));
+    const cpa_context_select_args choice = {.size = sizeof choice,
+                                            .q = m->queries,
+                                            .weights = m->weights,
+                                            .cache.kv = {.k = m->device_keys,
+                                                         .dtype = CPA_BF16,
+                                                         .block_size = args->kv.block_size,
+                                                         .num_blocks = args->kv.num_blocks,
+                                                         .kv_heads = 1,
+                                                         .k_dim = DIM,
+                                                         .v_dim = DIM,
+                                                         .v_in_k = 1}};
+    CPA_TRY(args->chooser->choose(args->chooser->ctx, &choice, &m->lists, stream));
+    selection->indices = &m->lists;
+    return compare(m, layer, args, stream);
+}
+
+static void model_open(indexed_model *m, const cpa_engine_options *options) {
+    *m = (indexed_model){.synthetic = {.shape = options->model.attention, .seed = options->seed}};
+    m->synthetic_model = cpa_synthetic_model(&m->synthetic);
+    m->model = m->synthetic_model;
+    m->model.ctx = m;
+    m->model.layer_in = layer_in;
+    m->model.recall = recall;
+    m->model.select = select_keys;
+    m->model.select_width = K;
+    m->index =
+        (cpa_index_form){.heads = HEADS, .dim = DIM, .dtype = CPA_BF16, .has_weights = 1, .k = K, .forced_last = 1};
+}
+
+/* Frees what it has on the host; what is on the device goes with it. */
+static void model_close(indexed_model *m) {
+    for (int layer = 0; layer < LAYERS; layer++) free(m->keys[layer]);
+}
+
+static uint64_t run(cpa_engine_options *options) {
+    static indexed_model model;
+    cpa_request requests[REQUESTS];
+    cpa_engine_stats stats;
+    cpa_test_mixed_requests(requests, REQUESTS);
+    model_open(&model, options);
+    options->network = &model.model;
+    options->model.index = &model.index;
+    CU_ASSERT_TRUE(cpa_test_engine_run(options, requests, REQUESTS, NULL, NULL, &stats));
+    CU_ASSERT_EQUAL(model.wrong, 0);
+    CPA_ASSERT_ORDER(model.rows_compared, >, 1000);
+    CPA_ASSERT_ORDER(stats.verify_rows, >, 500);
+    CU_ASSERT_EQUAL(stats.index_bytes_sent > 0, cpa_comm_size(cpa_test_comm()) > 1);
+    model_close(&model);
+    return stats.output_digest;
+}
+
+static void lists_are_those_of_whole_sequences(void) {
+    cpa_engine_options options = cpa_test_engine_options();
+    const uint64_t digest = run(&options);
+    options.algorithm = CPA_PASS_KV;
+    options.max_num_batched_tokens = 33;
+    const uint64_t pass_kv = run(&options);
+    if (cpa_test_promises_bits()) CU_ASSERT_EQUAL(pass_kv, digest);
+    options.algorithm = CPA_PASS_Q;
+    options.block_size = 16;
+    options.interleave = 64;
+    run(&options);
+}
+
+static void an_indexer_wants_select(void) {
+    static indexed_model model;
+    cpa_engine_options options = cpa_test_engine_options();
+    cpa_request requests[REQUESTS];
+    cpa_engine *engine = NULL;
+    cpa_error err = {0};
+    cpa_test_mixed_requests(requests, REQUESTS);
+    model_open(&model, &options);
+    model.model.select_width = K - 1;
+    options.network = &model.model;
+    options.model.index = &model.index;
+    CU_ASSERT_EQUAL(cpa_engine_create(cpa_test_comm(), &options, &engine, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "an indexer of lists of 20, but select_width 19"));
+}
+
+static const cpa_test tests[] = {
+    {"lists are those of whole sequences", lists_are_those_of_whole_sequences},
+    {"an indexer wants select", an_indexer_wants_select},
+};
+CPA_MPI_DEVICE_TEST_MAIN("indexed_model", tests)
