@@ -30,7 +30,7 @@ LARGE_DECODE = [f"128x1x128K{pages}" for pages in ("", ":block-size=16")]  # 64 
 DECODE = [
     f"{batch}x1x{context}{pages}" for pages in ("", ":block-size=16") for batch in BATCHES for context in CONTEXTS
     if (batch, context) != (128, "128K")
-] + [f"{case}:ragged=true{pages}" for pages in ("", ":block-size=16") for case in ("16x1x128K", "128x1x16K")] + ["64x1x16K"]
+] + [f"{case}:ragged=true{pages}" for pages in ("", ":block-size=16") for case in ("16x1x128K", "128x1x16K")] + ["64x1x16K", "64x1x128K"]
 
 DECODE_BESIDE_BF16, PREFILL_BESIDE_BF16 = ("16x1x128K", "64x1x16K"), ("1x16Kx16K", "1x64Kx64K")
 
@@ -84,6 +84,13 @@ LATENT_READ = {latents("64x1x16K", 16): 0.92, **{latents("64x1x16K", 16, cache):
 SPARSE_FLOPS = {latents("256x2Mx2K", 128, CODES["fp8_t128"]): 450, latents("256x2Mx2K", 128): 450,
                 latents("4Kx128Kx2K", 128): 600}
 SPARSE_READ = {"64x8Mx2K": 0.7, "64x8Mx2K:unit=4": 0.7}
+# What chooses them: rows over keys, of an indexer with 64 heads; FP8 products at 0.7 of 1,979 TFLOP/s, an H200's peak. And
+# the best 2K of its scores, read twice at most.
+INDEX_FLOPS, INDEX_READ = {"1x4Kx64K": 1385}, {"64x1x128K": 0.85}
+TOPK = {"64x128Kx2K": 0.9, "4Kx64Kx2K": 0.9}
+# Rows that are made of others, where they take long: share of what can be copied.
+INDEX_ROWS = {"index_write": "512K", "index_q": "8K"}
+ENTRIES = {"q_norm_rope_kv_write": "1Kx128", "inverse_rope_quant": "1Kx128", "compress_write": "8Kx4"}
 # The keys and values that latents stand for, of each head.
 EXPANDED = [f"{prefill(size)}:q-heads=128:kv-heads=128:head-dim=192:v-head-dim=128" for size in ("16K", "64K")]
 # Products of experts, 8 of 256 for each of 4K tokens, beside a dense one of the same work.
@@ -113,6 +120,9 @@ LISTS = {
                     [f"{case}{pages}" for case in FEW_DECODE for pages in FEW_TOKENS],
     "latents": [*LATENT_FLOPS, *LATENT_READ],
     "sparse": [*SPARSE_FLOPS, *SPARSE_READ, latents("1x128Kx2K", 128), "1x128Kx2K"],
+    "index_logits": [*INDEX_FLOPS, *INDEX_READ, "1x1x128K"],
+    "topk": [*TOPK, "1x128Kx2K"],
+    **{name: [shape] for name, shape in (INDEX_ROWS | ENTRIES).items()},
     "expanded": EXPANDED,
     "experts": EXPERT_PRODUCTS,
     "dense-product": [DENSE_PRODUCT],

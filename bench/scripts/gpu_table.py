@@ -188,6 +188,32 @@ def least_rows(runs, table, name, flops, read):
 
 def sparse_rows(runs, table):
     least_rows(runs, table, "sparse", cases.SPARSE_FLOPS, cases.SPARSE_READ)
+    dense, chosen = runs.case("ours-decode", "64x1x128K"), runs.case("ours-sparse", "64x8Mx2K")
+    table.compare("2K of 128K keys each, 64 rows", chosen, dense, "all keys", 20, Calls)
+
+
+def selection_rows(runs, table):
+    def share(row):
+        return row["share_of_bandwidth"]
+
+    def rate(row):
+        return f"{row['gbytes_per_s']:.0f} GB/s"
+
+    least_rows(runs, table, "index_logits", cases.INDEX_FLOPS, cases.INDEX_READ)
+    for case, least in cases.TOPK.items():
+        table.at_least(f"topk {case}, two reads", runs.case("ours-topk", case), share, rate, lambda row: "read bandwidth",
+                       least, f">= {least:.2f} x")
+        table.compare(f"topk {case}", runs.case("ours-topk", case), runs.case("peer-topk", case), "torch.topk", 3, Calls)
+    layer = [runs.case("ours-index_logits", "1x1x128K"), runs.case("ours-topk", "1x128Kx2K"),
+             runs.case("ours-sparse", cases.latents("1x128Kx2K", 128))]
+    chosen = None if None in layer else {"time_us": sum(row["time_us"] for row in layer),
+                                         "wrong": sum(row["wrong"] for row in layer)}
+    table.compare("1 x 128K under 128 heads: logits, the best 2K, attention", chosen,
+                  runs.case("ours-latents", cases.latents("1x1x128K", 128)), "all keys", 3, Calls)
+    for name, shape in (cases.INDEX_ROWS | cases.ENTRIES).items():
+        run = runs.run(f"ours-{name}")
+        table.at_least(f"{name} {shape}", runs.case(f"ours-{name}", shape), share, rate,
+                       lambda row, run=run: f"{run['copy_gbytes_per_s']:.0f} GB/s copied", 0.9, ">= 0.90 x")
 
 
 def latent_rows(runs, table):
@@ -309,7 +335,7 @@ def service_rows(runs, table):
 
 def main(folder):
     runs, table = Runs(folder), Table()
-    for add_rows in (prefill_rows, encoder_rows, decode_rows, cascade_rows, quantised_rows, latent_rows, sparse_rows,
+    for add_rows in (prefill_rows, encoder_rows, decode_rows, cascade_rows, quantised_rows, latent_rows, sparse_rows, selection_rows,
                      expert_rows, rule_rows, short_prompt_rows,
                      small_block_rows, memory_rows,
                      exchange_rows, scaling_rows, service_rows):
