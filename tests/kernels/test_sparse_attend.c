@@ -134,7 +134,7 @@ static void long_lists(void) {
 static int is_taken(const cpa_sparse_case *c, int i, int one_in) {
     const double pairs = (double)c->rows * c->q_heads * (double)(c->scopes[0].width + c->scopes[1].width);
     if (cpa_test_promises_bits()) return whole ? pairs < 1e6 : pairs < 3e5 && i % one_in == 0;
-    return whole || (pairs < 3e7 && i % (one_in / 2 + 1) == 0);
+    return whole || (pairs < 1e7 && i % (one_in / 2 + 1) == 0);
 }
 
 /* A block that is no power of two is one of single tokens. */
