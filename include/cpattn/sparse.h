@@ -32,6 +32,8 @@ typedef struct cpa_sparse_scope {
     int64_t reserved[4];   /* zero */
 } cpa_sparse_scope;
 
+enum { CPA_SPARSE_MOST_SCOPES = 2 }; /* of a call */
+
 /* sparse_attend (known elsewhere as flash_mla_sparse_fwd, sparse MLA decode): softmax(scale * Q K^T) V of each row over
  * the keys of its lists in all scopes, the union counted as said, with its LSE. Two scopes are two caches, of a
  * compressed and a sliding window, say; they agree in KV heads and widths. With v_in_k values are the first v_dim
@@ -46,7 +48,6 @@ typedef struct cpa_sparse_scope {
  * of 576 and 512 columns in q_dtype, CPA_FP8_T128 and CPA_FP8_E4M3 of one scale on compute capability 9.0, the scopes
  * alike; heads of up to 256 columns in q_dtype, multiples of 16, in groups of up to 16 from 8.0 on, in one scope. All
  * else is computed by the plain kernel. A call enqueues one kernel and may be captured in a graph. */
-enum { CPA_SPARSE_MOST_SCOPES = 2 };
 typedef struct cpa_sparse_attend_args {
     size_t size;
     int64_t rows;

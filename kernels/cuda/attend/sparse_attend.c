@@ -56,7 +56,8 @@ static void take_scope(const cpa_sparse_scope *scope, cpa_cuda_attend_args *a, c
 
 /* Whether the kernel for lists over such a cache takes a scope; in words why not, else NULL. */
 static const char *refusal(const cpa_cuda_attend_kernel *kernel, const cpa_sparse_attend_args *args, int32_t i,
-                           const cpa_cuda_attend_args *a, cpa_cuda_path path) {
+                           const cpa_cuda_attend_args *a, cpa_stream *stream) {
+    const cpa_cuda_device *device = cpa_cuda_device_of(stream);
     const cpa_kv_view *kv = &args->scopes[i].kv;
     const cpa_key_indices lists = {0};
     const cpa_key_selection selection = {.indices = &lists};
@@ -64,14 +65,17 @@ static const char *refusal(const cpa_cuda_attend_kernel *kernel, const cpa_spars
     shape.q_heads = args->q_heads;
     shape.dtype = args->q_dtype;
     const cpa_cuda_attend_spec spec = {
-        .call = cpa_cuda_call_of(path, a, kv, &selection),
+        .call = cpa_cuda_call_of(device->path, a, kv, &selection),
         .shape = &shape,
         .block_size = kv->block_size,
         .width = cpa_cuda_width_of(kv->k_dim, kv->v_dim),
         .cp_size = 1,
         .rows = args->rows,
     };
-    return cpa_cuda_kernel_refuses(kernel, &spec);
+    const char *why = cpa_cuda_kernel_refuses(kernel, &spec);
+    if (!why && device->base.caps.shared_bytes < CPA_CUDA_WIDE_BYTES && !cpa_cuda_sparse_heads_fit(&shape, stream))
+        why = "heads too wide for the shared memory of a CTA";
+    return why;
 }
 
 /* Scopes that one kernel takes have one form of rows, and one scale of codes. */
@@ -89,10 +93,7 @@ static cpa_status launch(const cpa_sparse_attend_args *args, const cpa_cuda_spar
     const char *why = !scopes_are_alike(args)          ? "scopes of different dtypes or scales"
                       : !latents && args->n_scopes > 1 ? "two scopes of ordinary heads"
                                                        : NULL;
-    const cpa_attention_shape shape = cpa_kv_view_shape(&args->scopes[0].kv);
-    if (!why && !latents && shape.k_dim <= 256 && shape.v_dim <= 256 && !cpa_cuda_sparse_heads_fit(&shape, stream))
-        why = "heads too wide for the shared memory of a CTA";
-    for (int32_t i = 0; i < args->n_scopes && !why; i++) why = refusal(kernel, args, i, &sparse->a[i], device->path);
+    for (int32_t i = 0; i < args->n_scopes && !why; i++) why = refusal(kernel, args, i, &sparse->a[i], stream);
     if (!why) return latents ? cpa_cuda_sparse_latent(sparse, stream) : cpa_cuda_sparse_heads(sparse, stream);
     if (device->path == device->best) cpa_attend_log_plain(why);
     return cpa_cuda_sparse_simple(sparse, stream);

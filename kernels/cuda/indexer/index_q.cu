@@ -74,7 +74,10 @@ extern "C" cpa_status cpa_cuda_index_q(const cpa_index_q_args *args, cpa_stream 
     if (status != CPA_OK) return status;
     if (args->tokens > (int64_t)INT32_MAX * WARPS / groups)
         return cpa_cuda_unsupported(stream, "index_q: more tokens than a grid has warps", args->tokens);
-    q_args q = {*args, args->hadamard ? (float)(1 / sqrt((double)args->dim)) : 0, groups, false, false};
+    q_args q = {};
+    q.a = *args;
+    q.hadamard = args->hadamard ? (float)(1 / sqrt((double)args->dim)) : 0;
+    q.groups = groups;
     launch_for_elements(args->dtype, [&](auto element) {
         launch_for_width(args->dim, [&](auto width) {
             launch<typename decltype(element)::element, decltype(width)::W>(q, stream);
