@@ -1,6 +1,6 @@
-/* compress_state_write and compress_halo_pack: a thread has 16 bytes of a row. compress_write: a CTA takes the tokens of a chunk in turn, and of
- * one that ends an entry makes it. A thread has four channels of each fourth row of the window; what these leave is
- * summed in shared memory, where the row then waits for the warp that stores it. */
+/* compress_state_write and compress_halo_pack: a thread has 16 bytes of a row. compress_write: a CTA takes the tokens
+ * of a chunk in turn, and of one that ends an entry makes it. A thread has four channels of each fourth row of the
+ * window; what these leave is summed in shared memory, where the row then waits for the warp that stores it. */
 #include "kernels/cuda/compress/entry_row.cuh"
 #include "kernels/cuda/nn/nn.h"
 
@@ -103,8 +103,8 @@ __device__ bool find_rows(const compress_args &c, int64_t token, shared_window &
     return !__syncthreads_or(is_wrong);
 }
 
-/* The channels of the rows of a part that there are: every PARTS-th row from `first` on. Where no part has more than KEPT
- * they are read once and stay in registers; KEPT 0: they are read each time. */
+/* The channels of the rows of a part that there are: every PARTS-th row from `first` on. Where no part has more than
+ * KEPT they are read once and stay in registers; KEPT 0: they are read each time. */
 template <int KEPT>
 struct part_rows {
     const shared_window &shared;

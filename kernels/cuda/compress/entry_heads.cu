@@ -1,5 +1,5 @@
-/* q_norm_rope_kv_write and inverse_rope_quant: a warp has a head of a row, or the row of a token that goes to the cache,
- * 32 bytes a lane at 16 bits. blockIdx.x is the row, and blockIdx.y which of its warps a CTA has. */
+/* q_norm_rope_kv_write and inverse_rope_quant: a warp has a head of a row, or the row of a token that goes to the
+ * cache, 32 bytes a lane at 16 bits. blockIdx.x is the row, and blockIdx.y which of its warps a CTA has. */
 #include "kernels/cuda/compress/entry_row.cuh"
 #include "kernels/cuda/nn/nn.h"
 
@@ -82,7 +82,8 @@ __device__ void store_scales(const cpa_inverse_rope_quant_args &a, int64_t row, 
 }
 
 template <typename T>
-__global__ void __launch_bounds__(THREADS, ctas_before_9(4)) inverse_rope_quant(const __grid_constant__ cpa_inverse_rope_quant_args a) {
+__global__ void __launch_bounds__(THREADS, ctas_before_9(4))
+    inverse_rope_quant(const __grid_constant__ cpa_inverse_rope_quant_args a) {
     const int64_t row = blockIdx.x;
     const int32_t head = warp_of_row(), of_group = a.heads / a.groups;
     const int lane = threadIdx.x % WARP_LANES;

@@ -73,8 +73,8 @@ __device__ inline float row_squares(const lane_part &x) {
     return sum[0];
 }
 
-/* Cosines and sines of the pairs of N columns that begin `at` elements behind the first that is rotated: as many at once
- * as lie side by side. Those of columns that are not rotated are left alone. */
+/* Cosines and sines of the pairs of N columns that begin `at` elements behind the first that is rotated: as many at
+ * once as lie side by side. Those of columns that are not rotated are left alone. */
 template <int N>
 __device__ void load_angles(const float *cosines, const float *sines, int32_t at, int32_t dim, float (&cosine)[N / 2],
                             float (&sine)[N / 2]) {
