@@ -107,9 +107,10 @@ typedef struct tokens {
 } tokens;
 
 static tokens take_tokens(const site *s, int64_t start, int64_t end) {
-    static float rows[MOST * 2 * WIDTH];
-    int64_t numbers[4][MOST], n = 0;
-    int32_t sequences[MOST], halo_slots[MOST];
+    static float rows[(MOST + 1) * 2 * WIDTH]; /* a rank may have none: what is uploaded is one more */
+    static int64_t numbers[4][MOST + 1];
+    static int32_t sequences[MOST + 1], halo_slots[MOST + 1];
+    int64_t n = 0;
     for (int64_t q = 0; q < SEQUENCES; q++) {
         for (int64_t p = start; p < end; p++) {
             if (!owns(s, q, p)) continue;
@@ -122,11 +123,12 @@ static tokens take_tokens(const site *s, int64_t start, int64_t end) {
             halo_slots[n++] = p % RUN < RATIO ? s->halo_of[q][p / RUN] : -1;
         }
     }
-    tokens t = {.n = n, .rows = cpa_test_upload(s->stream, rows, n * 2 * WIDTH * (int64_t)sizeof *rows)};
+    tokens t = {.n = n, .rows = cpa_test_upload(s->stream, rows, (n + 1) * 2 * WIDTH * (int64_t)sizeof *rows)};
     int64_t **const arrays[] = {&t.positions, &t.indices, &t.state_slots, &t.slots};
-    for (int i = 0; i < 4; i++) *arrays[i] = cpa_test_upload(s->stream, numbers[i], n * (int64_t)sizeof **numbers);
-    t.sequences = cpa_test_upload(s->stream, sequences, n * (int64_t)sizeof *sequences);
-    t.halo_slots = cpa_test_upload(s->stream, halo_slots, n * (int64_t)sizeof *halo_slots);
+    for (int i = 0; i < 4; i++)
+        *arrays[i] = cpa_test_upload(s->stream, numbers[i], (n + 1) * (int64_t)sizeof **numbers);
+    t.sequences = cpa_test_upload(s->stream, sequences, (n + 1) * (int64_t)sizeof *sequences);
+    t.halo_slots = cpa_test_upload(s->stream, halo_slots, (n + 1) * (int64_t)sizeof *halo_slots);
     return t;
 }
 
@@ -175,7 +177,7 @@ static void write_entries(const site *s, const tokens *t) {
 /* Sends the halos of a step, and notes where those that came are. */
 static void exchange(site *s, cpa_context *context, int64_t start, int64_t end) {
     cpa_context_chunk chunks[SEQUENCES] = {{0}};
-    int64_t slots[MOST_HALOS * RATIO];
+    int64_t slots[(MOST_HALOS + 1) * RATIO] = {0};
     cpa_halo_plan plan;
     for (int64_t q = 0; q < SEQUENCES; q++)
         chunks[q] = (cpa_context_chunk){.start = start, .count = end - start, .placement = placement_of(s, q)};
@@ -186,7 +188,7 @@ static void exchange(site *s, cpa_context *context, int64_t start, int64_t end) 
     }
     for (int64_t i = 0; i < plan.n_received; i++)
         s->halo_of[plan.received[i].chunk][plan.received[i].position / RUN] = (int32_t)(s->n_halos + i);
-    int64_t *device_slots = cpa_test_upload(s->stream, slots, plan.n_sent * RATIO * (int64_t)sizeof *slots);
+    int64_t *device_slots = cpa_test_upload(s->stream, slots, (plan.n_sent + 1) * RATIO * (int64_t)sizeof *slots);
     const cpa_halo_args args = {s->state, device_slots, s->packed, s->halo + s->n_halos * HALO};
     CU_ASSERT_EQUAL(cpa_context_exchange_halos(context, &plan, &args, s->stream), CPA_OK);
     CU_ASSERT_EQUAL(cpa_context_sync(context, s->stream), CPA_OK);

@@ -1,6 +1,6 @@
 /* Heads of attention over entries, byte for byte against fp32 oracles that do what cpattn/compress.h says in its order:
- * queries and rows before attention, results behind it. Pads between rows are NaN, and what is written lies among poison
- * that stays. */
+ * queries and rows before attention, results behind it. Pads between rows are NaN, and what is written lies among
+ * poison that stays. */
 #include <cpattn/compress.h>
 
 #include <stdlib.h>

@@ -83,7 +83,8 @@ __device__ float tile_most(const float (&x)[WIDTH], int lanes) {
 }
 
 /* Four codes, or elements of the tail, of a row. */
-__device__ void write_four(cpa_dtype dtype, char *row, int32_t dim, int32_t first, const float (&x)[WIDTH], float scale) {
+__device__ void write_four(cpa_dtype dtype, char *row, int32_t dim, int32_t first, const float (&x)[WIDTH],
+                           float scale) {
     const int32_t codes = dim - TILE_TAIL;
     if (first < codes) {
         uint32_t four = 0;
@@ -236,8 +237,8 @@ __global__ void __launch_bounds__(THREADS) latent_convert(const __grid_constant_
     if (a.row_bytes > 0) {
         copy_row(a.from.row(from.block, offset, head), a.to.row(to.block, offset, head), a.row_bytes, lane);
         if (a.scale_bytes)
-            copy_row((const char *)a.from.bytes(from.block, offset), (char *)a.to.bytes(to.block, offset), a.scale_bytes,
-                     lane);
+            copy_row((const char *)a.from.bytes(from.block, offset), (char *)a.to.bytes(to.block, offset),
+                     a.scale_bytes, lane);
         return;
     }
     elements x;

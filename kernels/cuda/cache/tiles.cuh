@@ -36,7 +36,8 @@ __device__ inline uint32_t power_byte(float largest) {
 
 /* What an element of a row stands for: what its code and its scale give, rounded to bf16. `bytes` are the scales of a
  * row of T64. */
-__device__ inline float read_tiled(const char *row, const uint8_t *bytes, cpa_dtype dtype, int32_t dim, int32_t column) {
+__device__ inline float read_tiled(const char *row, const uint8_t *bytes, cpa_dtype dtype, int32_t dim,
+                                   int32_t column) {
     const int32_t codes = dim - TILE_TAIL;
     if (column >= codes) return read_element(row + tile_tail_at(dtype, dim), CPA_BF16, column - codes);
     const float scale = dtype == CPA_FP8_T64 ? power_of(bytes[column / POWER_TILE])

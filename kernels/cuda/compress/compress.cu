@@ -1,12 +1,13 @@
-/* compress_state_write and compress_halo_pack: a thread has 16 bytes of a row. compress_write: a CTA takes the tokens of a chunk in turn, and of
- * one that ends an entry makes it. A thread has four channels of each fourth row of the window; what these leave is
- * summed in shared memory, where the row then waits for the warp that stores it. */
+/* compress_state_write and compress_halo_pack: a thread has 16 bytes of a row. compress_write: a CTA takes the tokens
+ * of a chunk in turn, and of one that ends an entry makes it. A thread has four channels of each fourth row of the
+ * window; what these leave is summed in shared memory, where the row then waits for the warp that stores it. */
 #include "kernels/cuda/compress/entry_row.cuh"
 #include "kernels/cuda/nn/nn.h"
 
 namespace {
 
 constexpr int CHANNELS = 4, MOST_ROWS = 2 * CPA_COMPRESS_MOST_RATIO, PARTS = CPA_WINDOW_PARTS;
+constexpr int FEW_ROWS = 2; /* of a part: those of windows of 8 */
 
 /* ---- compress_state_write ---- */
 
@@ -102,17 +103,40 @@ __device__ bool find_rows(const compress_args &c, int64_t token, shared_window &
     return !__syncthreads_or(is_wrong);
 }
 
-/* The rows of a part that there are: every PARTS-th one from `first` on. */
+/* The channels of the rows of a part that there are: every PARTS-th row from `first` on. Where no part has more than
+ * KEPT they are read once and stay in registers; KEPT 0: they are read each time. */
+template <int KEPT>
 struct part_rows {
-    int32_t first, end;
+    const shared_window &shared;
+    int32_t first, end, column;
+    float score[KEPT > 0 ? KEPT : 1][CHANNELS], keys[KEPT > 0 ? KEPT : 1][CHANNELS];
 
     /* The first `before` rows of the window lie in front of position 0. */
-    __device__ part_rows(int32_t part, int32_t before, int32_t rows)
-        : first(before + (part - before % PARTS + PARTS) % PARTS), end(rows) {}
-    template <typename Visit>
+    __device__ part_rows(const shared_window &shared, const thread_place &at, int32_t before, int32_t rows)
+        : shared(shared), first(before + (at.part - before % PARTS + PARTS) % PARTS), end(rows), column(at.column) {
+#pragma unroll
+        for (int i = 0; i < KEPT; i++) {
+            const int32_t w = first + i * PARTS;
+            if (w < end) load_floats(shared.scores[w] + column, score[i]);
+            if (w < end) load_floats(shared.keys[w] + column, keys[i]);
+        }
+    }
+    /* visit(score, keys) of each row, ascending; the second means something WITH_KEYS alone. */
+    template <bool WITH_KEYS, typename Visit>
     __device__ void for_each(const Visit &visit) const {
+        if constexpr (KEPT > 0) {
+#pragma unroll
+            for (int i = 0; i < KEPT; i++)
+                if (first + i * PARTS < end) visit(score[i], keys[i]);
+        } else {
 #pragma unroll 4
-        for (int32_t w = first; w < end; w += PARTS) visit(w);
+            for (int32_t w = first; w < end; w += PARTS) {
+                float of_scores[CHANNELS], of_keys[CHANNELS];
+                load_floats(shared.scores[w] + column, of_scores);
+                if (WITH_KEYS) load_floats(shared.keys[w] + column, of_keys);
+                visit(of_scores, of_keys);
+            }
+        }
     }
 };
 
@@ -126,38 +150,36 @@ __device__ void sum_parts(const float (&parts)[PARTS][CPA_ENTRY_DIM], int32_t co
 }
 
 /* out = what the window's softmax leaves of the thread's channels. All threads come here. */
-__device__ void pool_window(shared_window &shared, const thread_place &at, const part_rows &rows,
+template <int KEPT>
+__device__ void pool_window(shared_window &shared, const thread_place &at, const part_rows<KEPT> &rows,
                             float (&out)[CHANNELS]) {
-    float most[CHANNELS], total[CHANNELS] = {}, sum[CHANNELS] = {}, score[CHANNELS], keys[CHANNELS];
-#pragma unroll
-    for (int e = 0; e < CHANNELS; e++) most[e] = -INFINITY;
-    rows.for_each([&](int32_t w) {
-        load_floats(shared.scores[w] + at.column, score);
+    using four = float[CHANNELS];
+    float most[CHANNELS], total[CHANNELS] = {}, sum[CHANNELS] = {};
+    const auto raise = [&](const four &score) {
 #pragma unroll
         for (int e = 0; e < CHANNELS; e++) most[e] = score[e] > most[e] ? score[e] : most[e];
-    });
+    };
+#pragma unroll
+    for (int e = 0; e < CHANNELS; e++) most[e] = -INFINITY;
+    rows.template for_each<false>([&](const four &score, const four &) { raise(score); });
     store_floats(&shared.parts[0][at.part][at.column], most);
     __syncthreads();
 #pragma unroll
     for (int p = 0; p < PARTS; p++) {
-        load_floats(&shared.parts[0][p][at.column], score);
-#pragma unroll
-        for (int e = 0; e < CHANNELS; e++) most[e] = score[e] > most[e] ? score[e] : most[e];
+        float of_part[CHANNELS];
+        load_floats(&shared.parts[0][p][at.column], of_part);
+        raise(of_part);
     }
-    rows.for_each([&](int32_t w) {
-        load_floats(shared.scores[w] + at.column, score);
+    rows.template for_each<false>([&](const four &score, const four &) {
 #pragma unroll
         for (int e = 0; e < CHANNELS; e++) total[e] += cpa_compress_exp(score[e] - most[e]);
     });
     store_floats(&shared.parts[1][at.part][at.column], total);
     __syncthreads();
     sum_parts(shared.parts[1], at.column, total);
-    rows.for_each([&](int32_t w) {
-        load_floats(shared.scores[w] + at.column, score);
-        load_floats(shared.keys[w] + at.column, keys);
+    rows.template for_each<true>([&](const four &score, const four &keys) {
 #pragma unroll
-        for (int e = 0; e < CHANNELS; e++)
-            sum[e] += cpa_compress_exp(score[e] - most[e]) / total[e] * keys[e];
+        for (int e = 0; e < CHANNELS; e++) sum[e] += cpa_compress_exp(score[e] - most[e]) / total[e] * keys[e];
     });
     store_floats(&shared.parts[2][at.part][at.column], sum);
     __syncthreads();
@@ -176,6 +198,7 @@ __device__ float head_squares(shared_window &shared, const thread_place &at, int
     return warps == 1 ? of[0] : warps == 2 ? of[0] + of[1] : (of[0] + of[1]) + (of[2] + of[3]);
 }
 
+template <int KEPT>
 __device__ void make_entry(const compress_args &c, int64_t token, shared_window &shared) {
     const cpa_compress_write_args &a = c.call;
     const thread_place at(a.state.head);
@@ -183,7 +206,8 @@ __device__ void make_entry(const compress_args &c, int64_t token, shared_window 
     float x[CHANNELS], weight[CHANNELS];
     const int32_t window = cpa_window_rows(&a.state);
     const int64_t before = window - 1 - a.positions[token];
-    pool_window(shared, at, part_rows(at.part, before > 0 ? (int32_t)before : 0, window), x);
+    const part_rows<KEPT> rows(shared, at, before > 0 ? (int32_t)before : 0, window);
+    pool_window(shared, at, rows, x);
     const float norm = cpa_entry_norm(head_squares(shared, at, a.state.head, x), a.state.head, a.eps);
     if (at.part == 0) {
         load_floats(a.weight + at.column, weight);
@@ -201,6 +225,7 @@ __device__ void make_entry(const compress_args &c, int64_t token, shared_window 
     store_entry(c.pool, token, a.slots[token], row, lane);
 }
 
+template <int KEPT>
 __global__ void __launch_bounds__(PARTS *CPA_ENTRY_DIM / CHANNELS)
     compress_write(const __grid_constant__ compress_args c) {
     __shared__ __align__(16) shared_window shared;
@@ -210,7 +235,7 @@ __global__ void __launch_bounds__(PARTS *CPA_ENTRY_DIM / CHANNELS)
     dependent_wait();
     for (int64_t token = first; token < end; token++) {
         if (a.slots[token] < 0 || !cpa_compress_ends(&a.state, a.positions[token])) continue;
-        if (find_rows(c, token, shared)) make_entry(c, token, shared);
+        if (find_rows(c, token, shared)) make_entry<KEPT>(c, token, shared);
         __syncthreads(); /* the next window is found in the same memory */
     }
 }
@@ -246,6 +271,7 @@ extern "C" cpa_status cpa_cuda_compress_write(const cpa_compress_write_args *arg
     const int64_t ctas = (args->tokens + c.chunk - 1) / c.chunk;
     if (ctas > INT32_MAX)
         return cpa_cuda_unsupported(stream, "compress_write: more tokens than a grid takes", args->tokens);
-    return launch_early(compress_write, dim3((unsigned)ctas), PARTS * args->state.head / CHANNELS, c, stream,
-                        "compress_write");
+    const bool keeps = cpa_window_rows(&args->state) <= FEW_ROWS * PARTS;
+    return launch_early(keeps ? compress_write<FEW_ROWS> : compress_write<0>, dim3((unsigned)ctas),
+                        PARTS * args->state.head / CHANNELS, c, stream, "compress_write");
 }

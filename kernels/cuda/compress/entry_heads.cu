@@ -1,12 +1,12 @@
-/* q_norm_rope_kv_write and inverse_rope_quant: a warp has a head of a row, or the row of a token that goes to the cache,
- * 32 bytes a lane at 16 bits. Neighbouring warps have neighbouring heads. */
+/* q_norm_rope_kv_write and inverse_rope_quant: a warp has a head of a row, or the row of a token that goes to the
+ * cache, 32 bytes a lane at 16 bits. blockIdx.x is the row, and blockIdx.y which of its warps a CTA has. */
 #include "kernels/cuda/compress/entry_row.cuh"
 #include "kernels/cuda/nn/nn.h"
 
 namespace {
 
-__device__ int64_t warp_of_grid() {
-    return (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP_LANES;
+__device__ int32_t warp_of_row() {
+    return (int32_t)(blockIdx.y * WARPS + threadIdx.x / WARP_LANES);
 }
 
 /* ---- q_norm_rope_kv_write ---- */
@@ -44,12 +44,12 @@ __device__ void norm_head(const cpa_q_norm_rope_kv_write_args &a, int64_t token,
 template <typename T>
 __global__ void __launch_bounds__(THREADS, ctas_before_9(4)) q_norm_rope_kv_write(const __grid_constant__ q_args q) {
     const cpa_q_norm_rope_kv_write_args &a = q.call;
-    const int64_t item = warp_of_grid(), token = item / (a.out_heads + 1);
-    const int32_t head = (int32_t)(item - token * (a.out_heads + 1));
+    const int64_t token = blockIdx.x;
+    const int32_t head = warp_of_row();
     const int lane = threadIdx.x % WARP_LANES;
     dependent_allow();
     dependent_wait();
-    if (token >= a.tokens) return;
+    if (head > a.out_heads) return;
     if (head == a.out_heads) {
         write_row<T>(q, token, lane);
     } else if (head < a.heads) {
@@ -82,13 +82,14 @@ __device__ void store_scales(const cpa_inverse_rope_quant_args &a, int64_t row, 
 }
 
 template <typename T>
-__global__ void __launch_bounds__(THREADS, ctas_before_9(4)) inverse_rope_quant(const __grid_constant__ cpa_inverse_rope_quant_args a) {
-    const int64_t item = warp_of_grid(), row = item / a.heads;
-    const int32_t head = (int32_t)(item - row * a.heads), of_group = a.heads / a.groups;
+__global__ void __launch_bounds__(THREADS, ctas_before_9(4))
+    inverse_rope_quant(const __grid_constant__ cpa_inverse_rope_quant_args a) {
+    const int64_t row = blockIdx.x;
+    const int32_t head = warp_of_row(), of_group = a.heads / a.groups;
     const int lane = threadIdx.x % WARP_LANES;
     dependent_allow();
     dependent_wait();
-    if (row >= (a.rows + 3) / 4 * 4) return;
+    if (head >= a.heads) return;
     if (row >= a.rows) {
         store_scales(a, row, head, 0, lane);
         return;
@@ -103,34 +104,34 @@ __global__ void __launch_bounds__(THREADS, ctas_before_9(4)) inverse_rope_quant(
     store_scales(a, row, head, exponent, lane);
 }
 
-/* CTAs of so many warps in all; 0: more than a grid has. */
-unsigned ctas_of(int64_t rows, int64_t warps_of_row) {
-    const int64_t most = (int64_t)INT32_MAX * WARPS;
-    return rows > most / warps_of_row ? 0 : (unsigned)((rows * warps_of_row + WARPS - 1) / WARPS);
+dim3 grid_of(int64_t rows, int64_t warps) {
+    return dim3((unsigned)rows, (unsigned)((warps + WARPS - 1) / WARPS));
 }
 
 } // namespace
 
 extern "C" cpa_status cpa_cuda_q_norm_rope_kv_write(const cpa_q_norm_rope_kv_write_args *args, cpa_stream *stream) {
-    const unsigned ctas = ctas_of(args->tokens, args->out_heads + 1);
     const cpa_status status = cpa_cuda_select(stream->device, &stream->error);
     if (status != CPA_OK) return status;
-    if (ctas == 0)
-        return cpa_cuda_unsupported(stream, "q_norm_rope_kv_write: more heads than a grid takes", args->tokens);
+    if (args->tokens > INT32_MAX)
+        return cpa_cuda_unsupported(stream, "q_norm_rope_kv_write: more rows than a grid takes", args->tokens);
     const q_args q = {*args, entry_pool_of(args->kv, stream)};
     return launch_for_elements(args->dtype, [&](auto tag) {
         using T = typename decltype(tag)::element;
-        return launch_early(q_norm_rope_kv_write<T>, dim3(ctas), THREADS, q, stream, "q_norm_rope_kv_write");
+        return launch_early(q_norm_rope_kv_write<T>, grid_of(args->tokens, args->out_heads + 1), THREADS, q, stream,
+                            "q_norm_rope_kv_write");
     });
 }
 
 extern "C" cpa_status cpa_cuda_inverse_rope_quant(const cpa_inverse_rope_quant_args *args, cpa_stream *stream) {
-    const unsigned ctas = ctas_of((args->rows + 3) / 4 * 4, args->heads);
+    const int64_t rows = (args->rows + 3) / 4 * 4;
     const cpa_status status = cpa_cuda_select(stream->device, &stream->error);
     if (status != CPA_OK) return status;
-    if (ctas == 0) return cpa_cuda_unsupported(stream, "inverse_rope_quant: more heads than a grid takes", args->rows);
+    if (rows > INT32_MAX)
+        return cpa_cuda_unsupported(stream, "inverse_rope_quant: more rows than a grid takes", args->rows);
     return launch_for_elements(args->dtype, [&](auto tag) {
         using T = typename decltype(tag)::element;
-        return launch_early(inverse_rope_quant<T>, dim3(ctas), THREADS, *args, stream, "inverse_rope_quant");
+        return launch_early(inverse_rope_quant<T>, grid_of(rows, args->heads), THREADS, *args, stream,
+                            "inverse_rope_quant");
     });
 }

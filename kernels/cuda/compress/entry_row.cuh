@@ -73,6 +73,33 @@ __device__ inline float row_squares(const lane_part &x) {
     return sum[0];
 }
 
+/* Cosines and sines of the pairs of N columns that begin `at` elements behind the first that is rotated: as many at
+ * once as lie side by side. Those of columns that are not rotated are left alone. */
+template <int N>
+__device__ void load_angles(const float *cosines, const float *sines, int32_t at, int32_t dim, float (&cosine)[N / 2],
+                            float (&sine)[N / 2]) {
+    constexpr int WIDTH = N / 2 < 4 ? N / 2 : 4;
+    const uintptr_t places = (uintptr_t)(cosines + at / 2) | (uintptr_t)(sines + at / 2);
+    if (at >= 0 && at + N <= dim && places % (WIDTH * sizeof(float)) == 0) {
+#pragma unroll
+        for (int i = 0; i < N / 2; i += WIDTH) {
+            float some[WIDTH];
+            load_floats(cosines + at / 2 + i, some);
+#pragma unroll
+            for (int e = 0; e < WIDTH; e++) cosine[i + e] = some[e];
+            load_floats(sines + at / 2 + i, some);
+#pragma unroll
+            for (int e = 0; e < WIDTH; e++) sine[i + e] = some[e];
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        const int32_t column = at + 2 * i;
+        if (column >= 0 && column < dim) cosine[i] = cosines[column / 2], sine[i] = sines[column / 2];
+    }
+}
+
 /* Rotates N neighbouring elements of a row from an even column on; `sign` -1: back. */
 template <int N>
 __device__ void turn_columns(float (&x)[N], int32_t column, const cpa_rope &rope, int64_t position, float sign) {
@@ -81,11 +108,15 @@ __device__ void turn_columns(float (&x)[N], int32_t column, const cpa_rope &rope
         for (int e = 0; e < N; e++) x[e] = NAN;
         return;
     }
-    const float *cosines = rope.table + position * rope.dim, *sines = cosines + rope.dim / 2;
+    const int32_t first = column - rope.first;
+    const float *cosines = rope.table + position * rope.dim;
+    float cosine[N / 2], sine[N / 2];
+    if (first + N <= 0 || first >= rope.dim) return;
+    load_angles<N>(cosines, cosines + rope.dim / 2, first, rope.dim, cosine, sine);
 #pragma unroll
-    for (int e = 0; e < N; e += 2) {
-        const int32_t at = column + e - rope.first;
-        if (at >= 0 && at < rope.dim) cpa_turn_pair(&x[e], &x[e + 1], cosines[at / 2], sign * sines[at / 2]);
+    for (int i = 0; i < N / 2; i++) {
+        const int32_t at = first + 2 * i;
+        if (at >= 0 && at < rope.dim) cpa_turn_pair(&x[2 * i], &x[2 * i + 1], cosine[i], sign * sine[i]);
     }
 }
 

@@ -1,4 +1,5 @@
-/* compress_state_write, compress_halo_pack and compress_write: rows of a compressor's state, and entries from windows of them. */
+/* compress_state_write, compress_halo_pack and compress_write: rows of a compressor's state, and entries from windows
+ * of them. */
 #include "kernels/host/compress/entry_row.h"
 #include "kernels/host/nn/nn.h"
 
