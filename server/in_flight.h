@@ -14,8 +14,8 @@
 #include <cpattn/engine.h>
 
 #include "base/hash_table.h"
-#include "src/llm/prompt_ranks.h"
 #include "src/llm/arrival.h"
+#include "src/llm/prompt_ranks.h"
 #include "src/text/tokenizer.h"
 
 typedef enum cpa_server_state {
