@@ -1,7 +1,7 @@
 /* The table of operators beside attention. The argument structs are those of the public headers cpattn/nn.h,
- * cpattn/experts.h, cpattn/topk.h and, for making rows, cpattn/indexer.h, checked: no stride is 0 any more, and there is
- * at least one row (of mark_tokens: a restart or a token; expert_permute: any number). CPA_UNSUPPORTED says that there is
- * no kernel for a shape. */
+ * cpattn/experts.h, cpattn/topk.h and, for making rows, cpattn/indexer.h, checked: no stride is 0 any more, and there
+ * is at least one row (of mark_tokens: a restart or a token; expert_permute: any number). CPA_UNSUPPORTED says that
+ * there is no kernel for a shape. */
 #ifndef CPA_KERNELS_NN_H
 #define CPA_KERNELS_NN_H
 

@@ -310,9 +310,9 @@ typedef struct cpa_layer_args {
     uint8_t *nonfinite; /* [rows]: 1 where a model that writes the cache finds a NaN or an infinity in a key or value */
 } cpa_layer_args;
 
-/* The keys of a layer that a model's indexer (cpa_model.index) would choose over whole sequences: cpa_context_select of the
- * step. Rows of queries are the model's own, as those of layer_in. Called by select, at most once a layer, on every rank
- * alike; the lists hold until the next call. A status other than CPA_OK leaves its message on the stream. */
+/* The keys of a layer that a model's indexer (cpa_model.index) would choose over whole sequences: cpa_context_select of
+ * the step. Rows of queries are the model's own, as those of layer_in. Called by select, at most once a layer, on every
+ * rank alike; the lists hold until the next call. A status other than CPA_OK leaves its message on the stream. */
 typedef struct cpa_key_chooser {
     size_t size;
     void *ctx;
@@ -412,9 +412,9 @@ typedef struct cpa_model {
      * enters no digest. Of blocks that requests share, the last key of one may have been made with the token that
      * followed in another request: that costs drafts, never tokens. */
     cpa_status (*end_draft)(void *ctx, const cpa_model_step *step, uint32_t *guesses, cpa_stream *stream);
-    /* Of a model whose select has keys chosen by an indexer (cpa_select_args.chooser): the form of that. Index keys are the
-     * model's: it keeps them by the rows' slots, for as many blocks as the caches have, and steps are not captured. The
-     * same on every rank. */
+    /* Of a model whose select has keys chosen by an indexer (cpa_select_args.chooser): the form of that. Index keys are
+     * the model's: it keeps them by the rows' slots, for as many blocks as the caches have, and steps are not captured.
+     * The same on every rank. */
     cpa_index_form index;
 } cpa_model;
 
