@@ -1,5 +1,5 @@
-/* bench topk: the best entries of rows of scores, as an indexer's are chosen. Bytes are those of two reads of the scores:
- * one finds where the best end, one takes them. */
+/* bench topk: the best entries of rows of scores, as an indexer's are chosen. Bytes are those of two reads of the
+ * scores: one finds where the best end, one takes them. */
 #include "base/check.h"
 #include "bench/memory.h"
 #include "bench/nn_rows.h"

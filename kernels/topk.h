@@ -1,5 +1,5 @@
-/* What every back end chooses by (cpattn/topk.h): scores as numbers that order them, the columns of a row that count, and
- * where they go. */
+/* What every back end chooses by (cpattn/topk.h): scores as numbers that order them, the columns of a row that count,
+ * and where they go. */
 #ifndef CPA_KERNELS_TOPK_H
 #define CPA_KERNELS_TOPK_H
 

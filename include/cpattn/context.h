@@ -80,12 +80,12 @@ typedef struct cpa_row_form {
 } cpa_row_form;
 enum { CPA_MOST_ROW_FORMS = 3 };
 
-/* An indexer, by which cpa_context_select chooses the keys that the rows of a step attend (cpattn/indexer.h). An entry of
- * what it chooses stands for `unit` index keys, and an index key for `tokens_per_key` tokens; with several ranks runs of
- * tokens are whole entries: the interleave is a multiple of both together. */
+/* An indexer, by which cpa_context_select chooses the keys that the rows of a step attend (cpattn/indexer.h). An entry
+ * of what it chooses stands for `unit` index keys, and an index key for `tokens_per_key` tokens; with several ranks
+ * runs of tokens are whole entries: the interleave is a multiple of both together. */
 typedef struct cpa_index_form {
-    /* Bound on the memory of this rank for scores, and for candidates of all ranks, of so many rows at once; those of one
-     * row always have room. 0: 256 MiB. */
+    /* Bound on the memory of this rank for scores, and for candidates of all ranks, of so many rows at once; those of
+     * one row always have room. 0: 256 MiB. */
     int64_t scores_bytes;
     int32_t heads;          /* of its queries; 0: there is no indexer */
     int32_t dim;            /* width of its queries and keys */
@@ -264,26 +264,26 @@ CPA_API cpa_status cpa_context_attend(cpa_context *context, const cpa_context_ar
 /* What an indexer has of one layer. */
 typedef struct cpa_context_select_args {
     size_t size;
-    /* [rows, heads, dim], dtype of the indexer, as cpa_index_q leaves them: of the rows of this rank (of all with replicated
-     * rows), in the order of the queries of their forms, one form behind the other. NULL without rows. */
+    /* [rows, heads, dim], dtype of the indexer, as cpa_index_q leaves them: of the rows of this rank (of all with
+     * replicated rows), in the order of the queries of their forms, one form behind the other. NULL without rows. */
     const void *q;
     const float *weights;  /* [rows, heads]; NULL where the indexer has none */
     cpa_index_cache cache; /* this rank's shard, by the block tables of the step */
 } cpa_context_select_args;
 
-/* Chooses for each row of the planned step the k keys, or entries, that its indexer scores best, in one layer: those that
- * cpa_index_logits and cpa_topk would choose over the whole sequence on one rank, exactly, whatever the number of ranks,
- * the chunks and the blocks. *out has lists for all rows of the step, as cpa_context_args.selection wants them; it lies in
- * memory of the context until the next call. For rows of sequences that lie on one rank, lists on the other ranks are
- * empty (nobody reads them there); all others are the same on every rank.
+/* Chooses for each row of the planned step the k keys, or entries, that its indexer scores best, in one layer: those
+ * that cpa_index_logits and cpa_topk would choose over the whole sequence on one rank, exactly, whatever the number of
+ * ranks, the chunks and the blocks. *out has lists for all rows of the step, as cpa_context_args.selection wants them;
+ * it lies in memory of the context until the next call. For rows of sequences that lie on one rank, lists on the other
+ * ranks are empty (nobody reads them there); all others are the same on every rank.
  *
- * Of rows of sharded sequences queries travel to all ranks, which score their own keys, and then of each row the k best of
- * each rank, 8 bytes each: rows * (heads * (dim * bytes of dtype + 4 with weights), filled up to 16 bytes) from each rank
- * to each other, and of all ranks' rows k * 8 bytes. With replicated rows no queries travel.
+ * Of rows of sharded sequences queries travel to all ranks, which score their own keys, and then of each row the k best
+ * of each rank, 8 bytes each: rows * (heads * (dim * bytes of dtype + 4 with weights), filled up to 16 bytes) from each
+ * rank to each other, and of all ranks' rows k * 8 bytes. With replicated rows no queries travel.
  *
  * Collective, before the attend of its layer, in the same order on all ranks; allocates nothing, and on devices only
- * enqueues. The step is one of cpa_context_plan; its own graphs cannot be captured. A rank that refuses its arguments in a
- * step with exchanges refuses the rest of it, as in cpa_context_attend. */
+ * enqueues. The step is one of cpa_context_plan; its own graphs cannot be captured. A rank that refuses its arguments
+ * in a step with exchanges refuses the rest of it, as in cpa_context_attend. */
 CPA_API cpa_status cpa_context_select(cpa_context *context, const cpa_context_select_args *args, cpa_key_indices *out,
                                       cpa_stream *stream);
 

@@ -1,10 +1,11 @@
-/* The best entries of rows of scores, exactly and in a defined order: what an indexer's logits choose for sparse attention
- * (DeepSeek-AI, DeepSeek-V3.2, arXiv:2512.02556, section 2.1), on one device, or from shards whose candidates are merged.
+/* The best entries of rows of scores, exactly and in a defined order: what an indexer's logits choose for sparse
+ * attention (DeepSeek-AI, DeepSeek-V3.2, arXiv:2512.02556, section 2.1), on one device, or from shards whose candidates
+ * are merged.
  *
  * Of two entries the better one has the larger score, of equal scores the smaller index. NaN counts as -infinity, -0
- * equals +0, and an entry of -infinity is never chosen: a row with fewer entries above it than k gets these alone. What is
- * chosen is listed by ascending index, then -1: lists as cpa_key_indices (cpattn/selection.h) has them, of `k` entries at
- * most. The same entries on every back end.
+ * equals +0, and an entry of -infinity is never chosen: a row with fewer entries above it than k gets these alone. What
+ * is chosen is listed by ascending index, then -1: lists as cpa_key_indices (cpattn/selection.h) has them, of `k`
+ * entries at most. The same entries on every back end.
  *
  * Forced entries are better than all others, whatever their score, NaN and -infinity too: those that the row always
  * attends. They count within k, which must have room for them.
@@ -39,20 +40,20 @@ typedef struct cpa_topk_args {
     float *scores;              /* [rows, k], or NULL: the scores of `indices`, -infinity for NaN; then -infinity */
     int64_t scores_stride;      /* 0 = k */
     /* Which entries are forced, as counts of entries: the first ones of a row and the last ones, [first, first +
-     * forced_first) and [end - forced_last, end); an entry of both counts once. The block that a row itself lies in is the
-     * last entry where entries are blocks, so forced_last = 1 takes it. Together at most k. */
+     * forced_first) and [end - forced_last, end); an entry of both counts once. The block that a row itself lies in is
+     * the last entry where entries are blocks, so forced_last = 1 takes it. Together at most k. */
     int32_t forced_first, forced_last;
-    /* Columns are the entries of a shard (cpattn/owner_map.h): column j of a row is entry cpa_shard_pos(map, shards[row], j)
-     * of its sequence, which `indices` gets, and below 2^31; a negative shard holds all: entry j. Forced entries are those
-     * of the sequence then, [0, forced_first) and [lengths[row] - forced_last, lengths[row]), as far as the shard has
-     * them. NULL: columns are entries. */
+    /* Columns are the entries of a shard (cpattn/owner_map.h): column j of a row is entry cpa_shard_pos(map,
+     * shards[row], j) of its sequence, which `indices` gets, and below 2^31; a negative shard holds all: entry j.
+     * Forced entries are those of the sequence then, [0, forced_first) and [lengths[row] - forced_last, lengths[row]),
+     * as far as the shard has them. NULL: columns are entries. */
     const int32_t *shards; /* [rows], below map.cp_size */
     const int32_t
         *lengths; /* [rows]: entries of the sequence that the row sees, on all shards; with shards and forced_last */
     cpa_owner_map map; /* interleave counts entries */
-    /* Not with shards. `indices` gets slots: column j of a row is slot table[j / block_size] * block_size + j % block_size
-     * of the table that begins at tables + (table_rows ? table_rows[row] : row) * table_stride; of that only the entries of
-     * what is chosen are read, which are not negative. Ascending is the column then. NULL: no slots. */
+    /* Not with shards. `indices` gets slots: column j of a row is slot table[j / block_size] * block_size + j %
+     * block_size of the table that begins at tables + (table_rows ? table_rows[row] : row) * table_stride; of that only
+     * the entries of what is chosen are read, which are not negative. Ascending is the column then. NULL: no slots. */
     const int32_t *tables;
     const int32_t *table_rows; /* [rows], or NULL */
     int64_t table_stride;      /* 0: all rows have the same table */
@@ -62,16 +63,16 @@ typedef struct cpa_topk_args {
 } cpa_topk_args;
 CPA_API cpa_status cpa_topk(const cpa_topk_args *args, cpa_stream *stream);
 
-/* topk_merge: the k best of the candidates of a row in n lists, each the k or so best of a part of the row's entries: what
- * shards have chosen by topk, with their scores. An entry is in one list at most. The result is that of topk over all
- * entries, the same wherever it is computed. */
+/* topk_merge: the k best of the candidates of a row in n lists, each the k or so best of a part of the row's entries:
+ * what shards have chosen by topk, with their scores. An entry is in one list at most. The result is that of topk over
+ * all entries, the same wherever it is computed. */
 typedef struct cpa_topk_merge_args {
     size_t size;
     int64_t rows;
     int32_t n;     /* lists of a row, 1 to CPA_MERGE_MAX_STATES (cpattn/ops.h) */
     int32_t width; /* entries of a list, 1 to CPA_MOST_TOPK */
-    /* List i of a row begins at i * list_stride + row * row_stride of both: indices that ascend, then negative ones, which
-     * are none, and their scores. */
+    /* List i of a row begins at i * list_stride + row * row_stride of both: indices that ascend, then negative ones,
+     * which are none, and their scores. */
     const float *scores;
     const int32_t *indices;
     int64_t list_stride;     /* 0 = rows * row_stride */

@@ -1,5 +1,5 @@
-/* The choice of an indexer in one layer: queries to all ranks, then piece by piece scores, the best of this rank, the best
- * of all ranks to all, and of these the best. */
+/* The choice of an indexer in one layer: queries to all ranks, then piece by piece scores, the best of this rank, the
+ * best of all ranks to all, and of these the best. */
 #include "src/context/index_choice.h"
 
 #include <stdlib.h>

@@ -1,6 +1,6 @@
-/* The keys that an indexer chooses for the rows of a step (cpa_context_select): what is planned of it with the step, and
- * one layer. Of a row of a sharded sequence each rank scores its own keys and tells all ranks of its best, of which each
- * rank chooses the same (cpattn/topk.h). */
+/* The keys that an indexer chooses for the rows of a step (cpa_context_select): what is planned of it with the step,
+ * and one layer. Of a row of a sharded sequence each rank scores its own keys and tells all ranks of its best, of which
+ * each rank chooses the same (cpattn/topk.h). */
 #ifndef CPA_INDEX_CHOICE_H
 #define CPA_INDEX_CHOICE_H
 
@@ -42,11 +42,12 @@ typedef struct cpa_index_choice {
     int64_t n_groups, groups_capacity;
     cpa_choice_pieces pieces[2];
     int turn; /* index of the pieces of the step */
-    /* Rows, in this order: those of sharded sequences, rank after rank, or chunk after chunk where rows are replicated; own
-     * rows of sequences that lie here; and rows of sequences that lie on other ranks, of which nothing is known. */
+    /* Rows, in this order: those of sharded sequences, rank after rank, or chunk after chunk where rows are replicated;
+     * own rows of sequences that lie here; and rows of sequences that lie on other ranks, of which nothing is known. */
     cpa_choice_part shared, own;
     int64_t foreign_rows, rows; /* rows: all of them, as many as the step has */
-    /* Of each row how many entries it sees here, its shard, how many entries it sees in all, and its row in the step. */
+    /* Of each row how many entries it sees here, its shard, how many entries it sees in all, and its row in the
+     * step. */
     cpa_step_maps maps;
     cpa_context_buffer queries, scores, candidates, lists, counts;
 } cpa_index_choice;

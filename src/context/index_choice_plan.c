@@ -143,8 +143,8 @@ static cpa_status map_rows(cpa_index_choice *choice) {
 
 /* ---- pieces ---- */
 
-/* How many columns the rows of a part have, and how many of them are scored at once where a row may have `most` columns,
- * for which shared rows take what the longest shard has, so that ranks cut them alike. */
+/* How many columns the rows of a part have, and how many of them are scored at once where a row may have `most`
+ * columns, for which shared rows take what the longest shard has, so that ranks cut them alike. */
 static void size_part(const cpa_index_choice *choice, cpa_choice_part *part, int64_t most) {
     const cpa_index_form *form = &choice->ops->options.index;
     const int64_t row_bytes = (most + STRIDE_FLOATS) * (int64_t)sizeof(float) + choice->step->map.cp_size * 8 * form->k;

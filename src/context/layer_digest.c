@@ -71,8 +71,8 @@ static uint64_t add_bits(uint64_t digest, const cpa_key_bits *of, int64_t rows) 
     return digest;
 }
 
-/* The lists of the rows and KV heads that have their own, but those that the context itself has chosen. What is behind the
- * count of a row means nothing. */
+/* The lists of the rows and KV heads that have their own, but those that the context itself has chosen. What is behind
+ * the count of a row means nothing. */
 static uint64_t add_lists(uint64_t digest, const cpa_context_ops *ops, const cpa_key_indices *of, int64_t rows) {
     const int32_t kv_heads = ops->options.shape.kv_heads;
     const int32_t of_heads = of->head_stride ? kv_heads : 1;

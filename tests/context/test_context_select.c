@@ -1,5 +1,6 @@
-/* The keys that an indexer chooses over the ranks, beside a sort of the scores of whole sequences. Queries, keys and weights
- * are small integers, so that scores are exact on every back end and many are equal; memory without a key is NaN. */
+/* The keys that an indexer chooses over the ranks, beside a sort of the scores of whole sequences. Queries, keys and
+ * weights are small integers, so that scores are exact on every back end and many are equal; memory without a key is
+ * NaN. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
-/* A model whose indexer chooses keys through the engine: in every step and layer, on every rank, the lists are those of the
- * scores of whole sequences, and rows are checked by them. Index keys and queries are small integers that follow from the
- * layer and the position, so that scores are exact. */
+/* A model whose indexer chooses keys through the engine: in every step and layer, on every rank, the lists are those of
+ * the scores of whole sequences, and rows are checked by them. Index keys and queries are small integers that follow
+ * from the layer and the position, so that scores are exact. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* topk: the entries that are chosen of rows of scores, beside a sort. Columns that do not count are +infinity, which would
- * be chosen, and entries of tables that are not used are huge. */
+/* topk: the entries that are chosen of rows of scores, beside a sort. Columns that do not count are +infinity, which
+ * would be chosen, and entries of tables that are not used are huge. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -2,12 +2,12 @@
  *
  *     1. a histogram of the upper bits of all scores says in which bin the best k end
  *     2. what lies in that bin or above it goes to a list in shared memory, in the order of its columns
- *     3. histograms of the further bits of the list's entries in that bin give the score at which the best k end, and, where
- *        more equal it than are wanted, others the column
+ *     3. histograms of the further bits of the list's entries in that bin give the score at which the best k end, and,
+ *        where more equal it than are wanted, others the column
  *     4. what is chosen is written from the list to places that are counted before
  *
- * A CTA whose list would be too long counts the further bits in the row as well, until it is not. Few rows have teams of
- * more CTAs, so that all multiprocessors read. */
+ * A CTA whose list would be too long counts the further bits in the row as well, until it is not. Few rows have teams
+ * of more CTAs, so that all multiprocessors read. */
 #include <math.h>
 
 #include "kernels/cuda/nn/nn.h"
@@ -33,7 +33,8 @@ struct shared_memory {
     cpa_topk_row row;
 };
 
-/* The part of a row that a CTA has, from a column on that is a multiple of 4, which may lie in front of the row's first. */
+/* The part of a row that a CTA has, from a column on that is a multiple of 4, which may lie in front of the row's
+ * first. */
 struct row_source {
     using unit = float4;
     const float *logits;     /* of the part */
@@ -115,10 +116,11 @@ __device__ void search_level(const team &cta, candidates &of, search &at, shared
     if (!at.all && kept > LISTED) return;
     chosen_rule rule = all_chosen();
     if (!at.all && at.found << SHIFT > rule.order) rule.order = at.found << SHIFT;
-    of.list.size = (int32_t)for_chosen(of.row, rule, 0, shared.search, [&](int32_t entry, uint32_t order, uint32_t place) {
+    const auto list_entry = [&](int32_t entry, uint32_t order, uint32_t place) {
         shared.orders[place] = order;
         shared.columns[place] = of.row.column(entry);
-    });
+    };
+    of.list.size = (int32_t)for_chosen(of.row, rule, 0, shared.search, list_entry);
     of.is_listed = true;
     __syncthreads();
 }

@@ -1,6 +1,6 @@
-/* topk_merge: a CTA takes a row. The search of topk over the candidates of all lists; what is chosen lies in shared memory,
- * list after list, and its place in the result is the number of chosen ones with a smaller index, which lists that ascend
- * tell by halving. */
+/* topk_merge: a CTA takes a row. The search of topk over the candidates of all lists; what is chosen lies in shared
+ * memory, list after list, and its place in the result is the number of chosen ones with a smaller index, which lists
+ * that ascend tell by halving. */
 #include "kernels/cuda/nn/nn.h"
 #include "kernels/cuda/nn/rows.cuh"
 #include "kernels/cuda/nn/topk_search.cuh"

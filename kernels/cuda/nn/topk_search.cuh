@@ -166,8 +166,8 @@ __device__ chosen_rule all_chosen() {
     return {CPA_TOPK_NEVER + 1, INT32_MAX};
 }
 
-/* The rule of a search that has found its order: where more than wanted equal it, the first columns are looked for in the
- * same way. */
+/* The rule of a search that has found its order: where more than wanted equal it, the first columns are looked for in
+ * the same way. */
 template <typename Source>
 __device__ chosen_rule rule_of(const team &cta, const Source &source, const search &at, search_memory &memory) {
     if (at.among == at.wanted) return {at.found, INT32_MAX};
@@ -201,8 +201,8 @@ __device__ uint32_t count_chosen(const Source &source, const chosen_rule &rule) 
     return (uint32_t)block_sum(count);
 }
 
-/* put(entry, order, place) for what is chosen, whose places count from `place` on in the order of the entries; returns the
- * place behind the last. All threads come along. */
+/* put(entry, order, place) for what is chosen, whose places count from `place` on in the order of the entries; returns
+ * the place behind the last. All threads come along. */
 template <typename Source, typename Put>
 __device__ uint32_t for_chosen(const Source &source, const chosen_rule &rule, uint32_t place, search_memory &memory,
                                const Put &put) {
@@ -219,7 +219,8 @@ __device__ uint32_t for_chosen(const Source &source, const chosen_rule &rule, ui
             places[u] = of_warp;
 #pragma unroll
             for (int e = 0; e < UNIT_ENTRIES; e++) {
-                const bool takes = orders[e] >= rule.order && rule.takes(orders[e], source.column(at + u * WARP_UNIT + e));
+                const int32_t entry = at + u * WARP_UNIT + e;
+                const bool takes = orders[e] >= rule.order && rule.takes(orders[e], source.column(entry));
                 const uint32_t votes = __ballot_sync(0xffffffff, takes);
                 taken |= (uint32_t)takes << (u * UNIT_ENTRIES + e);
                 places[u] += __popc(votes & lower);
