@@ -8,14 +8,17 @@ static int64_t aligned(int64_t bytes) {
 
 static void add_section(cpa_block_layout *layout, cpa_section_kind kind, cpa_kv_part part) {
     const cpa_attention_shape *shape = &layout->shape;
+    const int32_t width = part == CPA_KEYS ? shape->k_dim : shape->v_dim;
+    const float tensor_scale = cpa_shape_tensor_scale(shape, part);
     cpa_block_section *section = &layout->sections[layout->n_sections++];
     *section = (cpa_block_section){
         .kind = kind,
         .heads = shape->kv_heads,
-        .width = part == CPA_KEYS ? shape->k_dim : shape->v_dim,
+        .width = width,
         .row = cpa_dtype_traits_of(shape->kv_dtype)->rows[part],
         .row_bytes = cpa_shape_row_bytes(shape, part),
-        .scale_bytes = cpa_kv_scale_bytes(shape->kv_dtype, part, cpa_shape_tensor_scale(shape, part)),
+        .scale_bytes = cpa_kv_scale_bytes(shape->kv_dtype, part, tensor_scale),
+        .scales_at = cpa_kv_scales_at(shape->kv_dtype, part, tensor_scale, layout->block_size, shape->kv_heads, width),
         .at = layout->bytes,
         .bytes = cpa_shape_block_bytes(shape, part, layout->block_size),
     };

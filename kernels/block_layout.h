@@ -24,10 +24,11 @@ typedef struct cpa_block_section {
     int32_t width; /* elements of a row */
     cpa_row_traits row;
     int64_t row_bytes; /* bytes of a row, with the scales that lie in it */
-    /* Bytes of a row's scale in the array [heads, block_size] that ends the section; 0: there is none. */
-    int64_t scale_bytes;
-    int64_t at;    /* byte of the block at which the section begins */
-    int64_t bytes; /* bytes of the rows and the scales behind them */
+    int64_t
+        scale_bytes;   /* bytes of a row's scales in the array [heads, block_size] behind the rows; 0: there is none */
+    int64_t scales_at; /* byte of the section at which that array begins */
+    int64_t at;        /* byte of the block at which the section begins */
+    int64_t bytes;     /* bytes of the rows and the scales behind them */
 } cpa_block_section;
 
 typedef struct cpa_block_layout {

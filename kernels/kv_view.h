@@ -130,9 +130,7 @@ static inline cpa_kv_pool cpa_kv_pool_of(const cpa_kv_view *kv, cpa_kv_part part
     pool.head_scales = keys ? kv->k_scales : kv->v_scales;
     pool.head_scale_step = kv->n_scales > 1;
     pool.scale_bytes = cpa_kv_scale_bytes(kv->dtype, part, pool.tensor_scale);
-    pool.scales_at =
-        cpa_kv_block_bytes(kv->dtype, part, pool.tensor_scale, kv->block_size, kv->kv_heads, pool.row_dim) -
-        (int64_t)kv->kv_heads * kv->block_size * pool.scale_bytes;
+    pool.scales_at = cpa_kv_scales_at(kv->dtype, part, pool.tensor_scale, kv->block_size, kv->kv_heads, pool.row_dim);
     return pool;
 }
 

@@ -12,6 +12,8 @@
  * | token-major, head-major | NHD, HND                  |
  * | vllm-x     |                                        |
  *
+ * vLLM names the cache of DeepSeek-V4 fp8_ds_mla too, by its model: that is fp8_t64 here, and has no name but this.
+ *
  * What a caller means by "auto" is the caller's: no format has that name. All is thread-safe. */
 #ifndef CPATTN_NAMES_H
 #define CPATTN_NAMES_H

@@ -23,6 +23,7 @@ typedef enum cpa_dtype {
     CPA_INT8,
     CPA_FP8_T128, /* rows of latents: e4m3 with a scale for every 128, and the last 64 elements in bf16 */
     CPA_FP8_E5M2, /* 1 sign, 5 exponent, 2 mantissa bits: the upper byte of fp16; finite up to 57,344 */
+    CPA_FP8_T64,  /* rows of latents of 512: 448 of e4m3, a power of two for every 64, and the last 64 in bf16 */
     CPA_KV_DTYPE_COUNT
 } cpa_dtype;
 
@@ -30,14 +31,15 @@ typedef enum cpa_dtype {
 typedef enum cpa_kv_part { CPA_KEYS = 0, CPA_VALUES } cpa_kv_part;
 
 /* How a cache stores a row, the key or the value of one token and head: its elements, packed and filled up to a byte,
- * and the scales of the row, either right behind them or behind all rows of the block. Where tiles of a row have scales,
- * these lie right behind the elements, and elements at the end of the row that are none of a tile behind them, in bf16. */
+ * and the scales of the row, either right behind them or behind all rows of the block. Elements at the end of the row
+ * that are none of a tile lie behind its elements and the scales that are in it, in bf16. */
 typedef struct cpa_row_traits {
     int32_t element_bits;
-    int32_t scale_bytes;
+    int32_t scale_bytes;  /* of a row's scale, or a tile's; of all tiles of a row where they lie behind the rows */
     int32_t scale_in_row; /* 1: behind the row's elements; 0: behind the rows of the block */
-    int32_t tile;         /* elements that share a scale of scale_bytes; 0: the row has one scale, if any */
+    int32_t tile;         /* elements that share a scale; 0: the row has one, if any */
     int32_t tail;         /* last elements of a row, which are bf16 whatever the others are */
+    int32_t width;        /* elements of every row; 0: any number */
 } cpa_row_traits;
 
 typedef struct cpa_dtype_traits {
@@ -51,18 +53,20 @@ typedef struct cpa_dtype_traits {
 /* All that is known of a dtype but its arithmetic; NULL for a value that is no dtype. */
 CPA_INLINE const cpa_dtype_traits *cpa_dtype_traits_of(cpa_dtype dtype) {
     static const cpa_dtype_traits table[CPA_KV_DTYPE_COUNT] = {
-        {"fp32", 0, 0, 1, {{32, 0, 0, 0, 0}, {32, 0, 0, 0, 0}}},
-        {"bf16", 0, 0, 1, {{16, 0, 0, 0, 0}, {16, 0, 0, 0, 0}}},
-        {"fp16", 0, 0, 1, {{16, 0, 0, 0, 0}, {16, 0, 0, 0, 0}}},
-        {"fp8_e4m3", 1, 1, 16, {{8, 4, 0, 0, 0}, {8, 4, 0, 0, 0}}},
-        {"int8", 1, 0, 16, {{8, 4, 0, 0, 0}, {8, 4, 0, 0, 0}}},
-        {"fp8_t128", 1, 0, 16, {{8, 4, 1, 128, 64}, {8, 4, 1, 128, 64}}},
-        {"fp8_e5m2", 1, 1, 16, {{8, 4, 0, 0, 0}, {8, 4, 0, 0, 0}}},
+        {"fp32", 0, 0, 1, {{32, 0, 0, 0, 0, 0}, {32, 0, 0, 0, 0, 0}}},
+        {"bf16", 0, 0, 1, {{16, 0, 0, 0, 0, 0}, {16, 0, 0, 0, 0, 0}}},
+        {"fp16", 0, 0, 1, {{16, 0, 0, 0, 0, 0}, {16, 0, 0, 0, 0, 0}}},
+        {"fp8_e4m3", 1, 1, 16, {{8, 4, 0, 0, 0, 0}, {8, 4, 0, 0, 0, 0}}},
+        {"int8", 1, 0, 16, {{8, 4, 0, 0, 0, 0}, {8, 4, 0, 0, 0, 0}}},
+        {"fp8_t128", 1, 0, 16, {{8, 4, 1, 128, 64, 0}, {8, 4, 1, 128, 64, 0}}},
+        {"fp8_e5m2", 1, 1, 16, {{8, 4, 0, 0, 0, 0}, {8, 4, 0, 0, 0, 0}}},
+        {"fp8_t64", 1, 0, 576, {{8, 8, 0, 64, 64, 512}, {8, 8, 0, 64, 64, 512}}},
     };
     return (uint32_t)dtype < CPA_KV_DTYPE_COUNT ? &table[dtype] : NULL;
 }
 
-/* "fp32", "bf16", "fp16", "fp8_e4m3", "int8", "fp8_t128" or "fp8_e5m2"; "none" for a value that is no dtype. */
+/* "fp32", "bf16", "fp16", "fp8_e4m3", "int8", "fp8_t128", "fp8_e5m2" or "fp8_t64"; "none" for a value that is no
+ * dtype. */
 CPA_INLINE const char *cpa_dtype_name(cpa_dtype dtype) {
     const cpa_dtype_traits *traits = cpa_dtype_traits_of(dtype);
     return traits ? traits->name : "none";
@@ -97,9 +101,15 @@ CPA_INLINE int64_t cpa_dtype_bytes(cpa_dtype dtype) {
  *     CPA_FP8_T128  x = bf16(scale * code); scale, fp32, that of 128 elements, max(max |x| / 448, FLT_MIN); the last 64
  *                   elements are bf16. Rows of latents alone (v_in_k): 512 codes, 4 scales and 64 elements, 656 bytes
  *                   (vLLM's fp8_ds_mla). Any positive scales are read.
+ *     CPA_FP8_T64   x = 2^e * code, exact in bf16, of x rounded to bf16; e that of 64 elements, the least with
+ *                   2^e >= max(max |x|, 1e-4) / 448, as a byte e + 127 (UE8M0); the last 64 elements are bf16. Rows of
+ *                   latents alone, of 512: 448 codes and 64 elements, 576 bytes, and 8 more behind all rows of the
+ *                   block, right where these end: the bytes of 7 tiles, and 0 (DeepSeek-V4's cache, FlashMLA's and
+ *                   vLLM's). Blocks are a multiple of 576 bytes apart: 64 tokens are 37,440. Any bytes but 255 are
+ *                   read.
  *
- * Scales of rows that do not lie in them travel with their block: the last kv_heads * block_size * 4 of its cpa_kv_block_bytes are an array
- * [kv_heads, block_size] of 32-bit words, whatever the order of the rows before it and whatever the stride. A word is
+ * Other scales of rows that do not lie in them travel with their block: the last kv_heads * block_size * 4 of its
+ * cpa_kv_block_bytes are an array [kv_heads, block_size] of 32-bit words, whatever the order of the rows before it and whatever the stride. A word is
  * the scale as a float; for int8 the low 8 bits of the word hold the zero (as a signed byte), and the scale is the word
  * with those bits cleared. Codes are rounded to nearest even. What lies beyond the range saturates, infinities do as
  * well, and NaN becomes 0; neither takes part in the scale of a row, and cpa_kv_write tells of both. A row of zeros
@@ -129,6 +139,19 @@ CPA_INLINE int64_t cpa_kv_row_bytes(cpa_dtype dtype, cpa_kv_part part, int32_t d
 CPA_INLINE int64_t cpa_kv_block_bytes(cpa_dtype dtype, cpa_kv_part part, float tensor_scale, int32_t block_size,
                                       int32_t kv_heads, int32_t dim) {
     return cpa_traits_block_bytes(cpa_dtype_traits_of(dtype), part, tensor_scale, block_size, kv_heads, dim);
+}
+
+/* From the start of a block to the scales behind its rows, or to where they would be: right behind its rows where tiles
+ * have scales, else at the end of the block. */
+CPA_INLINE int64_t cpa_kv_scales_at(cpa_dtype dtype, cpa_kv_part part, float tensor_scale, int32_t block_size,
+                                    int32_t kv_heads, int32_t dim) {
+    const cpa_dtype_traits *traits = cpa_dtype_traits_of(dtype);
+    const cpa_row_traits *row = &traits->rows[part];
+    const int64_t rows = (int64_t)block_size * kv_heads;
+    const int behind = !row->scale_in_row && !(traits->tensor_scale && tensor_scale != 0);
+    if (row->tile) return rows * cpa_row_bytes(row, dim);
+    return cpa_traits_block_bytes(traits, part, tensor_scale, block_size, kv_heads, dim) -
+           (behind ? rows * row->scale_bytes : 0);
 }
 
 /* Bytes that a row has in the scales behind the rows of its block; 0 where it has none there. */

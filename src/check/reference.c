@@ -69,13 +69,18 @@ static float widen_e4m3(uint8_t code) {
     return float_of(bits_of(float_of((uint32_t)(code & 127) << 20) * 0x1p120f) | (uint32_t)(code & 128) << 24);
 }
 
-/* What attend reads of a row of latents with scales of tiles: codes, scales, elements of bf16. */
-enum { TILE = 128, TAIL = 64 };
-static void read_tiles(const char *row, int32_t dim, float *out) {
-    const int32_t codes = dim - TAIL, scales_at = codes, tail_at = codes + codes / TILE * 4;
+/* What attend reads of a row of latents with scales of tiles: codes, scales, elements of bf16. `bytes` are the scales of
+ * CPA_FP8_T64. */
+enum { TAIL = 64 };
+static void read_tiles(const char *row, const uint8_t *bytes, cpa_dtype dtype, int32_t dim, float *out) {
+    const int of_powers = dtype == CPA_FP8_T64;
+    const int32_t codes = dim - TAIL, tile = of_powers ? 64 : 128, tail_at = codes + (of_powers ? 0 : codes / tile * 4);
     for (int32_t d = 0; d < codes; d++) {
         float scale;
-        memcpy(&scale, row + scales_at + d / TILE * 4, sizeof scale);
+        if (of_powers)
+            scale = bytes[d / tile] == 255 ? NAN : (float)ldexp(1, bytes[d / tile] - 127);
+        else
+            memcpy(&scale, row + codes + d / tile * 4, sizeof scale);
         out[d] = cpa_reference_round(scale * widen_e4m3((uint8_t)row[d]), CPA_BF16);
     }
     cpa_reference_widen(row + tail_at, CPA_BF16, TAIL, out + codes);
@@ -88,9 +93,11 @@ void cpa_reference_read_rows(const void *rows, const void *words, cpa_dtype dtyp
         cpa_reference_widen(rows, dtype, n * dim, out);
         return;
     }
-    for (int64_t row = 0; dtype == CPA_FP8_T128 && row < n; row++)
-        read_tiles((const char *)rows + row * cpa_kv_row_bytes(dtype, CPA_KEYS, dim), dim, out + row * dim);
-    if (dtype == CPA_FP8_T128) return;
+    const int tiled = dtype == CPA_FP8_T128 || dtype == CPA_FP8_T64;
+    for (int64_t row = 0; tiled && row < n; row++)
+        read_tiles((const char *)rows + row * cpa_kv_row_bytes(dtype, CPA_KEYS, dim), (const uint8_t *)words + row * 8,
+                   dtype, dim, out + row * dim);
+    if (tiled) return;
     for (int64_t row = 0; row < n; row++, codes += dim, out += dim) {
         uint32_t word = 0;
         if (cpa_kv_scale_bytes(dtype, CPA_KEYS, tensor_scale))
@@ -118,14 +125,17 @@ static void range_of(const float *row, int32_t dim, double *low, double *high) {
     }
 }
 
-/* The same of a row with scales of tiles: tile by tile as one of e4m3, to which a rounding to bf16 comes. */
-static int tiles_may_hold(const float *have, const float *want, int32_t dim) {
-    const int32_t codes = dim - TAIL;
-    for (int32_t first = 0; first < codes; first += TILE) {
+/* The same of a row with scales of tiles: tile by tile as one of e4m3, to which a rounding to bf16 comes. A power of two
+ * is up to twice the scale. */
+static int tiles_may_hold(const float *have, const float *want, cpa_dtype dtype, int32_t dim) {
+    const int32_t codes = dim - TAIL, tile = dtype == CPA_FP8_T64 ? 64 : 128;
+    for (int32_t first = 0; first < codes; first += tile) {
         double low, high;
-        range_of(want + first, TILE, &low, &high);
-        const double most = fmax(high, -low), scale = fmax(most / 448, (double)FLT_MIN);
-        for (int32_t d = first; d < first + TILE; d++) {
+        range_of(want + first, tile, &low, &high);
+        const double most = fmax(high, -low);
+        const double scale = dtype == CPA_FP8_T64 ? exp2(ceil(log2(fmax(most, 1e-4) * (1 + 0x1p-8) / 448)))
+                                                  : fmax(most / 448, (double)FLT_MIN);
+        for (int32_t d = first; d < first + tile; d++) {
             const double x = isnan(want[d]) ? 0 : fmin(fmax((double)want[d], -448 * scale), 448 * scale);
             const double step = fmax(fabs(x) * 0x1p-4, scale * 0x1p-10) * (1 + 0x1p-10) + fabs(x) * 0x1p-8;
             if (!(fabs((double)have[d] - x) <= step + 0x1p-126)) return 0;
@@ -137,7 +147,7 @@ static int tiles_may_hold(const float *have, const float *want, int32_t dim) {
 int cpa_reference_may_hold(const float *have, const float *want, cpa_dtype dtype, float tensor_scale, int32_t dim) {
     const double slack = 1 + 0x1p-10; /* for scales and products rounded to fp32 */
     double low, high;
-    if (dtype == CPA_FP8_T128) return tiles_may_hold(have, want, dim);
+    if (dtype == CPA_FP8_T128 || dtype == CPA_FP8_T64) return tiles_may_hold(have, want, dtype, dim);
     range_of(want, dim, &low, &high);
     const int wide = dtype == CPA_FP8_E5M2;
     const double most = wide ? 57344 : 448;

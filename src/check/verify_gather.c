@@ -90,23 +90,24 @@ static head_copy copy_of_head(const cpa_kv_view *all, int32_t head, int64_t coun
     return copy;
 }
 
-/* The scale words of a head as a cache of rows of one fp32. */
+/* The scale words of a head as a cache of rows of fp32. */
 static head_copy copy_of_scales(const cpa_kv_view *all, int32_t head, int64_t count, char *k_out, char *v_out) {
-    const int64_t at = head * (int64_t)all->block_size * 4;
+    const int64_t bytes = cpa_kv_pool_of(all, CPA_KEYS).scale_bytes, at = head * all->block_size * bytes;
+    const int32_t words_of_row = (int32_t)bytes / 4;
     cpa_kv_view words = {.k = (char *)all->k + cpa_kv_words_at(all, CPA_KEYS) + at,
                          .v = all->v_in_k ? NULL : (char *)all->v + cpa_kv_words_at(all, CPA_VALUES) + at,
                          .v_in_k = all->v_in_k,
                          .block_size = all->block_size,
                          .num_blocks = all->num_blocks,
                          .kv_heads = 1,
-                         .k_dim = 1,
-                         .v_dim = 1,
+                         .k_dim = words_of_row,
+                         .v_dim = words_of_row,
                          .k_block_stride = all->k_block_stride / 4,
                          .v_block_stride = all->v_block_stride / 4,
-                         .k_token_stride = 1,
-                         .v_token_stride = 1,
-                         .k_head_stride = 1,
-                         .v_head_stride = 1};
+                         .k_token_stride = words_of_row,
+                         .v_token_stride = words_of_row,
+                         .k_head_stride = words_of_row,
+                         .v_head_stride = words_of_row};
     return copy_of_head(&words, 0, count, k_out, v_out);
 }
 
@@ -130,7 +131,7 @@ static cpa_status read_cache(const gather *g, const cpa_verify_group *group, int
     CPA_TRY(worker->device->operators->kv_pack(&args, worker->stream));
     if (!cpa_kv_words_at(&all, CPA_KEYS)) return CPA_OK;
     head_copy scales =
-        copy_of_scales(&all, group->kv_head, count, k_out + count * all.k_dim, v_out + count * all.v_dim);
+        copy_of_scales(&all, group->kv_head, count, k_out + count * rows.out.k_dim, v_out + count * rows.out.v_dim);
     args.src = scales.head;
     args.dst = scales.out;
     return worker->device->operators->kv_pack(&args, worker->stream);

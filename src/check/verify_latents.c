@@ -26,11 +26,14 @@ static void take_scale(const cpa_attention_shape *cache, const cpa_verify_piece 
                        float *row) {
     const cpa_row_traits *traits = &cpa_dtype_traits_of(cache->kv_dtype)->rows[CPA_KEYS];
     const int64_t bytes = cpa_shape_row_bytes(cache, CPA_KEYS);
-    char raw[CPA_MAX_HEAD_DIM * sizeof(float)];
-    char *scale = raw + cache->k_dim - traits->tail + (int64_t)before * traits->scale_bytes;
+    const int64_t behind = cpa_kv_scale_bytes(cache->kv_dtype, CPA_KEYS, 0);
+    const int64_t scale_bytes = behind ? 1 : traits->scale_bytes; /* of a tile */
+    char raw[CPA_MAX_HEAD_DIM * sizeof(float)], words[sizeof(int64_t)];
+    char *scale = (behind ? words : raw + cache->k_dim - traits->tail) + before * scale_bytes;
     memcpy(raw, piece->k + index * bytes, (size_t)bytes);
-    memcpy(scale + traits->scale_bytes, scale, (size_t)traits->scale_bytes);
-    cpa_reference_read_rows(raw, NULL, cache->kv_dtype, 0, 1, cache->k_dim, row);
+    memcpy(words, piece->k + piece->tokens * bytes + index * behind, (size_t)behind);
+    memcpy(scale + scale_bytes, scale, (size_t)scale_bytes);
+    cpa_reference_read_rows(raw, words, cache->kv_dtype, 0, 1, cache->k_dim, row);
 }
 
 /* The columns [from, from + count) of a row and those behind them change places. */

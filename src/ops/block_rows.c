@@ -150,7 +150,7 @@ static void move_row(const cpa_block_layout *layout, char *block, int64_t token,
         char *rows = block + section->at + token * bytes;
         memcpy(is_import ? rows : row, is_import ? row : rows, (size_t)bytes);
         row += bytes;
-        char *scales = block + section->at + section->bytes - section->heads * layout->block_size * word;
+        char *scales = block + section->at + section->scales_at;
         for (int32_t head = 0; head < section->heads && word > 0; head++, row += word) {
             char *scale = scales + (head * layout->block_size + token) * word;
             memcpy(is_import ? scale : row, is_import ? row : scale, (size_t)word);
@@ -169,7 +169,7 @@ static cpa_status move_block_on_device(const pass *p, const cpa_block_layout *la
         CPA_TRY(p->is_import ? table->copy_rows(at, bytes, rows, pitch, bytes, tokens, p->stream)
                              : table->copy_rows(rows, pitch, at, bytes, bytes, tokens, p->stream));
         rows += bytes;
-        at += section->bytes - section->heads * tokens * word;
+        at += section->scales_at;
         for (int32_t head = 0; head < section->heads && word > 0; head++, at += tokens * word, rows += word)
             CPA_TRY(p->is_import ? table->copy_rows(at, word, rows, pitch, word, tokens, p->stream)
                                  : table->copy_rows(rows, pitch, at, word, word, tokens, p->stream));

@@ -156,6 +156,9 @@ static cpa_status check_tiles(const char *where, const cpa_attention_shape *s, c
     REQUIRE(err, !row->tile || (s->k_dim > row->tail && (s->k_dim - row->tail) % row->tile == 0),
             "%s: k_dim is %d for a cache of %s, expected a multiple of %d and %d more", where, s->k_dim,
             cpa_dtype_name(s->kv_dtype), row->tile, row->tail);
+    REQUIRE(err, !row->width || (s->k_dim == row->width && s->kv_heads == 1),
+            "%s: k_dim is %d with %d KV heads for a cache of %s, expected %d and 1", where, s->k_dim, s->kv_heads,
+            cpa_dtype_name(s->kv_dtype), row->width);
     return CPA_OK;
 }
 
@@ -270,22 +273,27 @@ static cpa_status check_row_scales(const char *where, const cpa_kv_view *kv, cpa
     const int64_t stride = side->strides[BLOCK];
     if (!cpa_kv_scale_bytes(kv->dtype, part, scale)) return CPA_OK;
     int64_t least = cpa_kv_block_bytes(kv->dtype, part, scale, kv->block_size, kv->kv_heads, side->dim);
-    REQUIRE(err, stride == 0 || (stride >= least && stride % 4 == 0),
-            "%s: a block stride is %lld, expected a multiple of 4 and at least %lld, scales included", where,
-            (long long)stride, (long long)least);
+    const int64_t multiple = cpa_dtype_has_tiles(kv->dtype) ? cpa_dtype_traits_of(kv->dtype)->block_multiple : 4;
+    REQUIRE(err, stride == 0 || (stride >= least && stride % multiple == 0),
+            "%s: a block stride is %lld, expected a multiple of %lld and at least %lld, scales included", where,
+            (long long)stride, (long long)multiple, (long long)least);
     REQUIRE(err, (uintptr_t)side->pool % 4 == 0, "%s: the pool at %p is not a multiple of 4", where, side->pool);
     return CPA_OK;
 }
 
-/* Rows with scales of tiles hold them as floats, and bf16 behind. */
+/* Rows with scales of tiles hold them as floats, and bf16 behind; or have them right behind the last row of a block. */
 static cpa_status check_tiled_rows(const char *where, const cpa_kv_view *kv, const view_side *resolved,
                                    cpa_error *err) {
-    const int64_t *strides = resolved->strides, bytes = sizeof(float);
+    const cpa_row_traits *row = &cpa_dtype_traits_of(kv->dtype)->rows[CPA_KEYS];
+    const int64_t *strides = resolved->strides, bytes = row->width ? 16 : sizeof(float);
     const int64_t places = (int64_t)(uintptr_t)resolved->pool | strides[BLOCK] | strides[TOKEN] | strides[HEAD];
     REQUIRE(err, !cpa_dtype_has_tiles(kv->dtype) || places % bytes == 0,
-            "%s: the pool at %p has the strides %lld, %lld and %lld, expected multiples of 4 bytes for %s", where,
+            "%s: the pool at %p has the strides %lld, %lld and %lld, expected multiples of %lld bytes for %s", where,
             resolved->pool, (long long)strides[BLOCK], (long long)strides[TOKEN], (long long)strides[HEAD],
-            cpa_dtype_name(kv->dtype));
+            (long long)bytes, cpa_dtype_name(kv->dtype));
+    const int64_t row_bytes = cpa_row_bytes(row, resolved->dim);
+    REQUIRE(err, !row->width || strides[TOKEN] == row_bytes, "%s: a token stride is %lld, expected %lld for %s", where,
+            (long long)strides[TOKEN], (long long)row_bytes, cpa_dtype_name(kv->dtype));
     return CPA_OK;
 }
 

@@ -48,8 +48,8 @@ cpa_status cpa_dtype_of_name(const char *name, cpa_dtype *out, cpa_error *err) {
                         "int8, the only one of turboquant's that does",
                         name);
     REQUIRE(err, dtype >= 0,
-            "dtype: found '%s', expected fp32, bf16, fp16, fp8_e4m3, fp8_e5m2, int8, fp8_t128 or another name of one "
-            "of these",
+            "dtype: found '%s', expected fp32, bf16, fp16, fp8_e4m3, fp8_e5m2, int8, fp8_t128, fp8_t64 or another name "
+            "of one of these",
             name);
     *out = (cpa_dtype)dtype;
     return CPA_OK;

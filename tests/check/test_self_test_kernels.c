@@ -55,6 +55,7 @@ static void every_shape_passes(void) {
         in_layout(options_of(CPA_F16, CPA_INT8, 4, 2, 64, 64, 16), CPA_HEAD_MAJOR),
         of_latents(options_of(CPA_BF16, CPA_BF16, 7, 1, 576, 512, 64)),
         of_latents(options_of(CPA_BF16, CPA_FP8_T128, 3, 1, 576, 512, 16)),
+        of_latents(options_of(CPA_BF16, CPA_FP8_T64, 3, 1, 512, 512, 16)),
         of_latents(options_of(CPA_F16, CPA_FP8_E4M3, 4, 1, 48, 32, 32)),
     };
     for (size_t i = small ? 1 : 0; i < (small ? 2 : sizeof shapes / sizeof shapes[0]); i++) {

@@ -97,6 +97,10 @@ static void every_form_of_cache_is_checked(void) {
     cpa_engine_stats stats;
     CU_ASSERT_TRUE(cpa_test_engine_run(&options, requests, 2, NULL, NULL, &stats));
     CPA_ASSERT_ORDER(stats.verify_rows, >, 50);
+    options.model.attention.k_dim = 512, options.model.attention.v_dim = 448;
+    options.model.attention.kv_dtype = CPA_FP8_T64;
+    CU_ASSERT_TRUE(cpa_test_engine_run(&options, requests, 2, NULL, NULL, &stats));
+    CPA_ASSERT_ORDER(stats.verify_rows, >, 50);
     forms[PREFILL].widths.k_dim = 40;
 }
 

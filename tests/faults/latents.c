@@ -45,14 +45,16 @@ static void turn(char *row, int64_t bytes, int64_t n) {
     memcpy(row, turned, (size_t)bytes);
 }
 
-static void spoil_row(char *row, const cpa_kv_view *kv) {
+/* `words`: where scales that lie behind the rows of the block have those of the row. */
+static void spoil_row(char *row, char *words, const cpa_kv_view *kv) {
     const cpa_row_traits *traits = &cpa_dtype_traits_of(kv->dtype)->rows[CPA_KEYS];
     const int64_t bytes = cpa_kv_row_bytes(kv->dtype, CPA_KEYS, kv->k_dim), rope = kv->k_dim - kv->v_dim;
     const int64_t element = traits->tail > 0 ? 2 : cpa_dtype_bytes(kv->dtype), rope_bytes = rope * element;
-    char *scales = row + kv->k_dim - traits->tail;
+    char *scales = traits->scale_in_row ? row + kv->k_dim - traits->tail : words;
+    const int64_t scale_bytes = traits->scale_in_row ? traits->scale_bytes : 1; /* of a tile */
     if (cpa_fault_is(CPA_FAULT_SWAPPED_HALVES)) turn(row + bytes - rope_bytes, rope_bytes, rope_bytes / 2);
     if (cpa_fault_is(CPA_FAULT_WRONG_TILE) && traits->tile > 0)
-        memcpy(scales + traits->scale_bytes, scales, (size_t)traits->scale_bytes);
+        memcpy(scales + scale_bytes, scales, (size_t)scale_bytes);
     if (cpa_fault_is(CPA_FAULT_LATE_VALUES) && traits->tile == 0) turn(row, bytes, bytes - rope_bytes);
 }
 
@@ -71,7 +73,8 @@ static cpa_status spoil_cache(cpa_kv_view *kv, cpa_stream *stream) {
     CPA_TRY_GOTO(table->stream_sync(stream), done);
     for (int64_t block = 0; block < given.num_blocks; block++)
         for (int64_t t = 0; t < given.block_size; t++)
-            spoil_row(memory + block * pool.block_stride + t * pool.token_stride, &given);
+            spoil_row(memory + block * pool.block_stride + t * pool.token_stride,
+                      memory + block * pool.block_stride + pool.scales_at + t * pool.scale_bytes, &given);
     CPA_TRY_GOTO(table->copy(kept.memory, memory, bytes, stream), done);
     CPA_TRY_GOTO(table->stream_sync(stream), done);
     *kv = given;

@@ -118,6 +118,20 @@ static const cpa_attend_case CASES[] = {
      .mask = {.causal = 1, .sinks = 4, .window = 900},
      .q_dtype = CPA_BF16,
      .kv_dtype = CPA_FP8_T128},
+    {.q_heads = 5,
+     .kv_heads = 1,
+     .k_dim = 512,
+     .v_dim = 512,
+     .v_in_k = 1,
+     .scale = 0.07f,
+     .block_size = 16,
+     .cp_size = 1,
+     .interleave = 16,
+     .start = 1031,
+     .length = 1040,
+     .mask = {.causal = 1, .sinks = 4, .window = 900},
+     .q_dtype = CPA_BF16,
+     .kv_dtype = CPA_FP8_T64},
 };
 enum { N_CASES = sizeof CASES / sizeof CASES[0], SPLIT = CPA_HOST_SPLIT_TOKENS, MAX_ITEMS = 4096 };
 

@@ -43,7 +43,8 @@ static void every_format(void) {
         int32_t n_scales;
     } formats[] = {{CPA_BF16, CPA_BF16, 0, 0},        {CPA_F16, CPA_F16, 0, 0},      {CPA_F32, CPA_F32, 0, 0},
                    {CPA_BF16, CPA_FP8_E4M3, 0.1f, 0}, {CPA_F16, CPA_FP8_E4M3, 0, 0}, {CPA_BF16, CPA_FP8_E4M3, 0, 1},
-                   {CPA_BF16, CPA_FP8_T128, 0, 0},    {CPA_F32, CPA_FP8_T128, 0, 0}, {CPA_BF16, CPA_INT8, 0, 0}};
+                   {CPA_BF16, CPA_FP8_T128, 0, 0},    {CPA_F32, CPA_FP8_T128, 0, 0}, {CPA_BF16, CPA_INT8, 0, 0},
+                   {CPA_BF16, CPA_FP8_T64, 0, 0},     {CPA_F16, CPA_FP8_T64, 0, 0}};
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
         for (int prefill = 0; prefill < 2; prefill++) {
             cpa_attend_case shape = LATENT;
@@ -52,6 +53,7 @@ static void every_format(void) {
             shape.k_scale = formats[i].scale;
             shape.n_scales = formats[i].n_scales;
             shape.head_major = i % 2;
+            if (shape.kv_dtype == CPA_FP8_T64) shape.k_dim = shape.v_dim = 512;
             if (prefill) shape.start = 0, shape.length = 40, shape.q_heads = 5;
             CU_ASSERT_EQUAL(wrong_rows(&shape, 0), 0);
         }
@@ -155,6 +157,7 @@ static void shards_masks_and_rules(void) {
         shape.cp_size = 1 + i % 3, shape.interleave = i % 2 ? 64 : 16, shape.block_size = 16;
         if (i % 4 == 1) shape.k_dim = 48, shape.v_dim = 32, shape.scale = 0.2f;
         if (i % 4 == 3) shape.kv_dtype = CPA_FP8_T128;
+        if (i % 8 == 6) shape.kv_dtype = CPA_FP8_T64, shape.k_dim = shape.v_dim = 512;
         CU_ASSERT_EQUAL(wrong_rows(&shape, what), 0);
     }
 }

@@ -51,9 +51,32 @@ static uint8_t nearest_code(float x) {
     return (uint8_t)(best | (signbit(x) ? 0x80 : 0));
 }
 
-/* What a cache holds of a row, x [dim] in dtype; returns its bytes. */
-static int64_t oracle_row(const cpa_kv_view *kv, const float *x, uint8_t *row) {
+/* 448 codes of elements rounded to bf16, with a power of two for each 64; returns the bytes of a row. */
+static int64_t oracle_powers(const float *x, uint8_t *row, uint8_t *words) {
+    memset(words, 0, 8);
+    for (int32_t t = 0; t < 7; t++) {
+        float tile[64], most = 1e-4f;
+        int exponent;
+        for (int32_t i = 0; i < 64; i++) {
+            tile[i] = cpa_reference_round(x[t * 64 + i], CPA_BF16);
+            if (isfinite(tile[i])) most = fmaxf(most, fabsf(tile[i]));
+        }
+        const float fraction = frexpf(most / 448, &exponent); /* in [1/2, 1) */
+        if (fraction == 0.5f) exponent--;
+        words[t] = (uint8_t)(exponent + 127);
+        for (int32_t i = 0; i < 64; i++) row[t * 64 + i] = nearest_code(ldexpf(tile[i], -exponent));
+    }
+    for (int32_t d = 448; d < 512; d++) {
+        const float rounded = cpa_reference_round(x[d], CPA_BF16);
+        cpa_narrow(row + 448 + (d - 448) * 2, &rounded, CPA_BF16, 1);
+    }
+    return 576;
+}
+
+/* What a cache holds of a row, x [dim] in dtype, and behind the rows of its block; returns its bytes. */
+static int64_t oracle_row(const cpa_kv_view *kv, const float *x, uint8_t *row, uint8_t *words) {
     const int32_t dim = kv->k_dim;
+    if (kv->dtype == CPA_FP8_T64) return oracle_powers(x, row, words);
     if (cpa_dtype_is_plain(kv->dtype)) {
         for (int32_t d = 0; d < dim; d++) {
             const float rounded = cpa_reference_round(x[d], kv->dtype);
@@ -131,12 +154,16 @@ static void writes_of(cpa_dtype from, cpa_dtype to, int32_t dim, int64_t stride)
     cpa_kv_fixture f, want;
     cpa_kv_fixture_init_view(&f, latents(to, dim, 0.1f, BLOCKS), 0);
     cpa_kv_fixture_init_view(&want, latents(to, dim, 0.1f, BLOCKS), 0);
+    const int64_t block_bytes = f.k_bytes / BLOCKS;
     for (int64_t t = 0; t < TOKENS; t++) {
-        uint8_t row[CPA_MAX_HEAD_DIM * 4];
+        uint8_t row[CPA_MAX_HEAD_DIM * 4], words[8];
         slots[t] = t % 9 == 4 ? -1 : (t * 29) % (BLOCKS * BLOCK);
-        const int64_t bytes = oracle_row(&f.view, wide + t * dim, row);
-        if (slots[t] >= 0) memcpy((char *)want.view.k + slots[t] * bytes, row, (size_t)bytes);
-        if (t == 0) CU_ASSERT_EQUAL(bytes * BLOCKS * BLOCK, f.k_bytes);
+        const int64_t bytes = oracle_row(&f.view, wide + t * dim, row, words);
+        if (t == 0) CU_ASSERT_EQUAL(block_bytes, to == CPA_FP8_T64 ? 9792 : BLOCK * bytes);
+        if (slots[t] < 0) continue;
+        char *block = (char *)want.view.k + slots[t] / BLOCK * block_bytes;
+        memcpy(block + slots[t] % BLOCK * bytes, row, (size_t)bytes);
+        if (to == CPA_FP8_T64) memcpy(block + BLOCK * bytes + slots[t] % BLOCK * 8, words, sizeof words);
     }
     const cpa_kv_view view = cpa_kv_fixture_upload(&f, stream);
     void *k = cpa_test_upload(stream, rows, TOKENS * stride * cpa_dtype_bytes(from));
@@ -170,6 +197,8 @@ static void writes_have_the_bytes_of_an_oracle(void) {
                 writes_of((cpa_dtype)from, caches[to], latent + 64, latent + 64 + (latent == 512 ? 8 : 3));
             }
         }
+        writes_of((cpa_dtype)from, CPA_FP8_T64, 512, 512);
+        writes_of((cpa_dtype)from, CPA_FP8_T64, 512, 515);
     }
     close_device();
 }
@@ -178,19 +207,21 @@ static void writes_have_the_bytes_of_an_oracle(void) {
 
 /* A cache whose every byte differs, and what it is after copies, moves and packing. */
 static void blocks_and_tokens_keep_their_bytes(void) {
-    static const cpa_dtype caches[] = {CPA_BF16, CPA_FP8_E4M3, CPA_FP8_T128};
+    static const cpa_dtype caches[] = {CPA_BF16, CPA_FP8_E4M3, CPA_FP8_T128, CPA_FP8_T64};
     open_device();
     for (size_t i = 0; i < sizeof caches / sizeof *caches; i++) {
+        const int32_t dim = caches[i] == CPA_FP8_T64 ? 512 : 576;
         for (int scaled = 0; scaled < 2; scaled++) { /* e4m3: rows have scales, or the tensor has */
             static const int64_t pairs[][2] = {{0, 5}, {3, 1}};
             static const int32_t table[] = {2, 0, 3};
             const cpa_kv_range range = {.first = BLOCK, .count = BLOCK + 5, .dst_block = 1};
             const int64_t slots[][2] = {{7, 100}, {100, 7}, {-1, 3}, {50, 51}};
             cpa_kv_fixture f, g;
-            cpa_kv_fixture_init_view(&f, latents(caches[i], 576, scaled ? 0.1f : 0, BLOCKS), 0);
-            cpa_kv_fixture_init_view(&g, latents(caches[i], 576, scaled ? 0.1f : 0, BLOCKS), 0);
+            cpa_kv_fixture_init_view(&f, latents(caches[i], dim, scaled ? 0.1f : 0, BLOCKS), 0);
+            cpa_kv_fixture_init_view(&g, latents(caches[i], dim, scaled ? 0.1f : 0, BLOCKS), 0);
             char *bytes = f.view.k;
-            const int64_t row = cpa_kv_row_bytes(caches[i], CPA_KEYS, 576), block = f.k_bytes / BLOCKS;
+            const int64_t row = cpa_kv_row_bytes(caches[i], CPA_KEYS, dim), block = f.k_bytes / BLOCKS;
+            const int64_t word = caches[i] == CPA_FP8_T64 ? 8 : caches[i] == CPA_FP8_E4M3 && !scaled ? 4 : 0;
             for (int64_t b = 0; b < f.k_bytes; b++) bytes[b] = (char)(b * 131 + b / 251);
             const cpa_kv_view view = cpa_kv_fixture_upload(&f, stream), other = cpa_kv_fixture_upload(&g, stream);
             const cpa_kv_copy_args copy = {sizeof copy, view, view, pairs, 2};
@@ -205,7 +236,7 @@ static void blocks_and_tokens_keep_their_bytes(void) {
             CU_ASSERT_EQUAL(cpa_kv_pack(&pack, stream), CPA_OK);
             char *expected = malloc((size_t)f.k_bytes), *packed = malloc((size_t)f.k_bytes);
             memcpy(expected, bytes, (size_t)f.k_bytes);
-            const int64_t behind = block - BLOCK * row; /* scales of rows, 4 bytes each, and no more */
+            const int64_t behind = BLOCK * word; /* scales of rows, and no more */
             for (int p = 0; p < 2 && behind; p++)
                 memcpy(expected + pairs[p][1] * block + BLOCK * row, bytes + pairs[p][0] * block + BLOCK * row,
                        (size_t)behind);
@@ -216,16 +247,16 @@ static void blocks_and_tokens_keep_their_bytes(void) {
                 const int64_t at = from / BLOCK * block, there = to / BLOCK * block;
                 memcpy(expected + there + to % BLOCK * row, packed + at + from % BLOCK * row, (size_t)row);
                 if (behind)
-                    memcpy(expected + there + BLOCK * row + to % BLOCK * 4,
-                           packed + at + BLOCK * row + from % BLOCK * 4, 4);
+                    memcpy(expected + there + BLOCK * row + to % BLOCK * word,
+                           packed + at + BLOCK * row + from % BLOCK * word, (size_t)word);
             }
             memset(packed, 0xff, (size_t)f.k_bytes);
             for (int64_t t = 0; t < range.count; t++) {
                 const int64_t at = table[1 + t / BLOCK] * block, there = (1 + t / BLOCK) * block;
                 memcpy(packed + there + t % BLOCK * row, expected + at + t % BLOCK * row, (size_t)row);
                 if (behind)
-                    memcpy(packed + there + BLOCK * row + t % BLOCK * 4, expected + at + BLOCK * row + t % BLOCK * 4,
-                           4);
+                    memcpy(packed + there + BLOCK * row + t % BLOCK * word,
+                           expected + at + BLOCK * row + t % BLOCK * word, (size_t)word);
             }
             cpa_kv_fixture_download(&f, &view, stream);
             cpa_kv_fixture_download(&g, &other, stream);
@@ -245,17 +276,18 @@ static void blocks_and_tokens_keep_their_bytes(void) {
 
 /* From each form to each other: what the first stands for, written as the second. */
 static void forms_become_each_other(void) {
-    static const cpa_dtype forms[] = {CPA_BF16, CPA_F32, CPA_FP8_E4M3, CPA_FP8_T128};
-    enum { FORMS = 4, DIM = 576 };
+    enum { FORMS = 4 };
     open_device();
-    for (int pair = 0; pair < FORMS * FORMS; pair++) {
+    for (int i = 0; i < 2 * FORMS * FORMS; i++) {
+        const int pair = i / 2, dim = i % 2 ? 512 : 576;
+        const cpa_dtype forms[] = {CPA_BF16, CPA_F32, CPA_FP8_E4M3, i % 2 ? CPA_FP8_T64 : CPA_FP8_T128};
         const int64_t pairs[][2] = {{1, 2}, {4, 0}};
         cpa_kv_fixture from, to;
-        cpa_kv_fixture_init_view(&from, latents(forms[pair % FORMS], DIM, 0.1f, BLOCKS), 0);
-        cpa_kv_fixture_init_view(&to, latents(forms[pair / FORMS], DIM, 0.25f, BLOCKS), 0);
+        cpa_kv_fixture_init_view(&from, latents(forms[pair % FORMS], dim, 0.1f, BLOCKS), 0);
+        cpa_kv_fixture_init_view(&to, latents(forms[pair / FORMS], dim, 0.25f, BLOCKS), 0);
         for (int64_t t = 0; t < (int64_t)BLOCKS * BLOCK; t++) {
-            float x[DIM];
-            for (int32_t d = 0; d < DIM; d++) x[d] = element(t, d);
+            float x[CPA_MAX_HEAD_DIM];
+            for (int32_t d = 0; d < dim; d++) x[d] = element(t, d);
             cpa_kv_fixture_store(&from, t / BLOCK, t % BLOCK, 0, x, NULL);
         }
         const cpa_kv_view src = cpa_kv_fixture_upload(&from, stream), dst = cpa_kv_fixture_upload(&to, stream);
@@ -266,14 +298,18 @@ static void forms_become_each_other(void) {
         int wrong = 0;
         for (int p = 0; p < 2; p++) {
             for (int64_t t = 0; t < BLOCK; t++) {
-                const int64_t bytes = cpa_kv_row_bytes(to.view.dtype, CPA_KEYS, DIM);
-                const char *at = (const char *)to.view.k + (pairs[p][1] * BLOCK + t) * bytes;
-                uint8_t row[DIM * 4];
-                float x[DIM];
+                const int64_t bytes = cpa_kv_row_bytes(to.view.dtype, CPA_KEYS, dim);
+                const char *block = (const char *)to.view.k + pairs[p][1] * (to.k_bytes / BLOCKS);
+                const char *from_block = (const char *)from.view.k + pairs[p][0] * (from.k_bytes / BLOCKS);
+                uint8_t row[CPA_MAX_HEAD_DIM * 4], words[8];
+                float x[CPA_MAX_HEAD_DIM];
                 cpa_kv_fixture_load(&from, pairs[p][0], t, 0, x, NULL);
-                oracle_row(&to.view, x, row);
-                if (same) memcpy(row, (const char *)from.view.k + (pairs[p][0] * BLOCK + t) * bytes, (size_t)bytes);
-                wrong += memcmp(at, row, (size_t)bytes) != 0;
+                oracle_row(&to.view, x, row, words);
+                if (same) memcpy(row, from_block + t * bytes, (size_t)bytes);
+                if (same && to.view.dtype == CPA_FP8_T64)
+                    memcpy(words, from_block + BLOCK * bytes + t * 8, sizeof words);
+                wrong += memcmp(block + t * bytes, row, (size_t)bytes) != 0;
+                if (to.view.dtype == CPA_FP8_T64) wrong += memcmp(block + BLOCK * bytes + t * 8, words, 8) != 0;
             }
         }
         CU_ASSERT_EQUAL(wrong, 0);
@@ -349,6 +385,7 @@ static void gathered_rows_are_rounded_once(void) {
     for (size_t i = 0; i < 3 * 4 * 3; i++)
         gathers_of(caches[i / 3 % 4], dims[i % 3], (cpa_dtype)(i / 12), 0, 16 + (int64_t)i % 3);
     for (int dst = 0; dst < CPA_DTYPE_COUNT; dst++) gathers_of(CPA_FP8_T128, 576, (cpa_dtype)dst, 0, 16);
+    for (int dst = 0; dst < CPA_DTYPE_COUNT; dst++) gathers_of(CPA_FP8_T64, 512, (cpa_dtype)dst, 0, 16);
     for (size_t i = 0; i < 4; i++) gathers_of(caches[i], 576, CPA_F32, 1, 16);
     gathers_of(CPA_FP8_T128, 576, CPA_F32, 1, 16);
     close_device();
@@ -394,7 +431,7 @@ static void expect_bad_view(cpa_kv_view view, const char *line) {
 }
 
 static void bad_caches_are_refused(void) {
-    static float pool[2 * 16 * 656 / 4 + 1];
+    static _Alignas(16) float pool[2 * 16 * 656 / 4 + 1];
     const int64_t pairs[1][2] = {{0, 1}};
     open_device();
     cpa_kv_view good = latents(CPA_FP8_T128, 576, 0, 2), bad;
@@ -407,6 +444,13 @@ static void bad_caches_are_refused(void) {
     bad = good, bad.k_block_stride = 16 * 656 + 2, expect_bad_view(bad, "expected multiples of 4 bytes");
     bad = good, bad.k = NULL, expect_bad_view(bad, "the key pool is NULL");
     bad = good, bad.reserved[14] = 1, expect_bad_view(bad, "the reserved bytes of the view");
+    good = latents(CPA_FP8_T64, 512, 0, 2), good.k = pool;
+    bad = good, bad.k_block_stride = 37440 + 64;
+    expect_bad_view(bad, "a block stride is 37504, expected a multiple of 576 and at least 9792, scales included");
+    bad = good, bad.k_token_stride = 592, expect_bad_view(bad, "a token stride is 592, expected 576 for fp8_t64");
+    bad = good, bad.k = (char *)pool + 4, expect_bad_view(bad, "expected multiples of 16 bytes for fp8_t64");
+    bad = good, bad.k_scale = 1, expect_bad_view(bad, "for a cache of fp8_t64, expected none");
+    good = latents(CPA_FP8_T128, 576, 0, 2), good.k = pool;
     bad = latents(CPA_FP8_E4M3, 576, 0.1f, 1), bad.k = pool, bad.v_scale = 0.2f;
     expect_bad_view(bad, "k_scale is 0.1 and v_scale is 0.2, expected one");
     const cpa_kv_write_args without = {.size = sizeof without, .tokens = 1, .kv = good};

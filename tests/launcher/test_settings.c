@@ -88,9 +88,9 @@ static void formats_are_known_by_the_names_of_others(void) {
     const struct {
         const char *word;
         cpa_dtype dtype;
-    } names[] = {{"bfloat16", CPA_BF16},      {"half", CPA_F16},    {"float", CPA_F32},
-                 {"fp8", CPA_FP8_E4M3},       {"float16", CPA_F16}, {"turboquant_int8", CPA_INT8},
-                 {"fp8_ds_mla", CPA_FP8_T128}};
+    } names[] = {{"bfloat16", CPA_BF16},       {"half", CPA_F16},       {"float", CPA_F32},
+                 {"fp8", CPA_FP8_E4M3},        {"float16", CPA_F16},    {"turboquant_int8", CPA_INT8},
+                 {"fp8_ds_mla", CPA_FP8_T128}, {"fp8_t64", CPA_FP8_T64}};
     cpa_settings settings;
     cpa_error err;
     char line[128];

@@ -19,6 +19,7 @@ static const cpa_attention_shape SHAPES[] = {
     {.q_heads = 4, .kv_heads = 4, .k_dim = 32, .v_dim = 32, .kv_dtype = CPA_FP8_E4M3, .k_scale = .5f, .v_scale = 2},
     {.q_heads = 4, .kv_heads = 1, .k_dim = 96, .v_dim = 64, .v_in_k = 1, .kv_dtype = CPA_BF16},
     {.q_heads = 4, .kv_heads = 1, .k_dim = 576, .v_dim = 512, .v_in_k = 1, .kv_dtype = CPA_FP8_T128},
+    {.q_heads = 4, .kv_heads = 1, .k_dim = 512, .v_dim = 512, .v_in_k = 1, .kv_dtype = CPA_FP8_T64},
 };
 
 typedef struct cache {

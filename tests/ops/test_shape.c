@@ -78,10 +78,10 @@ static void sizes_of_codes_below_a_byte(void) {
         cpa_dtype_traits traits;
         int64_t slot; /* bytes of a key and a value of 128 */
     } forms[] = {
-        {{"k8v4", 1, 0, 1, {{8, 0, 1, 0, 0}, {4, 4, 1, 0, 0}}}, 196},
-        {{"4bit", 1, 0, 1, {{4, 2, 1, 0, 0}, {4, 4, 1, 0, 0}}}, 134},
-        {{"k3v4", 1, 0, 1, {{3, 2, 1, 0, 0}, {4, 4, 1, 0, 0}}}, 118},
-        {{"3bit", 1, 0, 1, {{3, 2, 1, 0, 0}, {3, 4, 1, 0, 0}}}, 102},
+        {{"k8v4", 1, 0, 1, {{8, 0, 1, 0, 0, 0}, {4, 4, 1, 0, 0, 0}}}, 196},
+        {{"4bit", 1, 0, 1, {{4, 2, 1, 0, 0, 0}, {4, 4, 1, 0, 0, 0}}}, 134},
+        {{"k3v4", 1, 0, 1, {{3, 2, 1, 0, 0, 0}, {4, 4, 1, 0, 0, 0}}}, 118},
+        {{"3bit", 1, 0, 1, {{3, 2, 1, 0, 0, 0}, {3, 4, 1, 0, 0, 0}}}, 102},
     };
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
         const cpa_dtype_traits *traits = &forms[i].traits;
@@ -94,7 +94,14 @@ static void sizes_of_codes_below_a_byte(void) {
     /* Latents: 512 codes, 4 scales of tiles and 64 elements of bf16; and 128 codes and a scale. */
     CU_ASSERT_EQUAL(cpa_kv_row_bytes(CPA_FP8_T128, CPA_KEYS, 576), 656);
     CU_ASSERT_EQUAL(cpa_kv_row_bytes(CPA_FP8_T128, CPA_KEYS, 192), 128 + 4 + 128);
-    const cpa_row_traits odd = {3, 2, 1, 0, 0};
+    /* 448 codes and 64 elements of bf16; 8 bytes of scales right behind the rows, and blocks of whole 576 bytes. */
+    CU_ASSERT_EQUAL(cpa_kv_row_bytes(CPA_FP8_T64, CPA_KEYS, 512), 576);
+    CU_ASSERT_EQUAL(cpa_kv_scale_bytes(CPA_FP8_T64, CPA_KEYS, 0), 8);
+    CU_ASSERT_EQUAL(cpa_kv_scales_at(CPA_FP8_T64, CPA_KEYS, 0, 64, 1, 512), 36864);
+    CU_ASSERT_EQUAL(cpa_kv_block_bytes(CPA_FP8_T64, CPA_KEYS, 0, 64, 1, 512), 37440);
+    CU_ASSERT_EQUAL(cpa_kv_block_bytes(CPA_FP8_T64, CPA_KEYS, 0, 1, 1, 512), 1152);
+    CU_ASSERT_EQUAL(cpa_kv_scales_at(CPA_INT8, CPA_KEYS, 0, 1, 3, 5), 32 - 12);
+    const cpa_row_traits odd = {3, 2, 1, 0, 0, 0};
     CU_ASSERT_EQUAL(cpa_row_bytes(&odd, 3), 2 + 2); /* 9 bits */
 }
 
@@ -141,7 +148,7 @@ static void bad_shapes(void) {
     bad = GOOD, bad.k_dim = 577, refuse(bad, CPA_INVALID, "k_dim is 577, expected 1..576");
     bad = GOOD, bad.v_dim = 0, refuse(bad, CPA_INVALID, "v_dim is 0");
     bad = GOOD, bad.dtype = CPA_INT8, refuse(bad, CPA_INVALID, "dtype is 4");
-    bad = GOOD, bad.kv_dtype = CPA_KV_DTYPE_COUNT, refuse(bad, CPA_INVALID, "kv_dtype is 7");
+    bad = GOOD, bad.kv_dtype = CPA_KV_DTYPE_COUNT, refuse(bad, CPA_INVALID, "kv_dtype is 8");
     bad = GOOD, bad.layout = (cpa_kv_layout)3, refuse(bad, CPA_INVALID, "layout is 3");
     bad = GOOD, bad.k_scale = bad.v_scale = 1, refuse(bad, CPA_INVALID, "k_scale is 1");
     bad.kv_dtype = CPA_FP8_E4M3;
@@ -180,6 +187,12 @@ static void scales_of_latents(void) {
     bad.k_dim = 512 + 32,
     refuse(bad, CPA_INVALID, "k_dim is 544 for a cache of fp8_t128, expected a multiple of 128 and 64");
     bad = GOOD, bad.kv_dtype = CPA_FP8_T128, refuse(bad, CPA_INVALID, "kv_dtype is fp8_t128 and v_in_k is 0");
+    bad = LATENT, bad.kv_dtype = CPA_FP8_T64, bad.k_dim = bad.v_dim = 512;
+    CU_ASSERT_EQUAL(cpa_check_shape("here", &bad, NULL), CPA_OK);
+    bad.k_dim = 576,
+    refuse(bad, CPA_INVALID, "k_dim is 576 with 1 KV heads for a cache of fp8_t64, expected 512 and 1");
+    bad.k_dim = 512, bad.kv_heads = 2;
+    refuse(bad, CPA_INVALID, "k_dim is 512 with 2 KV heads for a cache of fp8_t64, expected 512 and 1");
 }
 
 /* Each number tells two caches apart; dtype and scales do not where widths alone matter. */

@@ -142,7 +142,7 @@ extern "C" cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_launch *launc
     if (selection && selection->blocks) selected.blocks = *selection->blocks;
     const bool ruled = args->score.any || args->score.sink_logits || selected.lists.unit > 0 || selected.blocks.bits;
     const bool wide = args->k_dim > NARROW * WARP_LANES || args->v_dim > NARROW * WARP_LANES ||
-                      args->kv_dtype == CPA_FP8_T128;
+                      has_tiles(args->kv_dtype);
     const auto kernel = wide ? (ruled ? attend_simple<true, WIDE> : attend_simple<false, WIDE>)
                              : (ruled ? attend_simple<true, NARROW> : attend_simple<false, NARROW>);
     kernel<<<grid, WARPS * WARP_LANES, 0, cpa_cuda_handle(stream)>>>(*args, selected, rows);

@@ -22,11 +22,12 @@ struct cached_row {
     int32_t run_shift;
     int64_t run_stride;
     uint32_t word; /* of the row, if it is quantised */
+    const uint8_t *bytes; /* scales of a row of CPA_FP8_T64 */
 
     template <int ELEMENTS>
     __device__ float read(const cpa_cuda_attend_args &a, int32_t column) const {
         if constexpr (ELEMENTS == WIDE) {
-            if (a.kv_dtype == CPA_FP8_T128) return read_tiled(pool + at, a.k_dim, column);
+            if (has_tiles(a.kv_dtype)) return read_tiled(pool + at, bytes, a.kv_dtype, a.k_dim, column);
         }
         const int64_t i = at + (column >> run_shift) * run_stride + (column & ((1 << run_shift) - 1));
         return a.kv_dtype >= CPA_DTYPE_COUNT ? read_code(pool, a.kv_dtype, i, word) : read_element(pool, a.kv_dtype, i);
@@ -36,7 +37,7 @@ struct cached_row {
 /* The scale word of a row, or that of the tensor. */
 __device__ uint32_t word_of(const cpa_cuda_attend_args &a, const char *pool, int64_t block_stride, int64_t words_at,
                             float tensor_scale, int64_t block, int head, int64_t token) {
-    if (!words_at) return __float_as_uint(tensor_scale);
+    if (!words_at || has_tiles(a.kv_dtype)) return __float_as_uint(tensor_scale);
     return *(const uint32_t *)scale_word_at(a, pool, block_stride, words_at, block, head, token);
 }
 
@@ -49,10 +50,11 @@ __device__ cached_token token_at(const cpa_cuda_attend_args &a, int64_t block, i
     const int64_t v_at = block * a.v_block_stride + token * a.v_token_stride + kv_head * a.v_head_stride;
     const float k_scale = head_scale(a.k_scale, a.k_head_scales, a.head_scale_step, kv_head);
     const float v_scale = head_scale(a.v_scale, a.v_head_scales, a.head_scale_step, kv_head);
+    const uint8_t *bytes = (const uint8_t *)a.k + block * a.k_block_stride + a.k_words_at + token * POWER_SCALES;
     return {{a.k, k_at, a.k_run_shift, a.k_run_stride,
-             word_of(a, a.k, a.k_block_stride, a.k_words_at, k_scale, block, kv_head, token)},
+             word_of(a, a.k, a.k_block_stride, a.k_words_at, k_scale, block, kv_head, token), bytes},
             {a.v, v_at, a.v_run_shift, a.v_run_stride,
-             word_of(a, a.v, a.v_block_stride, a.v_words_at, v_scale, block, kv_head, token)}};
+             word_of(a, a.v, a.v_block_stride, a.v_words_at, v_scale, block, kv_head, token), bytes}};
 }
 
 template <int ELEMENTS>

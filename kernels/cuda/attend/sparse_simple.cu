@@ -42,7 +42,7 @@ extern "C" cpa_status cpa_cuda_sparse_simple(const cpa_cuda_sparse_args *args, c
     const int64_t rows = args->rows * a.group;
     const dim3 grid((unsigned)((rows + WARPS - 1) / WARPS), a.kv_heads);
     bool wide = a.k_dim > NARROW * WARP_LANES || a.v_dim > NARROW * WARP_LANES;
-    for (int scope = 0; scope < args->n_scopes; scope++) wide |= args->a[scope].kv_dtype == CPA_FP8_T128;
+    for (int scope = 0; scope < args->n_scopes; scope++) wide |= has_tiles(args->a[scope].kv_dtype);
     const auto kernel = wide ? sparse_simple<WIDE> : sparse_simple<NARROW>;
     kernel<<<grid, WARPS * WARP_LANES, 0, cpa_cuda_handle(stream)>>>(*args);
     return cpa_cuda_launched(stream, "sparse_attend");

@@ -31,6 +31,10 @@ struct rows_of {
     __device__ uint32_t *word(int64_t block, int64_t offset, int32_t head) const {
         return (uint32_t *)(memory + block * block_stride + words_at) + ((int64_t)head << block_shift) + offset;
     }
+    /* Scales of a row of CPA_FP8_T64, of one head. */
+    __device__ uint8_t *bytes(int64_t block, int64_t offset) const {
+        return (uint8_t *)memory + block * block_stride + words_at + offset * POWER_SCALES;
+    }
     __device__ float scale_of(int32_t head) const { return head_scale(scale, head_scales, head_scale_step, head); }
 };
 
@@ -41,49 +45,80 @@ struct row_place {
 
 using elements = float[ROUNDS][WIDTH];
 
-__device__ void read_row(const rows_of &from, const row_place &at, int32_t dim, int lane, elements &x) {
-    const char *row = from.row(at.block, at.offset, at.head);
-    uint32_t word = 0;
-    if (is_code(from.dtype))
-        word = from.words_at ? *from.word(at.block, at.offset, at.head) : __float_as_uint(from.scale_of(at.head));
+/* x = element(d) of each of the lane's columns; 0 past the end. */
+template <typename Element>
+__device__ void for_columns(int32_t dim, int lane, elements &x, const Element &element) {
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
 #pragma unroll
         for (int e = 0; e < WIDTH; e++) {
             const int32_t d = r * TILE + lane * WIDTH + e;
-            x[r][e] = d >= dim                         ? 0
-                      : from.dtype == CPA_FP8_T128     ? read_tiled(row, dim, d)
-                      : from.dtype >= CPA_DTYPE_COUNT  ? read_code(row, from.dtype, d, word)
-                                                       : read_element(row, from.dtype, d);
+            x[r][e] = d < dim ? element(d) : 0;
         }
     }
 }
 
-/* The scale of a round's tile; all lanes of the warp come here. */
-__device__ float tile_scale(const float (&x)[WIDTH]) {
+__device__ void read_row(const rows_of &from, const row_place &at, int32_t dim, int lane, elements &x) {
+    const char *row = from.row(at.block, at.offset, at.head);
+    if (has_tiles(from.dtype)) {
+        const uint8_t *bytes = from.bytes(at.block, at.offset);
+        for_columns(dim, lane, x, [&](int32_t d) { return read_tiled(row, bytes, from.dtype, dim, d); });
+    } else if (is_code(from.dtype)) {
+        const uint32_t word =
+            from.words_at ? *from.word(at.block, at.offset, at.head) : __float_as_uint(from.scale_of(at.head));
+        for_columns(dim, lane, x, [&](int32_t d) { return read_code(row, from.dtype, d, word); });
+    } else {
+        for_columns(dim, lane, x, [&](int32_t d) { return read_element(row, from.dtype, d); });
+    }
+}
+
+/* The largest magnitude of the tile of the lane's elements of a round: those of `lanes` neighbouring lanes. All lanes
+ * of the warp come here. */
+__device__ float tile_most(const float (&x)[WIDTH], int lanes) {
     float most = 0;
 #pragma unroll
     for (int e = 0; e < WIDTH; e++) most = fmaxf(most, fabsf(finite_or_zero(x[e])));
-    return fmaxf(__fdiv_rn(warp_max(most), 448.0f), FLT_MIN);
+    for (int step = lanes / 2; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, step));
+    return most;
+}
+
+/* Four codes, or elements of the tail, of a row. */
+__device__ void write_four(cpa_dtype dtype, char *row, int32_t dim, int32_t first, const float (&x)[WIDTH], float scale) {
+    const int32_t codes = dim - TILE_TAIL;
+    if (first < codes) {
+        uint32_t four = 0;
+#pragma unroll
+        for (int e = 0; e < WIDTH; e++) four |= (uint32_t)e4m3_code(__fdiv_rn(x[e], scale)) << (8 * e);
+        *(uint32_t *)(row + first) = four;
+    } else if (first < dim) {
+        uint32_t *tail = (uint32_t *)(row + tile_tail_at(dtype, dim) + (first - codes) * 2);
+        tail[0] = pack_pair<__nv_bfloat16>(x[0], x[1]);
+        tail[1] = pack_pair<__nv_bfloat16>(x[2], x[3]);
+    }
 }
 
 __device__ void write_tiles(char *row, int32_t dim, int lane, const elements &x) {
-    const int32_t codes = dim - TILE_TAIL;
+#pragma unroll
+    for (int r = 0; r < ROUNDS; r++) {
+        const float scale = fmaxf(__fdiv_rn(tile_most(x[r], WARP_LANES), 448.0f), FLT_MIN);
+        if (lane == 0 && r * TILE < dim - TILE_TAIL) ((float *)(row + tile_scales_at(dim)))[r] = scale;
+        write_four(CPA_FP8_T128, row, dim, r * TILE + lane * WIDTH, x[r], scale);
+    }
+}
+
+/* A round of T64 is two tiles; the byte of the tail is the pad. */
+__device__ void write_power_tiles(char *row, uint8_t *bytes, int32_t dim, int lane, const elements &x) {
+    constexpr int LANES = POWER_TILE / WIDTH;
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
         const int32_t first = r * TILE + lane * WIDTH;
-        const float scale = tile_scale(x[r]);
-        if (first < codes) {
-            uint32_t four = 0;
+        float rounded[WIDTH];
 #pragma unroll
-            for (int e = 0; e < WIDTH; e++) four |= (uint32_t)e4m3_code(__fdiv_rn(x[r][e], scale)) << (8 * e);
-            *(uint32_t *)(row + first) = four;
-            if (lane == 0) ((float *)(row + tile_scales_at(dim)))[r] = scale;
-        } else if (first < dim) {
-            uint32_t *tail = (uint32_t *)(row + tile_tail_at(dim) + (first - codes) * 2);
-            tail[0] = pack_pair<__nv_bfloat16>(x[r][0], x[r][1]);
-            tail[1] = pack_pair<__nv_bfloat16>(x[r][2], x[r][3]);
-        }
+        for (int e = 0; e < WIDTH; e++) rounded[e] = to_float(from_float<__nv_bfloat16>(x[r][e]));
+        const uint32_t byte = power_byte(tile_most(rounded, LANES));
+        if (first % POWER_TILE == 0 && first < dim)
+            bytes[first / POWER_TILE] = (uint8_t)(first < dim - TILE_TAIL ? byte : 0);
+        write_four(CPA_FP8_T64, row, dim, first, rounded, power_of(byte));
     }
 }
 
@@ -117,6 +152,8 @@ __device__ void write_row(const rows_of &to, const row_place &at, int32_t dim, i
     char *row = to.row(at.block, at.offset, at.head);
     if (to.dtype == CPA_FP8_T128) {
         write_tiles(row, dim, lane, x);
+    } else if (to.dtype == CPA_FP8_T64) {
+        write_power_tiles(row, to.bytes(at.block, at.offset), dim, lane, x);
     } else if (to.dtype >= CPA_DTYPE_COUNT) {
         write_codes(to, at, dim, lane, x);
     } else {
@@ -185,7 +222,8 @@ constexpr int PAIRS_A_LAUNCH = 1024;
 struct convert_args {
     rows_of from, to;
     int32_t heads, dim;
-    int64_t row_bytes; /* not 0: of rows that are copied as bytes */
+    int64_t row_bytes;   /* not 0: of rows that are copied as bytes, */
+    int64_t scale_bytes; /* and of the scales behind them */
     int32_t pairs[PAIRS_A_LAUNCH][2];
 };
 
@@ -197,6 +235,9 @@ __global__ void __launch_bounds__(THREADS) latent_convert(const __grid_constant_
     const row_place from = {a.pairs[blockIdx.y][0], offset, head}, to = {a.pairs[blockIdx.y][1], offset, head};
     if (a.row_bytes > 0) {
         copy_row(a.from.row(from.block, offset, head), a.to.row(to.block, offset, head), a.row_bytes, lane);
+        if (a.scale_bytes)
+            copy_row((const char *)a.from.bytes(from.block, offset), (char *)a.to.bytes(to.block, offset), a.scale_bytes,
+                     lane);
         return;
     }
     elements x;
@@ -286,6 +327,7 @@ extern "C" cpa_status cpa_cuda_latent_convert(const cpa_kv_convert_args *args, c
     a.from = cache_of(src), a.to = cache_of(dst);
     a.heads = src.kv_heads, a.dim = src.k_dim;
     a.row_bytes = src.dtype == dst.dtype ? cpa_kv_row_bytes(src.dtype, CPA_KEYS, src.k_dim) : 0;
+    a.scale_bytes = cpa_kv_scale_bytes(src.dtype, CPA_KEYS, 0);
     const int64_t rows = (int64_t)src.block_size * src.kv_heads;
     for (int64_t done = 0; done < args->n_pairs; done += PAIRS_A_LAUNCH) {
         const int count = (int)(args->n_pairs - done < PAIRS_A_LAUNCH ? args->n_pairs - done : PAIRS_A_LAUNCH);

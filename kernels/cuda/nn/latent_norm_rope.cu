@@ -14,7 +14,7 @@ template <typename T>
 __device__ uint32_t tile_word(const latent_pool &pool, const T *tile) {
     float low = 0, high = 0;
     for (int32_t i = threadIdx.x % WARP_LANES; i < pool.tile; i += WARP_LANES) {
-        const float finite = finite_or_zero(to_float(tile[i]));
+        const float finite = finite_or_zero(coded_element(pool, to_float(tile[i])));
         low = fminf(low, finite);
         high = fmaxf(high, finite);
     }
@@ -24,16 +24,18 @@ __device__ uint32_t tile_word(const latent_pool &pool, const T *tile) {
 
 /* Codes of a row: a warp takes a tile after the other. */
 template <typename T>
-__device__ void store_tiles(const latent_pool &pool, const T *latent, char *row, uint32_t *word_of_row) {
-    const cpa_dtype codes = pool.dtype == CPA_FP8_T128 ? CPA_FP8_E4M3 : pool.dtype;
+__device__ void store_tiles(const latent_pool &pool, const T *latent, const latent_place &to) {
+    const cpa_dtype codes = codes_of(pool);
+    char *row = to.row;
     for (int32_t t = threadIdx.x / WARP_LANES; t < pool.tiles; t += blockDim.x / WARP_LANES) {
         const T *tile = latent + t * pool.tile;
         const uint32_t word = tile_word(pool, tile);
         for (int32_t i = threadIdx.x % WARP_LANES; i < pool.tile; i += WARP_LANES)
-            row[t * pool.tile + i] = (char)code_of(codes, word, to_float(tile[i]));
+            row[t * pool.tile + i] = (char)code_of(codes, word, coded_element(pool, to_float(tile[i])));
         if (threadIdx.x % WARP_LANES != 0) continue;
         if (pool.scales_at) ((uint32_t *)(row + pool.scales_at))[t] = word;
-        if (word_of_row) *word_of_row = word;
+        if (pool.bytes_at) to.store_byte(pool, t, word);
+        if (pool.words_at) *to.word(pool) = word;
     }
     for (int32_t i = threadIdx.x; i < pool.tail; i += blockDim.x)
         ((__nv_bfloat16 *)(row + pool.tail_at))[i] = converted<__nv_bfloat16>(latent[pool.tiles * pool.tile + i]);
@@ -63,7 +65,7 @@ __device__ void store_latent(const latent_args &a, int64_t row, const T *latent)
     if (slot < 0) return;
     const latent_place to(pool, slot);
     if (pool.tiles) {
-        store_tiles(pool, latent, to.row, pool.words_at ? to.word(pool) : NULL);
+        store_tiles(pool, latent, to);
     } else {
         store_plain(pool.dtype, latent, a.k_dim, to.row);
     }
@@ -108,7 +110,7 @@ latent_pool pool_of(const cpa_latent_norm_rope_args *args, cpa_stream *stream) {
     pool.block_shift = cpa_cuda_log2(kv.block_size);
     pool.scale = keys.tensor_scale;
     pool.head_scales = keys.head_scales;
-    pool.words_at = cpa_kv_words_at(&kv, CPA_KEYS);
+    (row->tile ? pool.bytes_at : pool.words_at) = cpa_kv_words_at(&kv, CPA_KEYS);
     pool.bad_slot = ((cpa_cuda_stream *)stream)->bad_slot;
     pool.nonfinite = args->nonfinite;
     if (!cpa_dtype_is_quantised(kv.dtype)) return pool;
@@ -116,8 +118,8 @@ latent_pool pool_of(const cpa_latent_norm_rope_args *args, cpa_stream *stream) {
     pool.tail = row->tail;
     pool.tile = row->tile ? row->tile : coded;
     pool.tiles = coded / pool.tile;
-    pool.scales_at = row->tile ? coded : 0;
-    pool.tail_at = coded + pool.tiles * (int64_t)sizeof(float);
+    pool.scales_at = row->tile && row->scale_in_row ? coded : 0;
+    pool.tail_at = coded + (row->scale_in_row ? pool.tiles * (int64_t)sizeof(float) : 0);
     return pool;
 }
 

@@ -4,7 +4,7 @@
 
 #include <float.h>
 
-#include "kernels/cuda/cache/quant.cuh"
+#include "kernels/cuda/cache/tiles.cuh"
 #include "kernels/cuda/nn/norm_rows.cuh"
 #include "kernels/cuda/nn/rotate.cuh"
 
@@ -19,7 +19,7 @@ struct latent_pool {
     int32_t block_shift;
     float scale; /* of all rows; 0: rows or tiles have scales of their own */
     const float *head_scales;
-    int64_t words_at;           /* from a block to the scales of its rows; 0: none are there */
+    int64_t words_at, bytes_at; /* from a block to the scales of its rows, or of their tiles; 0: none are there */
     int32_t tile, tiles, tail;  /* elements that share a scale, how many such, and those behind them */
     int64_t scales_at, tail_at; /* from the start of a row to its scales of tiles, 0: it has none, and to its tail */
     cpa_cuda_bad_slot *bad_slot;
@@ -47,8 +47,17 @@ __device__ int64_t checked_slot(const latent_pool &pool, int64_t row, int64_t sl
     return -1;
 }
 
+/* The codes of a quantised cache, and what is made a code of an element. */
+__device__ cpa_dtype codes_of(const latent_pool &pool) {
+    return has_tiles(pool.dtype) ? CPA_FP8_E4M3 : pool.dtype;
+}
+__device__ float coded_element(const latent_pool &pool, float x) {
+    return pool.dtype == CPA_FP8_T64 ? to_float(from_float<__nv_bfloat16>(x)) : x;
+}
+
 /* The scale word of a tile whose finite elements and 0 span [low, high]. */
 __device__ uint32_t tile_word(const latent_pool &pool, float low, float high) {
+    if (pool.dtype == CPA_FP8_T64) return power_byte(fmaxf(high, -low)) << 23;
     if (pool.dtype == CPA_FP8_T128) return __float_as_uint(fmaxf(__fdiv_rn(fmaxf(high, -low), 448.0f), FLT_MIN));
     return scale_word(pool.dtype, head_scale(pool.scale, pool.head_scales, 0, 0), low, high);
 }
@@ -65,6 +74,12 @@ struct latent_place {
     }
     /* The scale of a row that has one of its own behind all rows of the block. */
     __device__ uint32_t *word(const latent_pool &pool) const { return (uint32_t *)(block + pool.words_at) + offset; }
+    /* The scale of a tile of CPA_FP8_T64, from its word; with that of the first the pad behind the last. */
+    __device__ void store_byte(const latent_pool &pool, int32_t tile, uint32_t word) const {
+        uint8_t *bytes = (uint8_t *)block + pool.bytes_at + offset * POWER_SCALES;
+        bytes[tile] = (uint8_t)(word >> 23);
+        if (tile == 0) bytes[pool.tiles] = 0;
+    }
 };
 
 } // namespace

@@ -41,7 +41,7 @@ __device__ void find_words(const latent_pool &pool, const lane_latent<T> &row,
     row.for_units([&](int i, int32_t) {
 #pragma unroll
         for (int e = 0; e < row.UNIT; e++) {
-            const float finite = finite_or_zero(to_float(row.part[i].element[e]));
+            const float finite = finite_or_zero(coded_element(pool, to_float(row.part[i].element[e])));
             low[i] = fminf(low[i], finite), high[i] = fmaxf(high[i], finite);
         }
     });
@@ -65,7 +65,7 @@ __device__ void store_codes(const latent_pool &pool, const lane_latent<T> &row, 
                             const uint32_t (&word)[lane_latent<T>::UNITS]) {
     constexpr int UNIT = lane_latent<T>::UNIT;
     const int32_t coded = pool.tile * pool.tiles;
-    const cpa_dtype codes = pool.dtype == CPA_FP8_T128 ? CPA_FP8_E4M3 : pool.dtype;
+    const cpa_dtype codes = codes_of(pool);
     row.for_units([&](int i, int32_t column) {
         if (column >= coded) {
             unit_of<__nv_bfloat16, UNIT> tail;
@@ -76,10 +76,12 @@ __device__ void store_codes(const latent_pool &pool, const lane_latent<T> &row, 
         }
         unit_of<uint8_t, UNIT> unit;
 #pragma unroll
-        for (int e = 0; e < UNIT; e++) unit.element[e] = code_of(codes, word[i], to_float(row.part[i].element[e]));
+        for (int e = 0; e < UNIT; e++)
+            unit.element[e] = code_of(codes, word[i], coded_element(pool, to_float(row.part[i].element[e])));
         *(unit_of<uint8_t, UNIT> *)(to.row + column) = unit;
         if (pool.scales_at && column % pool.tile == 0)
             ((uint32_t *)(to.row + pool.scales_at))[column / pool.tile] = word[i];
+        if (pool.bytes_at && column % pool.tile == 0) to.store_byte(pool, column / pool.tile, word[i]);
         if (pool.words_at && column == 0) *to.word(pool) = word[i];
     });
 }

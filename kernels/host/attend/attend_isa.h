@@ -32,8 +32,9 @@ typedef struct cpa_attend_pages {
     int64_t keys;    /* keys in the table */
     const int32_t *table;
     /* Scales of a quantised cache. */
-    const char *scales;        /* the word of block 0, token 0, first head; NULL: rows have none */
-    int64_t scale_head_stride; /* a token's words are 4 bytes apart */
+    const char *scales;  /* the word of block 0, token 0, first head; NULL: rows have none */
+    int64_t scale_bytes; /* from the word of a token to that of the next */
+    int64_t scale_head_stride;
     float tensor_scale;
     const float *head_scales; /* scale of the first head, by which tensor_scale is multiplied; NULL: none */
     int32_t head_scale_step;

@@ -254,6 +254,7 @@ static cpa_attend_pages find_pages(const cpa_attend_job *job, const cpa_host_uni
         .tensor_scale = pool.tensor_scale,
         .head_scales = pool.head_scales ? pool.head_scales + kv_head * pool.head_scale_step : NULL,
         .head_scale_step = pool.head_scale_step,
+        .scale_bytes = pool.scale_bytes,
         .scale_head_stride = scale_stride,
         .scales = scale_stride ? pool.memory + pool.scales_at + kv_head * scale_stride : NULL,
     };

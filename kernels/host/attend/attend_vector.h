@@ -40,6 +40,14 @@ INLINE const char *row_of_lane(const cpa_attend_tile *tile, const cpa_attend_pag
     return row_at(pages, head, tile->key0 + lane);
 }
 
+/* The scales of a row behind the rows of its block; NULL: it has none there. */
+INLINE const char *scales_at(const cpa_attend_pages *pages, int32_t head, int64_t key) {
+    if (!pages->scales) return NULL;
+    const int64_t block = pages->table[key >> pages->block_shift];
+    const int64_t token = key & (((int64_t)1 << pages->block_shift) - 1);
+    return pages->scales + head * pages->scale_head_stride + block * pages->block_stride + token * pages->scale_bytes;
+}
+
 /* A row of the pages as floats, for those whose rows do not lie there as elements in one piece. */
 static __attribute__((noinline)) void make_row(const cpa_attend_pages *pages, int32_t head, int64_t key, float *to) {
     char whole[CPA_MAX_HEAD_DIM * sizeof(float)];
@@ -49,21 +57,17 @@ static __attribute__((noinline)) void make_row(const cpa_attend_pages *pages, in
                         cpa_kv_row_bytes(pages->dtype, CPA_KEYS, pages->dim));
         row = whole;
     }
-    if (pages->dtype == CPA_FP8_T128) {
-        cpa_dequantise_tiles(to, row, pages->dtype, pages->row_dim, pages->dim);
-        return;
-    }
     if (!cpa_dtype_is_quantised(pages->dtype)) {
         cpa_widen(to, row, pages->dtype, pages->dim);
         return;
     }
-    int64_t token = key & (((int64_t)1 << pages->block_shift) - 1);
-    uint32_t word = 0;
-    if (pages->scales) {
-        int64_t block = pages->table[key >> pages->block_shift];
-        memcpy(&word, pages->scales + head * pages->scale_head_stride + block * pages->block_stride + token * 4,
-               sizeof word);
+    const char *scales = scales_at(pages, head, key);
+    if (cpa_dtype_has_tiles(pages->dtype)) {
+        cpa_dequantise_tiles(to, row, scales, pages->dtype, pages->row_dim, pages->dim);
+        return;
     }
+    uint32_t word = 0;
+    if (scales) memcpy(&word, scales, sizeof word);
     float scale = pages->tensor_scale;
     if (pages->head_scales) scale *= pages->head_scales[head * pages->head_scale_step];
     cpa_dequantise(to, row, pages->dtype, scale, word, pages->dim);

@@ -89,45 +89,79 @@ static inline uint32_t cpa_quantise_int8(int8_t *codes, const float *x, int64_t 
     return bits | (uint8_t)(int8_t)zero;
 }
 
-/* The parts of a row of `dim` elements whose tiles have scales: codes, the scales behind them, and the tail. */
+/* The parts of a row of `dim` elements whose tiles have scales: codes, the scales if they lie in it, and the tail. */
 typedef struct cpa_tiled_row {
-    int32_t coded, tile, tail;  /* elements that are codes, those that share a scale, and those behind all tiles */
-    int64_t scales_at, tail_at; /* bytes from the start of the row */
+    int32_t coded, tile, tail; /* elements that are codes, those that share a scale, and those behind all tiles */
+    int32_t scale_in_row;      /* 1: scales are fp32, behind the codes; 0: bytes of exponents, behind all rows */
+    int64_t tail_at;           /* bytes from the start of the row */
 } cpa_tiled_row;
 
 static inline cpa_tiled_row cpa_tiled_row_of(cpa_dtype dtype, int32_t dim) {
     const cpa_row_traits *row = &cpa_dtype_traits_of(dtype)->rows[CPA_KEYS];
     const int32_t coded = dim - row->tail;
-    const int64_t tail_at = coded + coded / row->tile * (int64_t)sizeof(float);
-    return (cpa_tiled_row){coded, row->tile, row->tail, coded, tail_at};
+    const int64_t scales = row->scale_in_row ? coded / row->tile * row->scale_bytes : 0;
+    return (cpa_tiled_row){coded, row->tile, row->tail, row->scale_in_row, coded + scales};
 }
 
-static inline void cpa_quantise_tiles(void *row, const float *x, cpa_dtype dtype, int32_t dim) {
-    const cpa_tiled_row parts = cpa_tiled_row_of(dtype, dim);
-    char *scales = (char *)row + parts.scales_at;
-    uint8_t *codes = row;
-    for (int32_t first = 0; first < parts.coded; first += parts.tile, scales += sizeof(float)) {
-        float largest = 0;
-        for (int32_t i = first; i < first + parts.tile; i++) {
-            const float magnitude = fabsf(cpa_finite_or_zero(x[i]));
-            largest = magnitude > largest ? magnitude : largest;
-        }
-        const float scale = fmaxf(largest / CPA_E4M3_MAX, FLT_MIN);
-        for (int32_t i = first; i < first + parts.tile; i++) codes[i] = cpa_to_e4m3(x[i] / scale);
-        memcpy(scales, &scale, sizeof scale);
+/* The largest finite magnitude of n elements. */
+static inline float cpa_largest_of(const float *x, int64_t n) {
+    float largest = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const float magnitude = fabsf(cpa_finite_or_zero(x[i]));
+        largest = magnitude > largest ? magnitude : largest;
     }
+    return largest;
+}
+
+/* The exponent of the least power of two that is no less than a positive normal number, as a byte with the bias of fp32
+ * (UE8M0), and the power of a byte. */
+static inline uint8_t cpa_to_e8m0(float ratio) {
+    const uint32_t bits = cpa_float_bits(ratio), up = (bits >> 23) + ((bits & 0x7fffff) != 0);
+    return (uint8_t)(up < 254 ? up : 254);
+}
+static inline float cpa_from_e8m0(uint8_t exponent) {
+    return exponent ? exponent == 255 ? NAN : cpa_bits_float((uint32_t)exponent << 23) : 0x1p-127f;
+}
+
+/* The scale of elements whose largest magnitude is that, as a power of two: the byte of CPA_FP8_T64. */
+#define CPA_LEAST_LARGEST 1e-4f
+static inline uint8_t cpa_power_scale(float largest) {
+    return cpa_to_e8m0(fmaxf(largest, CPA_LEAST_LARGEST) / CPA_E4M3_MAX);
+}
+
+/* `words`: the scales of the row that lie behind the rows of its block; not looked at where they lie in it. */
+static inline void cpa_quantise_tiles(void *row, void *words, const float *x, cpa_dtype dtype, int32_t dim) {
+    const cpa_tiled_row parts = cpa_tiled_row_of(dtype, dim);
+    uint8_t *codes = row, exponents[8] = {0};
+    for (int32_t t = 0, first = 0; first < parts.coded; t++, first += parts.tile) {
+        float tile[CPA_MAX_HEAD_DIM], scale;
+        memcpy(tile, x + first, (size_t)parts.tile * sizeof *tile);
+        if (parts.scale_in_row) {
+            scale = fmaxf(cpa_largest_of(tile, parts.tile) / CPA_E4M3_MAX, FLT_MIN);
+            memcpy((char *)row + parts.coded + t * (int64_t)sizeof scale, &scale, sizeof scale);
+        } else {
+            for (int32_t i = 0; i < parts.tile; i++) tile[i] = cpa_from_bf16(cpa_to_bf16(tile[i]));
+            exponents[t] = cpa_power_scale(cpa_largest_of(tile, parts.tile));
+            scale = cpa_from_e8m0(exponents[t]);
+        }
+        for (int32_t i = 0; i < parts.tile; i++) codes[first + i] = cpa_to_e4m3(tile[i] / scale);
+    }
+    if (!parts.scale_in_row) memcpy(words, exponents, sizeof exponents);
     cpa_narrow((char *)row + parts.tail_at, x + parts.coded, CPA_BF16, parts.tail);
 }
 
 /* dst[0..n) = the first n elements of such a row: what codes and scales give, rounded to bf16. */
-static inline void cpa_dequantise_tiles(float *dst, const void *row, cpa_dtype dtype, int32_t dim, int32_t n) {
+static inline void cpa_dequantise_tiles(float *dst, const void *row, const void *words, cpa_dtype dtype, int32_t dim,
+                                        int32_t n) {
     const cpa_tiled_row parts = cpa_tiled_row_of(dtype, dim);
-    const char *scales = (const char *)row + parts.scales_at;
     const uint8_t *codes = row;
-    for (int32_t first = 0; first < parts.coded && first < n; first += parts.tile, scales += sizeof(float)) {
+    for (int32_t t = 0, first = 0; first < parts.coded && first < n; t++, first += parts.tile) {
         const int32_t end = first + parts.tile < n ? first + parts.tile : n;
         float scale;
-        memcpy(&scale, scales, sizeof scale);
+        if (parts.scale_in_row)
+            memcpy(&scale, (const char *)row + parts.coded + t * (int64_t)sizeof scale, sizeof scale);
+        else
+            scale = cpa_from_e8m0(((const uint8_t *)words)[t]);
         for (int32_t i = first; i < end; i++) dst[i] = cpa_from_bf16(cpa_to_bf16(scale * cpa_from_e4m3(codes[i])));
     }
     if (n > parts.coded) cpa_widen(dst + parts.coded, (const char *)row + parts.tail_at, CPA_BF16, n - parts.coded);

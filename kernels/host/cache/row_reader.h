@@ -15,7 +15,8 @@ static inline void cpa_row_read(const cpa_kv_view *kv, const cpa_kv_pool *pool, 
     cpa_runs_gather(row, at + offset * pool->token_stride + head * pool->head_stride, pool->run_bytes, pool->run_stride,
                     pool->row_bytes);
     if (cpa_dtype_has_tiles(kv->dtype))
-        cpa_dequantise_tiles(out, row, kv->dtype, pool->row_dim, pool->dim);
+        cpa_dequantise_tiles(out, row, at + pool->scales_at + offset * pool->scale_bytes, kv->dtype, pool->row_dim,
+                             pool->dim);
     else if (cpa_dtype_is_quantised(kv->dtype))
         cpa_dequantise(out, row, kv->dtype, cpa_kv_head_scale(pool, head),
                        pool->scale_bytes ? words[head * (int64_t)kv->block_size + offset] : 0, pool->dim);

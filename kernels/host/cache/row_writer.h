@@ -56,7 +56,8 @@ static inline void cpa_row_writer_put(const cpa_row_writer *writer, cpa_kv_part 
         float wide[CPA_MAX_HEAD_DIM];
         cpa_widen(wide, row, writer->dtype, pool->dim);
         if (cpa_dtype_has_tiles(writer->kv.dtype)) {
-            cpa_quantise_tiles(to, wide, writer->kv.dtype, pool->dim);
+            cpa_quantise_tiles(to, block + pool->scales_at + offset * pool->scale_bytes, wide, writer->kv.dtype,
+                               pool->dim);
             return;
         }
         uint32_t word = cpa_quantise(to, wide, writer->kv.dtype, cpa_kv_head_scale(pool, head), pool->dim);
