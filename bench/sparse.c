@@ -1,6 +1,6 @@
 /* bench sparse: rows that attend keys of their own by lists of slots, checked against float64 over sampled rows. The
- * rows choose their keys from a cache of so many tokens; what the cache holds repeats after PERIOD tokens, so that those
- * alone are made on the host again. */
+ * rows choose their keys from a cache of so many tokens; what the cache holds repeats after PERIOD tokens, so that
+ * those alone are made on the host again. */
 #include <math.h>
 #include <stdlib.h>
 

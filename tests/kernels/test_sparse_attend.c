@@ -40,13 +40,14 @@ static void every_format_of_latents(void) {
         float scale;
     } formats[] = {{CPA_BF16, CPA_BF16, 0},        {CPA_F16, CPA_F16, 0},      {CPA_F32, CPA_F32, 0},
                    {CPA_BF16, CPA_FP8_E4M3, 0.1f}, {CPA_F16, CPA_FP8_E4M3, 2}, {CPA_BF16, CPA_FP8_T128, 0},
-                   {CPA_F32, CPA_FP8_T128, 0},     {CPA_BF16, CPA_INT8, 0}};
+                   {CPA_F32, CPA_FP8_T128, 0},     {CPA_BF16, CPA_FP8_T64, 0}};
     static const int whats[] = {0, CPA_TEST_SPARSE_SINKS, CPA_TEST_SPARSE_TWO_CALLS | CPA_TEST_SPARSE_SINKS,
                                 CPA_TEST_SPARSE_NO_COUNTS, CPA_TEST_SPARSE_ONE_LIST};
     for (int i = 0; i < 8 * 5; i++) {
         cpa_sparse_case c = LATENT;
         c.q_dtype = formats[i % 8].q, c.kv_dtype = formats[i % 8].kv, c.k_scale = formats[i % 8].scale;
         c.what = whats[i % 5];
+        if (c.kv_dtype == CPA_FP8_T64) c.k_dim = 512;
         c.q_heads = i % 3 ? 64 : 5, c.rows = 1 + i % 7;
         if (i % 2 || c.what & CPA_TEST_SPARSE_TWO_CALLS)
             c.scopes[1] = (cpa_sparse_case_scope){.keys = 130, .block_size = 16, .width = 70, .unit = 1, .gap = 2};

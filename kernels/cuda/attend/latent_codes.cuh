@@ -50,7 +50,8 @@ struct code_loader {
     __device__ code_loader(const typename C::call &args, latent_shared_of<C> &of, int thread)
         : a(args), shared(of), row(thread / ROW_THREADS), chunk(thread % ROW_THREADS + (row & 2)), next(nullptr) {}
 
-    /* Notes where the thread's row of a tile, the n-th of all, lies, and has the L2 cache fetch it. Past the last key, that key again. */
+    /* Notes where the thread's row of a tile, the n-th of all, lies, and has the L2 cache fetch it. Past the last key,
+     * that key again. */
     __device__ void look_up(int tile, uint32_t n) {
         constexpr int LINE = 128, BYTES = LAST_AT + LAST_BYTES, LINES = BYTES / LINE + 2; /* of a row */
         if constexpr (C::LISTED) {

@@ -1,8 +1,9 @@
 /* sparse_attend over ordinary heads of up to 256 columns in groups of up to 16: the bytes of the keys and values that
- * lists name bound it. A CTA takes a row and a KV head, whose query heads are the rows of mma.sync. Its warps go through
- * tiles of 16 keys, each by itself: they gather the rows of tiles ahead by cp.async while they multiply one. In the end
- * their states are joined; where there are few rows, CTAs of a cluster (9.0) share the keys of one. */
+ * lists name bound it. A CTA takes a row and a KV head, whose query heads are the rows of mma.sync. Its warps go
+ * through tiles of 16 keys, each by itself: they gather the rows of tiles ahead by cp.async while they multiply one. In
+ * the end their states are joined; where there are few rows, CTAs of a cluster (9.0) share the keys of one. */
 #include "base/check.h"
+#include "kernels/cuda/attend/cluster.cuh"
 #include "kernels/cuda/attend/mma.cuh"
 #include "kernels/cuda/attend/online_softmax.cuh"
 #include "kernels/cuda/attend/sparse.cuh"
@@ -79,7 +80,7 @@ struct heads_tiles {
     }
 };
 
-/* What a lane has of the rows lane / 4 and 8 on: O by pairs of columns, the maximum of raw scores, and its columns' sum. */
+/* What a lane has of the rows lane / 4 and 8 on: O by pairs of columns, the maximum of raw scores, its columns' sum. */
 template <typename C>
 struct heads_state {
     float o[C::V_DIM / 8][4], max[2], sum[2];
@@ -151,7 +152,7 @@ struct heads_state {
             const float whole = quad_sum(sum[half]);
 #pragma unroll
             for (int n = 0; n < C::V_DIM / 8; n++)
-                asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + (row * C::PITCH + 8 * n + 2 * (lane % 4)) * 4),
+                asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + (row * C::PITCH + 8 * n + lane % 4 * 2) * 4),
                              "f"(o[n][2 * half]), "f"(o[n][2 * half + 1])
                              : "memory");
             if (lane % 4 == 0) rows.max[warp][row] = max[half], rows.sum[warp][row] = whole;
@@ -191,53 +192,6 @@ __device__ void take_tiles(const heads_tiles<C> &tiles, heads_state<C> &state, u
 
 /* ---- joins ---- */
 
-/* Shared memory of a CTA of the cluster; of this one before 9.0, where there is no other. */
-__device__ inline uint32_t in_cta(uint32_t address, int cta) {
-#if __CUDA_ARCH__ >= 900
-    asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(cta));
-#endif
-    return address;
-}
-__device__ inline float read_there(uint32_t address) {
-    float x;
-#if __CUDA_ARCH__ >= 900
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
-#else
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
-#endif
-    return x;
-}
-__device__ inline float4 read_four_there(uint32_t address) {
-    float4 x;
-#if __CUDA_ARCH__ >= 900
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                 : "r"(address)
-                 : "memory");
-#else
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                 : "r"(address)
-                 : "memory");
-#endif
-    return x;
-}
-__device__ inline void sync_cluster() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
-#endif
-}
-__device__ inline int cluster_register(bool rank) {
-    int x = rank ? 0 : 1;
-#if __CUDA_ARCH__ >= 900
-    if (rank)
-        asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(x));
-    else
-        asm volatile("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(x));
-#endif
-    return x;
-}
-
 /* States of one row and where they are: of the warps of a CTA, or of the CTAs of a cluster. */
 struct joined_states {
     float max, sum;
@@ -264,7 +218,9 @@ __device__ void join_warps(heads_rows &rows, char *tiles, float scale_log2) {
     constexpr int FOURS = C::V_DIM / 4;
     for (int i = threadIdx.x; i < ROWS * FOURS; i += THREADS) {
         const int row = i / FOURS, column = i % FOURS * 4;
-        const auto at = [&](int warp) { return (float4 *)(tiles + warp * C::WARP_BYTES + (row * C::PITCH + column) * 4); };
+        const auto at = [&](int warp) {
+            return (float4 *)(tiles + warp * C::WARP_BYTES + (row * C::PITCH + column) * 4);
+        };
         const joined_states joined(
             WARPS, scale_log2, [&](int warp) { return rows.max[warp][row]; },
             [&](int warp) { return rows.sum[warp][row]; }, [&](int warp) { return *at(warp); });
@@ -289,9 +245,9 @@ __device__ void store_rows(const cpa_cuda_sparse_args &args, const heads_shared 
         lse_at[n] = nullptr;
         if (row >= end || column >= a.v_dim) continue;
         const joined_states joined(
-            shares, a.scale_log2, [&](int cta) { return read_there(in_cta(max_at + row * 4, cta)); },
-            [&](int cta) { return read_there(in_cta(sum_at + row * 4, cta)); },
-            [&](int cta) { return read_four_there(in_cta(tiles + (row * C::PITCH + column) * 4, cta)); });
+            shares, a.scale_log2, [&](int cta) { return read_in(max_at + row * 4, cta); },
+            [&](int cta) { return read_in(sum_at + row * 4, cta); },
+            [&](int cta) { return read_four_in(tiles + (row * C::PITCH + column) * 4, cta); });
         const float sum = counted_sum(joined.sum, joined.max, a.scale_log2), inverse = inverse_of_sum(sum);
         const float lse = piece.refused ? NAN : lse_of(sum, joined.max * a.scale + logf(sum));
         const row_sink sink(a, piece, row, kv_head, lse);
@@ -333,7 +289,7 @@ __global__ void __launch_bounds__(THREADS, C::CTAS) sparse_heads(const __grid_co
     const cpa_cuda_attend_args &a = args.a[0];
     char *q = memory + (C::TILE_ALIGNMENT - shared_address(memory) % C::TILE_ALIGNMENT) % C::TILE_ALIGNMENT;
     char *tiles = q + C::Q_BYTES;
-    const int share = cluster_register(true), shares = cluster_register(false);
+    const int share = cluster_cta(), shares = cluster_ctas();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int unit = blockIdx.x / shares, kv_head = unit % a.kv_heads;
     if (threadIdx.x == 0) {
@@ -353,9 +309,9 @@ __global__ void __launch_bounds__(THREADS, C::CTAS) sparse_heads(const __grid_co
     __syncthreads();
     join_warps<C>(shared.rows, tiles, a.scale_log2);
     __syncthreads();
-    if (shares > 1) sync_cluster();
+    if (shares > 1) join_cluster();
     store_rows<C>(args, shared, shared_address(tiles), kv_head, share, shares);
-    if (shares > 1) sync_cluster(); /* nobody reads what is this CTA's any more */
+    if (shares > 1) join_cluster(); /* nobody reads what is this CTA's any more */
 }
 
 /* CTAs that share a row's keys: as many as fill the device, as long as each warp has several tiles. */

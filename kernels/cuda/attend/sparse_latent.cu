@@ -1,8 +1,8 @@
 /* sparse_attend over latents (multi-head latent attention with absorbed queries over the keys that an indexer chose,
  * DeepSeek-V3.2, arXiv:2512.02556) on compute capability 9.0: the tiles of attend_latent.cu, gathered row by row.
  *
- * A CTA takes a row and 64 of its heads. Where there are few rows, the CTAs of a cluster share the keys of one; in the end
- * each joins the states of all for some of the heads, through the shared memory of the others. */
+ * A CTA takes a row and 64 of its heads. Where there are few rows, the CTAs of a cluster share the keys of one; in the
+ * end each joins the states of all for some of the heads, through the shared memory of the others. */
 #include "base/check.h"
 #include "kernels/cuda/attend/latent_rows.cuh"
 #include "kernels/cuda/attend/sparse_latent.cuh"
@@ -11,32 +11,12 @@ namespace {
 
 constexpr int MOST_SHARES = 8; /* CTAs of a cluster that any device can place */
 
-/* What a CTA leaves for its cluster, in the places of tiles and probabilities: O, whose rows begin in different banks, and
- * of each row the maximum, the sum and the largest score. */
+/* What a CTA leaves for its cluster, in the places of tiles and probabilities: O, whose rows begin in different banks,
+ * and of each row the maximum, the sum and the largest score. */
 constexpr int LEFT_PITCH = 512 + 8;
 struct left_rows {
     float max[GROUP_ROWS], sum[GROUP_ROWS], top[GROUP_ROWS];
 };
-
-/* The address in another CTA of the cluster of what lies at `address` in this one. */
-__device__ inline uint32_t address_in(uint32_t address, uint32_t cta) {
-    uint32_t there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(cta));
-    return there;
-}
-__device__ inline float read_there(uint32_t address) {
-    float x;
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
-    return x;
-}
-__device__ inline float4 read_four_there(uint32_t address) {
-    float4 x;
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                 : "r"(address)
-                 : "memory");
-    return x;
-}
 
 /* Leaves the state of this CTA's rows; the sums of both warpgroups have been joined. */
 template <typename C>
@@ -65,16 +45,17 @@ __device__ void leave_state(const thread_state<C> &state, uint32_t tiles, int co
 struct joined_row {
     float max, sum, top;
 
-    __device__ joined_row(uint32_t rows, int row, int shares, float scale_log2) : max(-FLT_MAX), sum(0), top(-INFINITY) {
+    __device__ joined_row(uint32_t rows, int row, int shares, float scale_log2)
+        : max(-FLT_MAX), sum(0), top(-INFINITY) {
         for (int cta = 0; cta < shares; cta++) max = fmaxf(max, max_of(rows, row, cta));
         for (int cta = 0; cta < shares; cta++) {
-            sum += worth(rows, row, cta, scale_log2) * read_there(address_in(rows + (GROUP_ROWS + row) * 4, cta));
-            top = fmaxf(top, read_there(address_in(rows + (2 * GROUP_ROWS + row) * 4, cta)));
+            sum += worth(rows, row, cta, scale_log2) * read_in(rows + (GROUP_ROWS + row) * 4, cta);
+            top = fmaxf(top, read_in(rows + (2 * GROUP_ROWS + row) * 4, cta));
         }
         sum = counted_sum(sum, max, scale_log2);
     }
     static __device__ float max_of(uint32_t rows, int row, int cta) {
-        return read_there(address_in(rows + row * 4, cta));
+        return read_in(rows + row * 4, cta);
     }
     /* What the sum and O of a CTA are worth. */
     __device__ float worth(uint32_t rows, int row, int cta, float scale_log2) const {
@@ -82,8 +63,8 @@ struct joined_row {
     }
 };
 
-/* The rows of the cluster that are this CTA's to store, by both warpgroups: half of their threads have a row, four columns
- * each. */
+/* The rows of the cluster that are this CTA's to store, by both warpgroups: half of their threads have a row, four
+ * columns each. */
 template <typename C>
 __device__ void store_joined(const cpa_cuda_sparse_args &args, const cpa_cuda_piece &piece, float code_scale,
                              uint32_t tiles, int share, int shares, int of_both) {
@@ -104,7 +85,7 @@ __device__ void store_joined(const cpa_cuda_sparse_args &args, const cpa_cuda_pi
         for (int cta = 0; cta < shares; cta++) {
             const float worth = joined.worth(rows, row, cta, scale_log2);
             if (worth == 0) continue;
-            const float4 four = read_four_there(address_in(o + (row * LEFT_PITCH + column) * 4, cta));
+            const float4 four = read_four_in(o + (row * LEFT_PITCH + column) * 4, cta);
             value[0] += worth * four.x, value[1] += worth * four.y;
             value[2] += worth * four.z, value[3] += worth * four.w;
         }
@@ -131,7 +112,10 @@ __device__ void join_tops(thread_state<C> &state, uint32_t tile, int consumer, i
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(place_of(consumer)), "f"(state.top[0]), "f"(state.top[1])
                  : "memory");
     named_sync(BOTH, BOTH_THREADS);
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(top[0]), "=f"(top[1]) : "r"(place_of(1 - consumer)) : "memory");
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(top[0]), "=f"(top[1])
+                 : "r"(place_of(1 - consumer))
+                 : "memory");
     state.top[0] = fmaxf(state.top[0], top[0]), state.top[1] = fmaxf(state.top[1], top[1]);
 }
 
@@ -165,7 +149,7 @@ __device__ void attend_units(const cpa_cuda_sparse_args &args, listed_shared<C> 
         int of_both = threadIdx.x - WARPGROUP;
         asm volatile("" : "+r"(of_both)); /* what follows from it is not kept from unit to unit: registers are few */
         if (!work.row.any) {
-            if (C::SPLIT) cluster_sync();
+            if (C::SPLIT) join_cluster();
             continue;
         }
         if (work.count > 0) load_packed_queries<C>(a, piece, 0, tiles, of_both);
@@ -181,8 +165,8 @@ __device__ void attend_units(const cpa_cuda_sparse_args &args, listed_shared<C> 
         if (shared.wants_top) join_tops<C>(state, tiles, consumer, thread);
         if constexpr (C::SPLIT) {
             leave_state<C>(state, tiles, consumer, thread);
-            cluster_sync();
-            store_joined<C>(args, piece, code_scale, tiles, cluster_rank(), cluster_size<C>(), of_both);
+            join_cluster();
+            store_joined<C>(args, piece, code_scale, tiles, cluster_cta(), cluster_ctas(), of_both);
         } else {
             store_columns<C>(a, piece, state, code_scale, 0, consumer, thread);
             if (shared.wants_top && consumer == 0) store_tops<C>(args, piece, state, a.scale * code_scale, thread);
@@ -209,22 +193,23 @@ __global__ void __launch_bounds__(C::THREADS, 1) sparse_latent(const __grid_cons
         } else {
             copy_listed<C>(args, shared, tiles, thread);
         }
-        if (C::SPLIT) cluster_sync(); /* as those who multiply do before they join */
+        if (C::SPLIT) join_cluster(); /* as those who multiply do before they join */
     } else {
         registers_grow<C::CONSUMER_REGISTERS>();
         attend_units<C>(args, shared, tiles, warpgroup - 1, thread);
     }
-    if (C::SPLIT) cluster_sync(); /* nobody reads what is this CTA's any more */
+    if (C::SPLIT) join_cluster(); /* nobody reads what is this CTA's any more */
 }
 
-/* CTAs that share a row's keys: as many as fill the device, as long as each has several tiles. A cluster has one unit. */
+/* CTAs that share a row's keys: as many as fill the device, as long as each has several tiles. A cluster has a unit. */
 int shares_of(const cpa_cuda_sparse_args &args, int64_t units, int multiprocessors) {
     constexpr int LEAST_TILES = 2, KEYS = 64;
     int64_t tiles = 0;
     int shares = 1;
     for (int scope = 0; scope < args.n_scopes; scope++)
         tiles += ((int64_t)args.lists[scope].width * args.lists[scope].unit + KEYS - 1) / KEYS;
-    while (shares < MOST_SHARES && units * shares * 2 <= multiprocessors && tiles >= LEAST_TILES * 2 * shares) shares *= 2;
+    while (shares < MOST_SHARES && units * shares * 2 <= multiprocessors && tiles >= LEAST_TILES * 2 * shares)
+        shares *= 2;
     return shares;
 }
 

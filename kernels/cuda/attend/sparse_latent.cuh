@@ -1,8 +1,9 @@
-/* Tiles of latents that lists name, for the warpgroups of latent_rows.cuh: which tiles a CTA has, and the warpgroup that
- * gathers their rows where these lie as they are needed (codes: latent_codes.cuh). */
+/* Tiles of latents that lists name, for the warpgroups of latent_rows.cuh: which tiles a CTA has, and the warpgroup
+ * that gathers their rows where these lie as they are needed (codes: latent_codes.cuh). */
 #ifndef CPA_CUDA_SPARSE_LATENT_CUH
 #define CPA_CUDA_SPARSE_LATENT_CUH
 
+#include "kernels/cuda/attend/cluster.cuh"
 #include "kernels/cuda/attend/latent_codes.cuh"
 #include "kernels/cuda/attend/sparse.cuh"
 
@@ -21,22 +22,20 @@ struct listed_config : latent_config<Element, Cache> {
     static constexpr int LOADER_REGISTERS = 56, CONSUMER_REGISTERS = 224;
 };
 
-/* CTAs of a cluster, 1 without. */
+/* CTAs that share a row's keys. */
 template <typename C>
-__device__ int32_t cluster_size() {
-    int32_t size = 1;
-    if (C::SPLIT) asm volatile("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(size));
-    return size;
+__device__ int32_t shares() {
+    return C::SPLIT ? cluster_ctas() : 1;
 }
 
 /* The first unit of work of a CTA, or of a cluster whose CTAs share the keys of one: a row and 64 of its heads. */
 template <typename C>
 __device__ int32_t first_unit() {
-    return blockIdx.x / cluster_size<C>();
+    return blockIdx.x / shares<C>();
 }
 
-/* What a reader knows of a unit: the tiles of a CTA are those from first_tile on of the list of one scope and, behind it,
- * that of the other. */
+/* What a reader knows of a unit: the tiles of a CTA are those from first_tile on of the list of one scope and, behind
+ * it, that of the other. */
 struct listed_work {
     listed_row row;
     listed_keys keys[CPA_SPARSE_MOST_SCOPES];
@@ -54,16 +53,16 @@ struct listed_shared : latent_stages<C> {
     /* By one thread. */
     __device__ void take(const cpa_cuda_sparse_args &args, int reader, int32_t unit) {
         listed_work &work = works[reader];
-        const int32_t heads_of_row = (args.a[0].group + GROUP_ROWS - 1) / GROUP_ROWS, shares = cluster_size<C>();
-        const int64_t next = (int64_t)unit + gridDim.x / shares, share = C::SPLIT ? cluster_rank() : 0;
+        const int32_t heads_of_row = (args.a[0].group + GROUP_ROWS - 1) / GROUP_ROWS, ctas = shares<C>();
+        const int64_t next = (int64_t)unit + gridDim.x / ctas, cta = C::SPLIT ? cluster_cta() : 0;
         work.next = next < args.rows * heads_of_row ? (int32_t)next : -1;
         fill_listed_row(work.row, args, unit / heads_of_row);
         work.row.piece.row_begin = unit % heads_of_row * GROUP_ROWS;
         work.row.piece.row_end = min(work.row.piece.row_begin + GROUP_ROWS, args.a[0].group);
         work.of_first_scope = take_list(args, work, 0);
         const int64_t all = work.of_first_scope + (args.n_scopes > 1 ? (int64_t)take_list(args, work, 1) : 0);
-        work.first_tile = (int32_t)(all * share / shares);
-        work.count = (int32_t)(all * (share + 1) / shares) - work.first_tile;
+        work.first_tile = (int32_t)(all * cta / ctas);
+        work.count = (int32_t)(all * (cta + 1) / ctas) - work.first_tile;
     }
     /* Its tiles. */
     __device__ int32_t take_list(const cpa_cuda_sparse_args &args, listed_work &work, int scope) {
@@ -111,8 +110,8 @@ __device__ inline void arrive_with_copies(uint32_t barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-/* The rows of elements, by the loading warpgroup: a warp brings 16 of a tile, four at a time, 8 lanes 64 columns of each.
- * A lane looks up one row, and the others learn of it by shuffles. Past the width of keys, and where there is no key,
+/* The rows of elements, by the loading warpgroup: a warp brings 16 of a tile, four at a time, 8 lanes 64 columns of
+ * each. A lane looks up one row, and the others learn of it by shuffles. Past the width of keys, and where there is no key,
  * are zeros. */
 template <typename C>
 __device__ void copy_listed(const cpa_cuda_sparse_args &args, listed_shared<C> &shared, uint32_t tiles, int thread) {
@@ -156,7 +155,8 @@ __device__ void copy_listed(const cpa_cuda_sparse_args &args, listed_shared<C> &
 
 /* The same of codes. */
 template <typename C>
-__device__ void copy_listed_codes(const cpa_cuda_sparse_args &args, listed_shared<C> &shared, uint32_t tiles, int thread) {
+__device__ void copy_listed_codes(const cpa_cuda_sparse_args &args, listed_shared<C> &shared, uint32_t tiles,
+                                  int thread) {
     code_loader<C> loader(args, shared, thread);
     uint32_t n = 0;
     copy_units(args, shared, thread, [&](int first, int count) {

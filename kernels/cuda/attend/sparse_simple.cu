@@ -1,5 +1,5 @@
-/* sparse_attend for any dtype, width and cache, in fp32 without tensor cores: what the other kernels do not take. A warp
- * a row and head. */
+/* sparse_attend for any dtype, width and cache, in fp32 without tensor cores: what the other kernels do not take. A
+ * warp a row and head. */
 #include "kernels/cuda/attend/simple_rows.cuh"
 #include "kernels/cuda/attend/sparse.cuh"
 
