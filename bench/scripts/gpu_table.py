@@ -36,7 +36,7 @@ class Runs:
             return None
         merged = {key: statistics.median(row[key] for row in rows) if isinstance(value, (int, float)) else value
                   for key, value in rows[0].items()}
-        return merged | {"wrong": sum(row["wrong"] for row in rows)}
+        return merged | {"wrong": sum(row.get("wrong", 0) for row in rows)}
 
     def wrong(self):
         return sum(row.get("wrong", 0) for stem, run in self.files.items() if stem.startswith("ours-")

@@ -98,6 +98,32 @@ static void attend_alone(void) {
     launch_steps(&CASE, 0);
 }
 
+/* Frameworks capture on a stream that they make for it. */
+static void streams_are_wrapped_in_their_capture(void) {
+    cpa_decode_fixture f;
+    capture before, c = {0};
+    cpa_decode_fixture_init(&f, &CASE);
+    open_stream(&before, &f);
+    cpa_decode_fixture_put(&f, STEPS[0], SEQUENCES);
+    update(&f, before.stream);
+    attend(&f, before.stream);
+    CU_ASSERT_EQUAL(cudaStreamSynchronize(before.handle), cudaSuccess);
+    CU_ASSERT_EQUAL_FATAL(cudaStreamCreateWithFlags(&c.handle, cudaStreamNonBlocking), cudaSuccess);
+    CU_ASSERT_EQUAL_FATAL(cudaStreamBeginCapture(c.handle, cudaStreamCaptureModeGlobal), cudaSuccess);
+    CU_ASSERT_EQUAL_FATAL(cpa_stream_wrap(f.device, c.handle, &c.stream, NULL), CPA_OK);
+    update(&f, c.stream);
+    attend(&f, c.stream);
+    CU_ASSERT_EQUAL_FATAL(cudaStreamEndCapture(c.handle, &c.graph), cudaSuccess);
+    CU_ASSERT_EQUAL_FATAL(cudaGraphInstantiate(&c.executable, c.graph, 0), cudaSuccess);
+    cpa_decode_fixture_put(&f, STEPS[1], SEQUENCES);
+    CU_ASSERT_EQUAL(cudaGraphLaunch(c.executable, c.handle), cudaSuccess);
+    CU_ASSERT_EQUAL(cudaStreamSynchronize(c.handle), cudaSuccess);
+    CU_ASSERT_EQUAL(cpa_decode_fixture_check(&f), 0);
+    close_stream(&c);
+    close_stream(&before);
+    cpa_decode_fixture_destroy(&f);
+}
+
 static void other_kernels(void) {
     cpa_decode_case other = CASE;
     other.kv_dtype = CPA_FP8_E4M3;
@@ -327,6 +353,7 @@ static void a_plan_that_is_not_reserved(void) {
 static const cpa_test tests[] = {
     {"update and attend are captured once", update_and_attend},
     {"attend alone is captured", attend_alone},
+    {"streams are wrapped in their capture", streams_are_wrapped_in_their_capture},
     {"other kernels", other_kernels},
     {"prefill and decode together", prefill_and_decode},
     {"prefill by other kernels", prefill_by_other_kernels},

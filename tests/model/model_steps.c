@@ -9,6 +9,7 @@
 #include "comm/limits.h"
 #include "kernels/kv_view.h"
 #include "src/context/context.h"
+#include "src/context/context_select.h"
 #include "src/context/row_exchange.h"
 #include "src/context/tensor_slices.h"
 #include "tests/fixtures/comm_fixture.h"
@@ -32,12 +33,29 @@ static cpa_status keep_logits(void *ctx, const cpa_model_step *step, int64_t fir
     return CPA_OK;
 }
 
+/* Keys of a layer's indexer, in memory of their own. */
+static void open_index_cache(cpa_test_model *m, int32_t layer, int64_t blocks) {
+    const cpa_attention_shape shape = {.q_heads = 1,
+                                       .kv_heads = 1,
+                                       .k_dim = m->shape.index->dim,
+                                       .v_dim = m->shape.index->dim,
+                                       .v_in_k = 1,
+                                       .kv_dtype = m->shape.index->dtype};
+    cpa_error err;
+    m->index_views[layer] = cpa_kv_view_of(&shape, CPA_TEST_BLOCK, blocks);
+    need(cpa_device_alloc(m->device, blocks * cpa_shape_block_bytes(&shape, CPA_KEYS, CPA_TEST_BLOCK),
+                          &m->index_views[layer].k, &err),
+         err.message);
+}
+
 static void open_cache(cpa_test_model *m) {
     const int64_t blocks = CPA_TEST_SEQUENCES * CPA_TEST_SEQUENCE_BLOCKS;
     m->views = calloc((size_t)m->shape.layers, sizeof *m->views);
+    m->index_views = calloc((size_t)m->shape.layers, sizeof *m->index_views);
     for (int32_t layer = 0; layer < m->shape.layers; layer++) {
         cpa_kv_view view = cpa_kv_view_of(&m->shape.attention, CPA_TEST_BLOCK, blocks);
         cpa_error err;
+        if (m->shape.index) open_index_cache(m, layer, blocks);
         const int64_t bytes = blocks * cpa_shape_block_bytes(&m->shape.attention, CPA_KEYS, CPA_TEST_BLOCK);
         need(cpa_device_alloc(m->device, bytes, &view.k, &err), err.message);
         if (!view.v_in_k) need(cpa_device_alloc(m->device, bytes, &view.v, &err), err.message);
@@ -66,7 +84,8 @@ static void open_context(cpa_test_model *m) {
                                          .interleave = m->map.interleave,
                                          .max_rows = MAX_ROWS,
                                          .forms = m->shape.n_forms > 0 ? forms : NULL,
-                                         .n_forms = m->shape.n_forms};
+                                         .n_forms = m->shape.n_forms,
+                                         .index = m->shape.index ? *m->shape.index : (cpa_index_form){.heads = 0}};
     need(cpa_context_create(cpa_test_comm(), m->device, &options, &m->context, &err), err.message);
 }
 
@@ -79,6 +98,7 @@ static void open_model(cpa_test_model *m, const char *folder, cpa_dtype dtype, i
     m->map = (cpa_owner_map){cpa_comm_size(cpa_test_comm()), CPA_TEST_BLOCK};
     cpa_test_device_open(1, &m->device, &m->stream);
     need(cpa_model_config_load(folder, &m->config, &err), err.message);
+    m->config.index.dtype = cpa_index_dtype_beside(dtype, dtype);
     need(cpa_safetensors_open(folder, &files, &err), err.message);
     const cpa_transformer_options options = {.dtype = dtype,
                                              .max_rows = MAX_ROWS,
@@ -126,8 +146,10 @@ void cpa_test_model_close(cpa_test_model *m) {
     for (int32_t layer = 0; layer < m->shape.layers; layer++) {
         cpa_device_free(m->device, m->views[layer].k);
         cpa_device_free(m->device, m->views[layer].v);
+        cpa_device_free(m->device, m->index_views[layer].k);
     }
     free(m->views);
+    free(m->index_views);
     free(m->seen);
     cpa_device_free(m->device, m->q);
     cpa_device_free(m->device, m->out);
@@ -253,7 +275,8 @@ static void run_layers(cpa_test_model *m, const cpa_model_step *step) {
     const cpa_model *model = &m->model;
     need(model->begin_step(model->ctx, step, m->stream), cpa_stream_error(m->stream));
     for (int32_t layer = 0; layer < m->shape.layers; layer++) {
-        const cpa_layer_args in = {.size = sizeof in, .q = m->q, .kv = m->views[layer]};
+        const cpa_layer_args in = {.size = sizeof in, .q = m->q, .kv = m->views[layer], .index = m->index_views[layer]};
+        cpa_key_selection selection = {.bits = NULL};
         cpa_form_rows rows[CPA_MOST_ROW_FORMS];
         for (int32_t f = 0; f < m->shape.n_forms; f++) rows[f] = rows_of_form(m, layer, f, &step->forms[f]);
         const cpa_context_args args = {.size = sizeof args,
@@ -261,8 +284,14 @@ static void run_layers(cpa_test_model *m, const cpa_model_step *step) {
                                        .kv = m->views[layer],
                                        .mask = cpa_model_mask(&m->shape, layer),
                                        .out = m->out,
+                                       .selection = model->select ? &selection : NULL,
                                        .rows = m->shape.n_forms > 0 ? rows : NULL};
         need(model->layer_in(model->ctx, layer, step, &in, m->stream), cpa_stream_error(m->stream));
+        if (model->select) {
+            const cpa_key_chooser chooser = cpa_context_key_chooser(m->context);
+            const cpa_select_args select = {.size = sizeof select, .index = m->index_views[layer], .chooser = &chooser};
+            need(model->select(model->ctx, layer, step, &select, &selection, m->stream), cpa_stream_error(m->stream));
+        }
         need(cpa_context_attend(m->context, &args, m->stream), cpa_context_error(m->context));
         need(model->layer_out(model->ctx, layer, step, m->out, m->stream), cpa_stream_error(m->stream));
     }

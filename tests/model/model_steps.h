@@ -49,7 +49,8 @@ typedef struct cpa_test_model {
     cpa_row_exchange row_exchange;
     cpa_transformer *transformer;
     cpa_model model;
-    cpa_kv_view *views; /* [layers] */
+    cpa_kv_view *views;       /* [layers] */
+    cpa_kv_view *index_views; /* [layers], of models with an indexer */
     void *q, *out;
     int n_answers;
     cpa_test_answer answers[CPA_TEST_SEQUENCES];

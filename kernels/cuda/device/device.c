@@ -154,8 +154,14 @@ static cpa_status stream_create(cpa_device *device, cpa_stream **out, cpa_error 
     return make_stream(device, NULL, out, err);
 }
 
+/* The stream may be in capture, where memory is refused in the default modes; what is allocated here is none of the
+ * graph's. */
 static cpa_status stream_wrap(cpa_device *device, void *native, cpa_stream **out, cpa_error *err) {
-    return make_stream(device, (cudaStream_t)native, out, err);
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    const cpa_status status = make_stream(device, (cudaStream_t)native, out, err);
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    return status;
 }
 
 static void stream_destroy(cpa_stream *base) {
