@@ -315,7 +315,8 @@ typedef struct cpa_layer_args {
     cpa_kv_view index;  /* the keys of the layer's indexer, which the model writes, by the slots of the rows */
 } cpa_layer_args;
 
-/* Chooses keys by the indexer of a model, over all ranks, as cpa_context_select does. */
+/* Chooses keys by the indexer of a model, over all ranks, as cpa_context_select does. Queries and weights stay as they are
+ * until layer_out of the layer is called: rows that are checked are so by them. */
 typedef struct cpa_key_choice {
     size_t size;
     void *ctx;

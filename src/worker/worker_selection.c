@@ -21,9 +21,20 @@ void cpa_worker_list_selected(const cpa_worker *worker, const cpa_step_plan *pla
     for (; row < rows->sizes.selected_rows; row++) rows->host.selected_index[row] = 0;
 }
 
+/* A choice of the context, and where it is noted. */
+typedef struct noted_choice {
+    cpa_context *context;
+    cpa_worker_selection *selection;
+} noted_choice;
+
 static cpa_status choose(void *ctx, const cpa_context_select_args *args, cpa_key_indices *out, cpa_stream *stream) {
-    cpa_context *context = ctx;
+    const noted_choice *choice = ctx;
+    cpa_context *context = choice->context;
     const cpa_status status = cpa_context_select(context, args, out, stream);
+    if (status == CPA_OK) {
+        choice->selection->asked = *args;
+        choice->selection->chosen = out->indices;
+    }
     if (status == CPA_OK || stream->error.message[0]) return status;
     return cpa_fail(&stream->error, status, "%s", cpa_context_error(context));
 }
@@ -31,7 +42,8 @@ static cpa_status choose(void *ctx, const cpa_context_select_args *args, cpa_key
 cpa_status cpa_worker_select(cpa_worker *worker, int32_t layer, const cpa_model_step *step, const cpa_kv_view *kv,
                              cpa_worker_selection *out, cpa_error *err) {
     const cpa_model *network = worker->network;
-    const cpa_key_choice choice = {sizeof choice, worker->context, choose};
+    noted_choice noted = {worker->context, out};
+    const cpa_key_choice choice = {sizeof choice, &noted, choose};
     const cpa_select_args args = {.size = sizeof args,
                                   .q = worker->q,
                                   .kv = *kv,
@@ -41,6 +53,7 @@ cpa_status cpa_worker_select(cpa_worker *worker, int32_t layer, const cpa_model_
                                   .indices = worker->arrays.selected_index};
     const cpa_key_bits *tree = cpa_worker_mask(worker, &out->tree) ? &out->tree : NULL;
     out->of = (cpa_key_selection){.bits = tree};
+    out->chosen = NULL;
     if (!network->select) return CPA_OK;
     const cpa_status status = network->select(network->ctx, layer, step, &args, &out->of, worker->stream);
     if (status != CPA_OK)
