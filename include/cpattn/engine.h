@@ -288,6 +288,10 @@ typedef struct cpa_engine_stats {
      * there, or damaged. */
     int64_t imported_tokens, exported_tokens, import_failures;
     int64_t index_bytes_sent; /* of bytes_sent, what choosing keys by an indexer took (cpa_context_select) */
+    /* Verified rows that attend a list of keys (cpattn/selection.h), as an indexer's, and the shares of their softmax that
+     * lie on keys which the mask shows but the list lacks: their mean and the largest, 0 without such rows. */
+    int64_t selection_rows;
+    double selection_mass_left_out_mean, selection_mass_left_out_max;
 } cpa_engine_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */

@@ -316,8 +316,10 @@ typedef struct cpa_layer_args {
 } cpa_layer_args;
 
 /* The keys of a layer that a model's indexer (cpa_model_shape.index) would choose over whole sequences:
- * cpa_context_select of the step. Rows of queries are the model's own, as those of layer_in. Called by select, at most once a layer, on every
- * rank alike; the lists hold until the next call. A status other than CPA_OK leaves its message on the stream. */
+ * cpa_context_select of the step. Rows of queries are the model's own, as those of layer_in; they and their weights stay
+ * as they are until layer_out of the layer is called, as rows that are checked are so by them. Called by select, at most
+ * once a layer, on every rank alike; the lists hold until the next call. A status other than CPA_OK leaves its message on
+ * the stream. */
 typedef struct cpa_key_chooser {
     size_t size;
     void *ctx;

@@ -188,6 +188,12 @@ void cpa_report_print(const cpa_outcome *outcome, FILE *out) {
                     stats->verify_rows, stats->verify_s, stats->verify_violations, stats->verify_max_error);
     if (stats->verify_undecided > 0)
         cpa_report_line(out, "", "%" PRId64 " of these rows undecided: their scores overflow", stats->verify_undecided);
+    if (stats->selection_rows > 0)
+        cpa_report_line(out, "",
+                        "%" PRId64
+                        " of these rows attend chosen keys, which leave out %.3g of their softmax on average, "
+                        "%.3g at most",
+                        stats->selection_rows, stats->selection_mass_left_out_mean, stats->selection_mass_left_out_max);
     if (outcome->checked_logits) cpa_report_logits(outcome, out);
     if (stats->nonfinite_rows > 0)
         cpa_report_line(

@@ -314,8 +314,8 @@ static void add_not_finite(cpa_reference_row *row, const float *k, float score) 
 }
 
 /* The rules, in float64 and in fp32. */
-static void rule_scores(cpa_reference_row *row, int64_t n, const int64_t *indices, const float *bias, double *exact,
-                        float *plain) {
+static void rule_scores(const cpa_reference_row *row, int64_t n, const int64_t *indices, const float *bias,
+                        double *exact, float *plain) {
     const cpa_reference_rules *rules = &row->rules;
     const double len = rules->temperature_len, index = (double)rules->index;
     const double temperature = len > 0 && index > len ? log2(index) / log2(len) : 1;
@@ -375,6 +375,14 @@ void cpa_reference_add_ruled(cpa_reference_row *row, int64_t n, const float *k, 
         add_some(row, count, k + first * row->k_dim, v + first * row->v_dim, indices + first,
                  bias ? bias + first : NULL);
     }
+}
+
+void cpa_reference_score_keys(const cpa_reference_row *row, int64_t n, const float *k, const int64_t *indices,
+                              double *scores) {
+    float plain[KEYS_AT_ONCE];
+    ask_for(k, n * row->k_dim);
+    score_keys(row, n, k, scores, plain);
+    rule_scores(row, n, indices, NULL, scores, plain);
 }
 
 void cpa_reference_add(cpa_reference_row *row, const float *k, const float *v) {

@@ -51,6 +51,9 @@ void cpa_reference_add(cpa_reference_row *row, const float *k, const float *v);
 void cpa_reference_set_rules(cpa_reference_row *row, const cpa_reference_rules *rules);
 void cpa_reference_add_ruled(cpa_reference_row *row, int64_t n, const float *k, const float *v, const int64_t *indices,
                              const float *bias);
+/* The scores of n keys of these indices by the rules of the row, in float64; n is at most 64. Adds nothing. */
+void cpa_reference_score_keys(const cpa_reference_row *row, int64_t n, const float *k, const int64_t *indices,
+                              double *scores);
 /* Adds the keys that were added to `other`, a row of the same query. */
 void cpa_reference_join(cpa_reference_row *row, const cpa_reference_row *other);
 /* Ends the row: out [v_dim] (zeros if it saw no key), its LSE (-inf then), and the tolerance of a result in the dtype.

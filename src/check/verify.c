@@ -119,14 +119,28 @@ static cpa_status keep_sample(cpa_verify *verify, int64_t index, int64_t row, co
                        stream);
 }
 
+/* Keeps what an indexer chose by, of a row of this rank. */
+static cpa_status keep_choice(cpa_verify *verify, char *to, int64_t row, cpa_stream *stream) {
+    const cpa_context_select_args *by = verify->worker->chosen_by;
+    const cpa_index_form *index = verify->worker->options.model.index;
+    const cpa_device_table *table = verify->worker->device->table;
+    const int64_t q_bytes = index->heads * index->dim * cpa_dtype_bytes(index->dtype);
+    CPA_TRY(table->copy(to, (const char *)by->q + row * q_bytes, q_bytes, stream));
+    if (!index->has_weights) return CPA_OK;
+    return table->copy(to + q_bytes, by->weights + row * index->heads, verify->index_bytes - q_bytes, stream);
+}
+
 /* Keeps the list of a sample, whose row is one of those of the whole step. */
 static cpa_status keep_list(cpa_verify *verify, int64_t index, int64_t row, cpa_stream *stream, cpa_error *err) {
     const cpa_attention_shape *shape = &verify->worker->options.model.attention;
     const cpa_device_table *table = verify->worker->device->table;
     const cpa_key_selection *selection = verify->worker->selection;
     const cpa_key_indices *lists = selection ? selection->indices : NULL;
-    char *data = verify->data.bytes + (index + 1) * verify->sample_bytes - verify->list_bytes;
-    const cpa_verify_list list = {lists && lists->unit > 0 ? lists->unit : 1, lists ? lists->width : -1};
+    char *data = verify->data.bytes + index * verify->sample_bytes + verify->list_at;
+    const cpa_verify_list list = {.unit = lists && lists->unit > 0 ? lists->unit : 1,
+                                  .count = lists ? lists->width : -1,
+                                  .width = lists ? lists->width : 0,
+                                  .is_chosen = verify->worker->chosen_by != NULL};
     if (selection && selection->blocks)
         return cpa_fail(err, CPA_UNSUPPORTED, "layer %d: the model selects keys by blocks, whose rows are not checked",
                         verify->samples[index].layer);
@@ -185,6 +199,10 @@ static cpa_status layer_done(void *ctx, const cpa_step_plan *plan, int32_t layer
         CPA_TRY(keep_sample(verify, verify->next, row, q, out, stream));
         if (verify->list_bytes > 0)
             CPA_TRY(keep_list(verify, verify->next, first_of_step + sample->position - in->start, stream, err));
+        if (verify->index_bytes > 0 && verify->worker->chosen_by)
+            CPA_TRY(keep_choice(
+                verify, verify->data.bytes + verify->next * verify->sample_bytes + verify->list_at + verify->list_bytes,
+                verify->worker->rows->forms[sample->form].first + row, stream));
     }
     return CPA_OK;
 }
@@ -250,9 +268,14 @@ static void size_samples(cpa_verify *verify) {
     if (worker->network->select)
         verify->list_bytes =
             (int64_t)sizeof(cpa_verify_list) + worker->network->select_width * (int64_t)sizeof(int32_t);
+    const cpa_index_form *index = worker->options.model.index;
+    if (index && verify->list_bytes > 0)
+        verify->index_bytes = index->heads * (index->dim * cpa_dtype_bytes(index->dtype) +
+                                              (index->has_weights ? (int64_t)sizeof(float) : 0));
     const int64_t element = cpa_dtype_bytes(worker->options.model.attention.dtype);
     verify->result_at = k_dim * element;
-    verify->sample_bytes = verify->result_at + out_dim * element + verify->list_bytes;
+    verify->list_at = verify->result_at + out_dim * element;
+    verify->sample_bytes = verify->list_at + verify->list_bytes + verify->index_bytes;
 }
 
 cpa_status cpa_verify_create(cpa_control *control, cpa_worker *worker, double rate, uint64_t seed,

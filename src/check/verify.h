@@ -19,6 +19,10 @@ typedef struct cpa_verify_stats {
     uint64_t undecided;  /* checked rows that nobody can judge, as scores may overflow (check/reference.h) */
     double max_error;
     double seconds; /* time of the check on this rank, s */
+    /* Of checked rows that attend a list of keys: how many there are, and the shares of their softmax that lie on keys
+     * which the mask shows but the list lacks, their sum and the largest. */
+    uint64_t listed_rows;
+    double left_out, most_left_out;
 } cpa_verify_stats;
 
 /* `rate` is the share of rows that is checked, CPA_VERIFY_AUTO what a small share of the run time pays for

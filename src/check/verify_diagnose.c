@@ -27,6 +27,8 @@ typedef struct diagnosis {
     cpa_reference_row without_self, with_next; /* key < query; key <= query + 1 */
     cpa_reference_row with_branches;           /* key <= query, drafts of other branches too */
     cpa_reference_row without_rules;           /* scores as they are */
+    cpa_reference_row without_list;            /* all keys that the mask shows */
+    char *list;                                /* list of the row; NULL: the model does not select keys */
     cpa_verify_latents latents;                /* latents that are read wrongly */
     cpa_verify_keys *keys;                     /* scratch */
     cpa_verify_tensor expansion;               /* matrix that the keys of the head are expanded by, if they are */
@@ -117,6 +119,10 @@ static void name_mistake(diagnosis *d, int32_t kv_head) {
         snprintf(d->finding, sizeof d->finding, "the shards of all ranks but rank %d are missing from it", d->owner);
         return;
     }
+    if (d->list && equals_row(d, &d->without_list)) {
+        snprintf(d->finding, sizeof d->finding, "the query attends keys that are not on its list");
+        return;
+    }
     if (d->chunk->parents >= 0 && equals_row(d, &d->with_branches)) {
         snprintf(d->finding, sizeof d->finding, "the query sees drafts of other branches of its tree");
         return;
@@ -148,6 +154,8 @@ static void begin_diagnosis(diagnosis *d, const cpa_verify_part *part, int keeps
     begin_rows(d, &d->with_next, 1);
     begin_rows(d, &d->with_branches, 1);
     begin_rows(d, &d->without_rules, 1);
+    begin_rows(d, &d->without_list, 1);
+    if (d->list) memcpy(d->list, part->pieces[d->keeper].samples + d->verify->list_at, (size_t)d->verify->list_bytes);
     cpa_reference_set_rules(&d->without_rules, &(cpa_reference_rules){.index = d->sample->position});
     cpa_verify_latents_begin(&d->latents, d->verify, &d->row);
     if (keeps) cpa_verify_dump_begin(&d->dump, d->verify, d->plan, d->wrong, &d->row, d->n_keys);
@@ -159,7 +167,8 @@ static void diagnose_key(diagnosis *d, const cpa_verify_part *part, int32_t rank
     const cpa_form *form = cpa_verify_form(d->verify, d->sample);
     const cpa_mask mask = cpa_verify_mask(d->verify, d->sample);
     const int64_t query = d->sample->position;
-    const int sees = cpa_verify_sees(d->plan, d->chunk, mask, query, position);
+    const int is_listed = !d->list || cpa_verify_selects((const cpa_verify_list *)(const void *)d->list, position);
+    const int shown = cpa_verify_sees(d->plan, d->chunk, mask, query, position), sees = shown && is_listed;
     const float *k = d->keys->k, *v = d->keys->v;
     cpa_verify_read_keys(d->verify, part, rank, t, 1, d->keys);
     cpa_verify_shape_keys(d->verify, form, d->expansion.values, 1, d->keys);
@@ -168,7 +177,9 @@ static void diagnose_key(diagnosis *d, const cpa_verify_part *part, int32_t rank
     if (sees) cpa_reference_add_keys(&d->without_rules, 1, k, v);
     if (sees && position < query) cpa_reference_add_ruled(&d->without_self, 1, k, v, &position, NULL);
     if (sees || position == query + 1) cpa_reference_add_ruled(&d->with_next, 1, k, v, &position, NULL);
-    if (cpa_reference_sees(mask, query, position)) cpa_reference_add_ruled(&d->with_branches, 1, k, v, &position, NULL);
+    if (shown) cpa_reference_add_ruled(&d->without_list, 1, k, v, &position, NULL);
+    if (is_listed && cpa_reference_sees(mask, query, position))
+        cpa_reference_add_ruled(&d->with_branches, 1, k, v, &position, NULL);
     if (sees)
         cpa_verify_latents_add(&d->latents, d->verify, form, d->expansion.values, &part->pieces[rank], t, position,
                                d->keys);
@@ -233,8 +244,10 @@ cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, co
     d.keeper = cpa_verify_keeper(verify, plan, sample);
     d.shards = malloc((size_t)control->size * sizeof *d.shards);
     d.keys = malloc(sizeof *d.keys);
+    d.list = verify->list_bytes > 0 ? malloc((size_t)verify->list_bytes) : NULL;
     cpa_verify_group *groups = calloc((size_t)model->attention.kv_heads, sizeof *groups);
-    cpa_status status = d.shards && d.keys && groups ? CPA_OK : cpa_fail(&err, CPA_NO_MEMORY, "diagnosis: no memory");
+    const int has_memory = d.shards && d.keys && groups && (d.list || verify->list_bytes == 0);
+    cpa_status status = has_memory ? CPA_OK : cpa_fail(&err, CPA_NO_MEMORY, "diagnosis: no memory");
     int32_t expected = sample->head / (model->attention.q_heads / model->attention.kv_heads);
     /* One key further, where the chunk has one, for a mask that lets it through. */
     const cpa_plan_chunk *chunk = &plan->chunks[sample->chunk];
@@ -243,7 +256,11 @@ cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, co
     d.n_keys = next + 1;
     for (int32_t h = 0; status == CPA_OK && h < model->attention.kv_heads; h++) {
         /* The head that should have been read comes first. */
-        groups[h] = (cpa_verify_group){wrong_sample, 1, next, (expected + h) % model->attention.kv_heads, checker};
+        groups[h] = (cpa_verify_group){.first = wrong_sample,
+                                       .count = 1,
+                                       .last_position = next,
+                                       .kv_head = (expected + h) % model->attention.kv_heads,
+                                       .checker = checker};
     }
     if (status == CPA_OK)
         status =
@@ -256,6 +273,7 @@ cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, co
     cpa_verify_tensor_free(&d.expansion);
     free(groups);
     free(d.keys);
+    free(d.list);
     free(d.shards);
     if (status == CPA_OK) status = cpa_control_bcast(control, d.finding, sizeof d.finding, checker, &err);
     if (status == CPA_OK) status = cpa_control_bcast(control, d.dump.said, sizeof d.dump.said, checker, &err);

@@ -2,12 +2,14 @@
 #ifndef CPA_VERIFY_DIAGNOSE_H
 #define CPA_VERIFY_DIAGNOSE_H
 
-#include "src/check/verify.h"
+#include "src/check/verify_choice.h"
 
 /* The first wrong row that a rank found, as it stood beside the reference. */
 typedef struct cpa_verify_wrong_row {
     int64_t sample; /* an index of the sorted samples; -1: there is none */
     double error, tolerance, reference[CPA_MAX_HEAD_DIM];
+    int32_t is_choice; /* not 0: what is wrong is the list of the row, as far as `choice` tells */
+    cpa_verify_choice choice;
 } cpa_verify_wrong_row;
 
 /* Collective, after every rank agreed that a check failed; `verdict` is the agreed message. The wrong row of the lowest rank that has one is

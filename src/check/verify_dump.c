@@ -28,6 +28,11 @@ void cpa_verify_dump_begin(cpa_verify_dump *dump, const cpa_verify *verify, cons
                                .has_sink = row->rules.has_sink,
                                .error = wrong->error,
                                .tolerance = wrong->tolerance,
+                               .other_choice = wrong->is_choice,
+                               .listed_key = wrong->choice.listed.key,
+                               .listed_score = wrong->choice.listed.score,
+                               .missing_key = wrong->choice.others.key,
+                               .missing_score = wrong->choice.others.score,
                                .keys = keys};
     memcpy(dump->row.q, row->q, sizeof row->q);
     memcpy(dump->row.result, row->got, sizeof row->got);

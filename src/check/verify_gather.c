@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "kernels/block_layout.h"
 #include "kernels/operators.h"
+#include "src/cache/layer_groups.h"
 #include "src/worker/layer_caches.h"
 
 enum { EXCHANGE_BYTES = 32 << 20 };
@@ -18,6 +19,7 @@ typedef struct gather {
     cpa_owner_map map;
     int32_t rank, size;
     int64_t k_bytes, v_bytes; /* bytes of one token's key, and value, of one head, each with its scale */
+    int64_t index_bytes;      /* the same of its index key; 0: there is none */
     int64_t part_tokens;
     cpa_verify_part *parts; /* parts to be exchanged next */
     int64_t n_parts, cap_parts, cap_received, cap_pieces, pending_bytes;
@@ -54,8 +56,13 @@ static int64_t sample_bytes(const gather *g, const cpa_verify_part *p, int32_t r
     return p->index == 0 ? owned_samples(g, p->group, rank) * g->verify->sample_bytes : 0;
 }
 
+/* Bytes of one token in a part of the group. */
+static int64_t token_bytes(const gather *g, const cpa_verify_group *group) {
+    return g->k_bytes + g->v_bytes + (group->judges ? g->index_bytes : 0);
+}
+
 static int64_t part_bytes(const gather *g, const cpa_verify_part *p, int32_t rank) {
-    return sample_bytes(g, p, rank) + tokens_of(g, p, rank) * (g->k_bytes + g->v_bytes);
+    return sample_bytes(g, p, rank) + tokens_of(g, p, rank) * token_bytes(g, p->group);
 }
 
 /* One head of a cache as a cache of its own, and where its tokens go. The scales of a quantised cache lie apart, so
@@ -111,16 +118,15 @@ static head_copy copy_of_scales(const cpa_kv_view *all, int32_t head, int64_t co
     return copy_of_head(&words, 0, count, k_out, v_out);
 }
 
-/* Starts the copy of one head's keys and values, `count` local tokens from `first` on, out of this rank's pages: codes,
- * then scales, of keys and of values. */
-static cpa_status read_cache(const gather *g, const cpa_verify_group *group, int64_t first, int64_t count, char *k_out,
-                             char *v_out) {
+/* Starts the copy of one head's keys and values, the local tokens of `range`, out of this rank's pages of the group's
+ * layer: codes, then scales, of keys and of values. */
+static cpa_status read_cache(const gather *g, const cpa_verify_group *group, const cpa_kv_view *all, int32_t head,
+                             cpa_kv_range range, char *k_out, char *v_out) {
     cpa_worker *worker = g->verify->worker;
     const int32_t layer = g->verify->samples[group->first].layer;
-    cpa_kv_view all = cpa_worker_kv(worker, layer);
-    cpa_kv_range range = {.first = first, .count = count};
+    const int64_t count = range.count;
     if (count == 0) return CPA_OK;
-    head_copy rows = copy_of_head(&all, group->kv_head, count, k_out, v_out);
+    head_copy rows = copy_of_head(all, head, count, k_out, v_out);
     cpa_kv_pack_args args = {
         .size = sizeof args,
         .src = rows.head,
@@ -129,9 +135,8 @@ static cpa_status read_cache(const gather *g, const cpa_verify_group *group, int
         .ranges = &range,
         .n_ranges = 1};
     CPA_TRY(worker->device->operators->kv_pack(&args, worker->stream));
-    if (!cpa_kv_words_at(&all, CPA_KEYS)) return CPA_OK;
-    head_copy scales =
-        copy_of_scales(&all, group->kv_head, count, k_out + count * rows.out.k_dim, v_out + count * rows.out.v_dim);
+    if (!cpa_kv_words_at(all, CPA_KEYS)) return CPA_OK;
+    head_copy scales = copy_of_scales(all, head, count, k_out + count * rows.out.k_dim, v_out + count * rows.out.v_dim);
     args.src = scales.head;
     args.dst = scales.out;
     return worker->device->operators->kv_pack(&args, worker->stream);
@@ -146,9 +151,14 @@ static cpa_status write_part(const gather *g, const cpa_verify_part *p, char **a
         memcpy(*at, verify->data.bytes + sample->data * verify->sample_bytes, (size_t)verify->sample_bytes);
         *at += verify->sample_bytes;
     }
-    int64_t tokens = tokens_of(g, p, g->rank);
-    CPA_TRY(read_cache(g, p->group, p->index * g->part_tokens, tokens, *at, *at + tokens * g->k_bytes));
-    *at += tokens * (g->k_bytes + g->v_bytes);
+    const int64_t tokens = tokens_of(g, p, g->rank);
+    const cpa_kv_range range = {.first = p->index * g->part_tokens, .count = tokens};
+    const int32_t layer = verify->samples[p->group->first].layer;
+    const cpa_kv_view kv = cpa_worker_kv(verify->worker, layer), index = cpa_worker_index(verify->worker, layer);
+    char *index_out = *at + tokens * (g->k_bytes + g->v_bytes);
+    CPA_TRY(read_cache(g, p->group, &kv, p->group->kv_head, range, *at, *at + tokens * g->k_bytes));
+    if (p->group->judges) CPA_TRY(read_cache(g, p->group, &index, 0, range, index_out, index_out));
+    *at += tokens * token_bytes(g, p->group);
     return CPA_OK;
 }
 
@@ -189,6 +199,7 @@ static void read_pieces(gather *g, const cpa_verify_part *p) {
         piece->samples = g->verify->recv.bytes + g->cursor[r];
         piece->k = piece->samples + sample_bytes(g, p, r);
         piece->v = piece->k + piece->tokens * g->k_bytes;
+        piece->index = p->group->judges ? piece->v + piece->tokens * g->v_bytes : NULL;
         g->cursor[r] += part_bytes(g, p, r);
     }
     g->received[g->n_received] = *p;
@@ -257,15 +268,20 @@ static cpa_status gather_groups(gather *g, const cpa_verify_group *groups, int64
 cpa_status cpa_verify_gather(cpa_verify *verify, const cpa_step_plan *plan, const cpa_verify_group *groups,
                              int64_t n_groups, cpa_verify_parts_fn fn, void *ctx, cpa_error *err) {
     const cpa_worker_options *options = &verify->worker->options;
-    const cpa_block_layout layout = cpa_block_layout_of(&options->model.attention, options->block_size);
+    const cpa_block_layout layout = cpa_block_layout_indexed(
+        &options->model.attention, cpa_layer_groups_index(&options->model), options->block_size);
+    const cpa_block_section *keys = &layout.sections[0];
+    const cpa_block_section *values = cpa_block_section_of(&layout, CPA_SECTION_VALUES);
+    const cpa_block_section *index = cpa_block_section_of(&layout, CPA_SECTION_INDEX);
     gather g = {
         .verify = verify,
         .plan = plan,
         .map = options->map,
         .rank = verify->control->rank,
         .size = verify->control->size,
-        .k_bytes = layout.sections[CPA_KEYS].row_bytes + layout.sections[CPA_KEYS].scale_bytes,
-        .v_bytes = layout.sections[CPA_VALUES].row_bytes + layout.sections[CPA_VALUES].scale_bytes,
+        .k_bytes = keys->row_bytes + keys->scale_bytes,
+        .v_bytes = values ? values->row_bytes + values->scale_bytes : 0,
+        .index_bytes = index ? index->row_bytes + index->scale_bytes : 0,
         .part_tokens = options->block_size > CPA_PART_TOKENS ? options->block_size : CPA_PART_TOKENS,
         .fn = fn,
         .ctx = ctx,

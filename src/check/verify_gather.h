@@ -17,13 +17,15 @@ typedef struct cpa_verify_group {
     int64_t last_position; /* largest position of a key that one of the group's samples sees */
     int32_t kv_head;
     int32_t checker;
+    int32_t judges; /* not 0: index keys travel too, as a sample judges its choice */
 } cpa_verify_group;
 
 /* What one rank contributed to a part. */
 typedef struct cpa_verify_piece {
-    const char *samples; /* [its samples of the group][query | result | list], part 0 only */
+    const char *samples; /* [its samples of the group], as in cpa_verify.data; part 0 only */
     const char *k;       /* [tokens, k_dim], dtype of the cache; then [tokens] scale words where rows have them */
     const char *v;       /* [tokens, v_dim], dtype of the cache; then [tokens] scale words where rows have them */
+    const char *index;   /* of groups that judge: [tokens, dim] index keys; of codes [tokens] scales then */
     int64_t first;       /* local index of the first token */
     int64_t tokens;
 } cpa_verify_piece;

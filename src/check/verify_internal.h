@@ -18,13 +18,17 @@ typedef struct cpa_verify_sample {
     int64_t position;
     int32_t layer;
     int32_t head;
-    int32_t form; /* form of the row */
-    int64_t data; /* index into cpa_verify.data */
+    int32_t form;   /* form of the row */
+    int32_t judges; /* not 0: what an indexer chose for the row is checked here, and in no other head */
+    int64_t data;   /* index into cpa_verify.data */
 } cpa_verify_sample;
 
-/* What a sample's row attends, as its list has it; the entries follow. */
+/* What a sample's row attends, as its list has it; the entries follow, and behind cpa_verify.list_bytes the query and the
+ * weights by which an indexer chose them. */
 typedef struct cpa_verify_list {
     int32_t unit, count; /* count negative: all keys */
+    int32_t width;       /* entries that there are at most */
+    int32_t is_chosen;   /* by an indexer */
 } cpa_verify_list;
 
 /* Host memory that the device copies to. */
@@ -43,13 +47,15 @@ struct cpa_verify {
     double start_s; /* when the first step began, later by the time since then without work; 0: not yet */
     uint64_t steps; /* steps begun, without plans that have no chunks, with which a server begins */
     cpa_verify_stats stats;
-    /* The samples of the step, the same list on every rank; data [n][query | result | list] is set on the
+    /* The samples of the step, the same list on every rank; data [n][query | result | list | query and
+     * weights of the indexer] is set on the
      * rank that keeps it. */
     cpa_verify_sample *samples;
     cpa_verify_memory data;
     int64_t n_samples, cap_samples, sample_bytes;
     int64_t result_at;            /* bytes from a query to its result, whatever their form */
-    int64_t list_bytes;           /* bytes of a list with its most entries; 0: the model does not select keys */
+    int64_t list_at, list_bytes;  /* of a list with its most entries; 0 bytes: the model does not select keys */
+    int64_t index_bytes;          /* of what an indexer chose by; 0: there is none */
     float *scales;                /* scales of the cache's keys, then values, of each KV head; 0: rows have their own */
     int replicated;               /* not 0: the rows of the step are replicated */
     int64_t next;                 /* index of the first sample of the layers to come */
@@ -92,10 +98,14 @@ static inline int cpa_verify_sees(const cpa_step_plan *plan, const cpa_plan_chun
     return cpa_reference_sees(mask, query, key);
 }
 
+static inline const int32_t *cpa_verify_entries(const cpa_verify_list *list) {
+    return (const int32_t *)(list + 1);
+}
+
 /* Whether a list, which ascends, has a key. */
 static inline int cpa_verify_selects(const cpa_verify_list *list, int64_t key) {
-    const int32_t *entries = (const int32_t *)(list + 1);
-    int32_t low = 0, high = list->count;
+    const int32_t *entries = cpa_verify_entries(list), count = list->count < list->width ? list->count : list->width;
+    int32_t low = 0, high = count;
     if (list->count < 0) return 1;
     while (low < high) {
         const int32_t middle = low + (high - low) / 2;
@@ -104,7 +114,7 @@ static inline int cpa_verify_selects(const cpa_verify_list *list, int64_t key) {
         else
             high = middle;
     }
-    return low < list->count && entries[low] == key / list->unit;
+    return low < count && entries[low] == key / list->unit;
 }
 
 /* The last key that the row of a sample can see, which is of this chunk. */

@@ -9,7 +9,9 @@
 #include "base/clock.h"
 #include "src/check/reference.h"
 #include "src/check/verify_diagnose.h"
+#include "src/check/verify_groups.h"
 #include "src/check/verify_keys.h"
+#include "src/check/verify_selected.h"
 #include "src/check/verify_step.h"
 
 enum { ROWS_PER_ITEM = 16, KEYS_AT_ONCE = CPA_VERIFY_KEYS_AT_ONCE };
@@ -17,6 +19,7 @@ enum { ROWS_PER_ITEM = 16, KEYS_AT_ONCE = CPA_VERIFY_KEYS_AT_ONCE };
 /* What one thread needs for the keys that it walks. */
 typedef struct scratch {
     cpa_verify_keys keys;
+    cpa_verify_index_keys index;
     /* What the source gave for tokens of a piece. */
     uint32_t tokens[KEYS_AT_ONCE];
     int64_t positions[KEYS_AT_ONCE]; /* positions of the tokens in the cache */
@@ -29,10 +32,11 @@ typedef struct item {
     const cpa_verify_part *part;
     int32_t rank;
     int64_t first_row, n_rows;
-    const char *lists;       /* lists of the rows; NULL: the model does not select keys */
+    const char *lists;       /* lists of the rows, and what they were chosen by; NULL: the model does not select keys */
     const float *expansion;  /* matrix that their keys are expanded by; NULL: they are not */
     cpa_reference_row *rows; /* what the keys give for the rows */
-    int64_t stale;           /* position of the first token that is not what the model gave; -1: none */
+    cpa_verify_selected *selected; /* and beside them for those of lists */
+    int64_t stale;                 /* position of the first token that is not what the model gave; -1: none */
 } item;
 
 /* The state of one cpa_verify_step on the rank that checks. */
@@ -44,10 +48,13 @@ typedef struct check {
     /* Rows of the groups of a round, those of a group that the round before began first. */
     cpa_reference_row *rows;
     int64_t cap_rows, open_rows;
-    char *lists; /* lists of `rows` */
-    int64_t cap_lists;
+    /* With lists of `rows`: those, and what is beside the rows. */
+    char *lists;
+    cpa_verify_selected *selected;
+    int64_t cap_lists, cap_selected;
     cpa_reference_row *found; /* what the items' keys give, item after item */
-    int64_t cap_found;
+    cpa_verify_selected *found_selected;
+    int64_t cap_found, cap_found_selected;
     item *items;
     int64_t n_items, cap_items;
     cpa_verify_tensor *expansions; /* matrices that keys of the groups of a round are expanded by */
@@ -66,59 +73,29 @@ static const cpa_plan_chunk *chunk_of(const check *c, const cpa_verify_group *g)
     return &c->plan->chunks[sample_of(c, g, 0)->chunk];
 }
 
-/* Heads whose rows are checked over the same keys. */
-static int32_t heads_together(const cpa_verify *verify, const cpa_verify_sample *sample) {
-    const cpa_attention_shape *shape = &cpa_verify_form(verify, sample)->shape;
-    return shape->q_heads / shape->kv_heads;
+/* Bytes of the list of a row, and of what it was chosen by. */
+static int64_t list_bytes(const cpa_verify *verify) {
+    return verify->list_bytes + verify->index_bytes;
 }
 
-/* Orders samples by chunk, layer, head (heads that share keys are neighbours), position. */
-static int compare_samples(const void *a, const void *b) {
-    const cpa_verify_sample *x = a, *y = b;
-    if (x->chunk != y->chunk) return x->chunk < y->chunk ? -1 : 1;
-    if (x->layer != y->layer) return x->layer < y->layer ? -1 : 1;
-    if (x->head != y->head) return x->head < y->head ? -1 : 1;
-    return x->position < y->position ? -1 : x->position > y->position;
-}
-
-static cpa_status build_groups(check *c, cpa_error *err) {
-    cpa_verify *verify = c->verify;
-    const cpa_attention_shape *shape = &verify->worker->options.model.attention;
-    qsort(verify->samples, (size_t)verify->n_samples, sizeof *verify->samples, compare_samples);
-    c->groups = malloc((size_t)verify->n_samples * sizeof *c->groups);
-    if (!c->groups)
-        return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld groups", (long long)verify->n_samples);
-    for (int64_t i = 0; i < verify->n_samples; i++) {
-        const cpa_verify_sample *s = &verify->samples[i], *before = i > 0 ? s - 1 : NULL;
-        const int32_t together = heads_together(verify, s);
-        if (!before || before->chunk != s->chunk || before->layer != s->layer ||
-            before->head / together != s->head / together) {
-            c->groups[c->n_groups] = (cpa_verify_group){.first = i,
-                                                        .last_position = -1,
-                                                        .kv_head = s->head / (shape->q_heads / shape->kv_heads),
-                                                        .checker = (int32_t)(c->n_groups % verify->control->size)};
-            c->n_groups++;
-        }
-        cpa_verify_group *g = &c->groups[c->n_groups - 1];
-        g->count++;
-        int64_t last = cpa_verify_last_key(verify, &c->plan->chunks[s->chunk], s);
-        if (last > g->last_position) g->last_position = last;
-    }
-    return CPA_OK;
+static const cpa_verify_list *list_at(const cpa_verify *verify, const char *lists, int64_t i) {
+    return lists ? (const cpa_verify_list *)(const void *)(lists + i * list_bytes(verify)) : NULL;
 }
 
 /* Begins the reference rows of a group, and their lists, from what their owners sent. */
-static void begin_rows(const check *c, const cpa_verify_part *part, cpa_reference_row *rows, char *lists) {
+static void begin_rows(const check *c, const cpa_verify_part *part, cpa_reference_row *rows, char *lists,
+                       cpa_verify_selected *selected) {
     const cpa_verify_group *g = part->group;
     cpa_owner_map map = c->verify->worker->options.map;
+    for (int64_t i = 0; selected && i < g->count; i++) cpa_verify_selected_begin(&selected[i]);
     for (int32_t r = 0; r < map.cp_size; r++) {
         const char *data = part->pieces[r].samples;
         for (int64_t i = 0; i < g->count; i++) {
             if (cpa_verify_keeper(c->verify, c->plan, sample_of(c, g, i)) != r) continue;
-            const int64_t list_bytes = c->verify->list_bytes;
+            const int64_t bytes = list_bytes(c->verify);
             cpa_verify_begin_row(c->verify, sample_of(c, g, i), &rows[i], data);
             data += c->verify->sample_bytes;
-            if (list_bytes > 0) memcpy(lists + i * list_bytes, data - list_bytes, (size_t)list_bytes);
+            if (bytes > 0) memcpy(lists + i * bytes, data - bytes, (size_t)bytes);
         }
     }
 }
@@ -175,18 +152,34 @@ typedef struct attended {
     const cpa_verify_list *list;
 } attended;
 
-static int attends(const check *c, const attended *a, int64_t key) {
-    return cpa_verify_sees(c->plan, a->chunk, a->mask, a->query, key) && (!a->list || cpa_verify_selects(a->list, key));
+typedef enum share { UNSEEN, LEFT_OUT, ATTENDED } share;
+
+static share share_of(const check *c, const attended *a, int64_t key) {
+    if (!cpa_verify_sees(c->plan, a->chunk, a->mask, a->query, key)) return UNSEEN;
+    return !a->list || cpa_verify_selects(a->list, key) ? ATTENDED : LEFT_OUT;
 }
 
-/* Adds those of n keys that a row attends, runs of neighbours at once. */
-static void add_attended(const check *c, const attended *a, cpa_reference_row *row, int64_t n, const scratch *s) {
+/* Adds those of n keys that a row attends, and those that its list leaves out, runs of neighbours at once. */
+static void add_attended(const check *c, const attended *a, cpa_reference_row *row, cpa_verify_selected *selected,
+                         int64_t n, const scratch *s) {
     for (int64_t t = 0, end; t < n; t = end) {
-        int sees = attends(c, a, s->positions[t]);
-        for (end = t + 1; end < n && attends(c, a, s->positions[end]) == sees;) end++;
-        if (sees)
-            cpa_reference_add_ruled(row, end - t, s->keys.k + t * row->k_dim, s->keys.v + t * row->v_dim,
-                                    s->positions + t, NULL);
+        const share is = share_of(c, a, s->positions[t]);
+        const float *k = s->keys.k + t * row->k_dim;
+        for (end = t + 1; end < n && share_of(c, a, s->positions[end]) == is;) end++;
+        if (is == ATTENDED)
+            cpa_reference_add_ruled(row, end - t, k, s->keys.v + t * row->v_dim, s->positions + t, NULL);
+        if (is == LEFT_OUT) cpa_verify_selected_leave(selected, row, end - t, k, s->positions + t);
+    }
+}
+
+/* Adds n index keys to the rows of an item that judge what was chosen for them. */
+static void add_index(const check *c, const item *it, int64_t first, int64_t n, scratch *s) {
+    cpa_verify_read_index(c->verify, &it->part->pieces[it->rank], first, n, &s->index);
+    for (int64_t i = 0; i < it->n_rows; i++) {
+        const cpa_verify_sample *sample = sample_of(c, it->part->group, it->first_row + i);
+        const cpa_verify_chooser row = {c->verify, list_at(c->verify, it->lists, i), sample->position};
+        if (sample->judges && row.list->is_chosen)
+            cpa_verify_choice_add(&it->selected[i].choice, &row, &s->index, n, s->positions);
     }
 }
 
@@ -208,12 +201,12 @@ static void check_item(void *ctx, int64_t index, int32_t thread) {
             it->stale = find_stale(c, it, first, n, s);
         cpa_verify_shape_keys(c->verify, cpa_verify_form(c->verify, sample), it->expansion, n, &s->keys);
         for (int64_t i = 0; i < it->n_rows; i++) {
-            const char *list = it->lists ? it->lists + i * c->verify->list_bytes : NULL;
             const attended a = {chunk_of(c, it->part->group), mask,
                                 sample_of(c, it->part->group, it->first_row + i)->position,
-                                (const cpa_verify_list *)(const void *)list};
-            add_attended(c, &a, &it->rows[i], n, s);
+                                list_at(c->verify, it->lists, i)};
+            add_attended(c, &a, &it->rows[i], it->lists ? &it->selected[i] : NULL, n, s);
         }
+        if (it->part->group->judges) add_index(c, it, first, n, s);
     }
 }
 
@@ -227,61 +220,108 @@ static void report_stale(check *c, const cpa_verify_group *g, int32_t rank, int6
         (unsigned long long)chunk_of(c, g)->request, (long long)position, sample_of(c, g, 0)->layer, g->kv_head, rank);
 }
 
-static void report_row(check *c, const cpa_verify_group *g, int64_t i, const double *want, double error,
-                       double tolerance) {
-    const cpa_verify_sample *sample = sample_of(c, g, i);
+/* A row that is wrong in some way; `what` says in which. */
+static void report_row(check *c, const cpa_verify_group *g, const cpa_verify_wrong_row *wrong, const char *what) {
+    const cpa_verify_sample *sample = &c->verify->samples[wrong->sample];
     char form[24] = "";
     c->verify->stats.violations++;
     if (c->verdict != CPA_OK) return;
-    c->wrong = (cpa_verify_wrong_row){.sample = g->first + i, .error = error, .tolerance = tolerance};
-    memcpy(c->wrong.reference, want, sizeof c->wrong.reference);
+    c->wrong = *wrong;
     if (c->verify->worker->forms.count > 1) snprintf(form, sizeof form, ", form %d", sample->form);
-    c->verdict = cpa_fail(
-        &c->violation, CPA_CHECK_FAILED,
-        "check failed: request %llu, token %lld, layer %d, head %d%s, %s: |result - float64 reference| = %.3g, "
-        "allowed %.3g",
-        (unsigned long long)chunk_of(c, g)->request, (long long)sample->position, sample->layer, sample->head, form,
-        c->verify->control->size == 1 ? "local" : cpa_algorithm_name(chunk_of(c, g)->algorithm), error, tolerance);
+    c->verdict =
+        cpa_fail(&c->violation, CPA_CHECK_FAILED, "check failed: request %llu, token %lld, layer %d, head %d%s, %s: %s",
+                 (unsigned long long)chunk_of(c, g)->request, (long long)sample->position, sample->layer, sample->head,
+                 form, c->verify->control->size == 1 ? "local" : cpa_algorithm_name(chunk_of(c, g)->algorithm), what);
 }
 
-static cpa_status end_rows(check *c, const cpa_verify_group *g, cpa_reference_row *rows, cpa_error *err) {
-    for (int64_t i = 0; i < g->count; i++) {
-        const cpa_verify_sample *s = sample_of(c, g, i);
-        const cpa_form *form = cpa_verify_form(c->verify, s);
-        const int32_t out_dim = form->out_dim;
-        double want[CPA_MAX_HEAD_DIM] = {0}, lse, tolerance;
-        cpa_reference_end(&rows[i], want, &lse, &tolerance);
-        if (form->is_expanded) tolerance += cpa_reference_product_tolerance(&rows[i]);
-        CPA_TRY(cpa_verify_matrix_take(&c->verify->matrix, c->verify->worker, s->form, s->layer, s->head, err));
-        cpa_verify_matrix_apply(&c->verify->matrix, want, &tolerance);
-        c->verify->stats.rows++;
-        c->verify->stats.undecided += rows[i].undecided != 0;
-        if (rows[i].undecided) continue;
-        /* Where a value is not finite, whether its key weighs enough to show is a matter of rounding. */
-        for (int32_t d = 0; d < out_dim && !isnan(lse); d++)
-            if (!isfinite(want[d])) rows[i].got[d] = (float)want[d];
-        double error = cpa_reference_error(rows[i].got, want, out_dim);
-        if (isfinite(error) || !(error <= tolerance))
-            c->verify->stats.max_error = fmax(c->verify->stats.max_error, error);
-        if (!(error <= tolerance)) report_row(c, g, i, want, error, tolerance);
+/* Compares the result of an ended row. */
+static void check_result(check *c, const cpa_verify_group *g, const cpa_verify_wrong_row *found) {
+    char what[128];
+    if (isfinite(found->error) || !(found->error <= found->tolerance))
+        c->verify->stats.max_error = fmax(c->verify->stats.max_error, found->error);
+    if (found->error <= found->tolerance) return;
+    snprintf(what, sizeof what, "%s|result - float64 reference| = %.3g, allowed %.3g",
+             c->verify->list_bytes > 0 ? "another result: " : "", found->error, found->tolerance);
+    report_row(c, g, found, what);
+}
+
+/* Compares the list of a row with what an indexer should have chosen, and counts what it leaves out. Whether it can be
+ * told. */
+static int check_list(check *c, const cpa_verify_group *g, const cpa_reference_row *row,
+                      const cpa_verify_selected *selected, const cpa_verify_list *list, cpa_verify_wrong_row *found) {
+    cpa_verify_stats *stats = &c->verify->stats;
+    const cpa_verify_sample *sample = &c->verify->samples[found->sample];
+    const cpa_verify_chooser chooser = {c->verify, list, sample->position};
+    const double left_out = cpa_verify_selected_mass(selected, row);
+    char what[320] = "another choice: ";
+    const size_t said = strlen(what);
+    if (list->count >= 0 && left_out >= 0) {
+        stats->listed_rows++;
+        stats->left_out += left_out;
+        stats->most_left_out = fmax(stats->most_left_out, left_out);
     }
+    if (!sample->judges || !list->is_chosen) return 1;
+    if (!cpa_verify_choice_judge(&selected->choice, &chooser, what + said, sizeof what - said)) {
+        found->is_choice = 1;
+        found->choice = selected->choice;
+        report_row(c, g, found, what);
+        found->is_choice = 0;
+    }
+    return !selected->choice.undecided;
+}
+
+/* Ends a row, and compares it. `selected` and `list` are NULL where the model does not select keys. */
+static cpa_status end_row(check *c, const cpa_verify_group *g, int64_t i, cpa_reference_row *row,
+                          const cpa_verify_selected *selected, const cpa_verify_list *list, cpa_error *err) {
+    const cpa_verify_sample *s = sample_of(c, g, i);
+    const cpa_form *form = cpa_verify_form(c->verify, s);
+    const int32_t out_dim = form->out_dim;
+    cpa_verify_wrong_row found = {.sample = g->first + i};
+    double lse, *want = found.reference;
+    cpa_reference_end(row, want, &lse, &found.tolerance);
+    if (form->is_expanded) found.tolerance += cpa_reference_product_tolerance(row);
+    CPA_TRY(cpa_verify_matrix_take(&c->verify->matrix, c->verify->worker, s->form, s->layer, s->head, err));
+    cpa_verify_matrix_apply(&c->verify->matrix, want, &found.tolerance);
+    /* Where a value is not finite, whether its key weighs enough to show is a matter of rounding. */
+    for (int32_t d = 0; d < out_dim && !isnan(lse); d++)
+        if (!isfinite(want[d])) row->got[d] = (float)want[d];
+    found.error = cpa_reference_error(row->got, want, out_dim);
+    c->verify->stats.rows++;
+    const int is_told = !list || check_list(c, g, row, selected, list, &found);
+    c->verify->stats.undecided += row->undecided || !is_told;
+    if (!row->undecided) check_result(c, g, &found);
     return CPA_OK;
 }
 
+static cpa_status end_rows(check *c, const cpa_verify_group *g, cpa_reference_row *rows,
+                           const cpa_verify_selected *selected, const char *lists, cpa_error *err) {
+    for (int64_t i = 0; i < g->count; i++)
+        CPA_TRY(end_row(c, g, i, &rows[i], selected ? &selected[i] : NULL, list_at(c->verify, lists, i), err));
+    return CPA_OK;
+}
+
+/* Where what items find goes. */
+typedef struct found_rows {
+    cpa_reference_row *rows;
+    cpa_verify_selected *selected; /* NULL: the model does not select keys */
+} found_rows;
+
 /* Deals the pieces and rows of a part to items. */
 static void add_items(check *c, const cpa_verify_part *part, const cpa_reference_row *rows, const char *lists,
-                      const float *expansion, cpa_reference_row **found) {
+                      const float *expansion, found_rows *found) {
     for (int32_t r = 0; r < c->verify->control->size; r++) {
         for (int64_t first = 0; first < part->group->count; first += ROWS_PER_ITEM) {
             int64_t left = part->group->count - first, n = left < ROWS_PER_ITEM ? left : ROWS_PER_ITEM;
             for (int64_t i = 0; i < n; i++) {
                 const cpa_reference_row *row = &rows[first + i];
-                cpa_reference_begin(&(*found)[i], row->q, row->k_dim, row->v_dim, row->dtype, row->scale);
-                cpa_reference_set_rules(&(*found)[i], &row->rules);
+                cpa_reference_begin(&found->rows[i], row->q, row->k_dim, row->v_dim, row->dtype, row->scale);
+                cpa_reference_set_rules(&found->rows[i], &row->rules);
+                if (found->selected) cpa_verify_selected_begin(&found->selected[i]);
             }
-            const char *of_rows = c->verify->list_bytes > 0 ? lists + first * c->verify->list_bytes : NULL;
-            c->items[c->n_items++] = (item){part, r, first, n, of_rows, expansion, *found, -1};
-            *found += n;
+            const char *of_rows = lists ? lists + first * list_bytes(c->verify) : NULL;
+            c->items[c->n_items++] = (item){part, r, first, n, of_rows, expansion, found->rows, found->selected, -1};
+            found->rows += n;
+            if (found->selected) found->selected += n;
         }
     }
 }
@@ -289,6 +329,7 @@ static void add_items(check *c, const cpa_verify_part *part, const cpa_reference
 /* Room for the parts of a round: rows of groups that begin in it, items, and the rows of those. */
 static cpa_status reserve_round(check *c, const cpa_verify_part *parts, int64_t n_parts, cpa_error *err) {
     int64_t size = c->verify->control->size, rows = c->open_rows, found = 0, items = 0;
+    const int has_lists = c->verify->list_bytes > 0;
     for (int64_t p = 0; p < n_parts; p++) {
         int64_t count = parts[p].group->count;
         if (parts[p].index == 0) rows += count;
@@ -297,9 +338,12 @@ static cpa_status reserve_round(check *c, const cpa_verify_part *parts, int64_t 
     }
     c->n_items = 0;
     if (cpa_array_reserve(&c->rows, &c->cap_rows, rows, sizeof *c->rows) &&
-        cpa_array_reserve(&c->lists, &c->cap_lists, rows * c->verify->list_bytes, 1) &&
         cpa_array_reserve(&c->found, &c->cap_found, found, sizeof *c->found) &&
-        cpa_array_reserve(&c->items, &c->cap_items, items, sizeof *c->items))
+        cpa_array_reserve(&c->items, &c->cap_items, items, sizeof *c->items) &&
+        (!has_lists ||
+         (cpa_array_reserve(&c->lists, &c->cap_lists, rows * list_bytes(c->verify), 1) &&
+          cpa_array_reserve(&c->selected, &c->cap_selected, rows, sizeof *c->selected) &&
+          cpa_array_reserve(&c->found_selected, &c->cap_found_selected, found, sizeof *c->found_selected))))
         return CPA_OK;
     return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld rows", (long long)(rows + found));
 }
@@ -313,46 +357,69 @@ static cpa_status reserve_expansions(check *c, int64_t n_parts, cpa_error *err) 
     return CPA_OK;
 }
 
+/* Begins the rows of a round, and deals them to items. */
+static cpa_status deal_parts(check *c, const cpa_verify_part *parts, int64_t n_parts, cpa_error *err) {
+    const int has_lists = c->verify->list_bytes > 0;
+    found_rows found = {c->found, has_lists ? c->found_selected : NULL};
+    int64_t row = 0;
+    for (int64_t p = 0; p < n_parts; p++) {
+        char *lists = has_lists ? c->lists + row * list_bytes(c->verify) : NULL;
+        if (parts[p].index == 0) begin_rows(c, &parts[p], c->rows + row, lists, has_lists ? c->selected + row : NULL);
+        const cpa_verify_sample *sample = sample_of(c, parts[p].group, 0);
+        CPA_TRY(cpa_verify_expansion_take(&c->expansions[p], c->verify->worker, sample->form, sample->layer,
+                                          sample->head, err));
+        add_items(c, &parts[p], c->rows + row, lists, c->expansions[p].values, &found);
+        if (parts[p].last) row += parts[p].group->count;
+    }
+    return CPA_OK;
+}
+
+/* Joins what an item found with the rows of its group, which begin at `row`. */
+static void join_item(check *c, const item *it, int64_t row) {
+    if (it->stale >= 0) report_stale(c, it->part->group, it->rank, it->stale);
+    for (int64_t j = 0; j < it->n_rows; j++) {
+        cpa_reference_join(&c->rows[row + it->first_row + j], &it->rows[j]);
+        if (it->selected) cpa_verify_selected_join(&c->selected[row + it->first_row + j], &it->selected[j]);
+    }
+}
+
+/* Keeps the last `n` rows, those from `row` on, for the next round. */
+static void keep_open_rows(check *c, int64_t row, int64_t n) {
+    const int64_t bytes = list_bytes(c->verify);
+    c->open_rows = n;
+    memmove(c->rows, c->rows + row, (size_t)n * sizeof *c->rows);
+    if (bytes == 0) return;
+    memmove(c->selected, c->selected + row, (size_t)n * sizeof *c->selected);
+    memmove(c->lists, c->lists + row * bytes, (size_t)(n * bytes));
+}
+
 /* Checks the parts of a round: the threads take the items, and their rows are joined in the order of the keys. */
 static cpa_status check_parts(void *ctx, const cpa_verify_part *parts, int64_t n_parts, cpa_error *err) {
     check *c = ctx;
     const cpa_stream *stream = c->verify->worker->stream;
+    const int has_lists = c->verify->list_bytes > 0;
+    int64_t row = 0;
     CPA_TRY(reserve_round(c, parts, n_parts, err));
     CPA_TRY(reserve_expansions(c, n_parts, err));
-    const int64_t list_bytes = c->verify->list_bytes;
-    cpa_reference_row *rows = c->rows, *found = c->found;
-    char *lists = c->lists;
-    for (int64_t p = 0; p < n_parts; p++) {
-        if (parts[p].index == 0) begin_rows(c, &parts[p], rows, lists);
-        const cpa_verify_sample *sample = sample_of(c, parts[p].group, 0);
-        CPA_TRY(cpa_verify_expansion_take(&c->expansions[p], c->verify->worker, sample->form, sample->layer,
-                                          sample->head, err));
-        add_items(c, &parts[p], rows, lists, c->expansions[p].values, &found);
-        if (!parts[p].last) continue;
-        rows += parts[p].group->count;
-        lists += parts[p].group->count * list_bytes;
-    }
+    CPA_TRY(deal_parts(c, parts, n_parts, err));
     cpa_threads_run(c->verify->threads, c->n_items, check_item, c, &stream->progress);
-    rows = c->rows;
     for (int64_t i = 0; i < c->n_items; i++) {
         const item *it = &c->items[i];
-        if (it->stale >= 0) report_stale(c, it->part->group, it->rank, it->stale);
-        for (int64_t j = 0; j < it->n_rows; j++) cpa_reference_join(&rows[it->first_row + j], &it->rows[j]);
+        join_item(c, it, row);
         if (i + 1 < c->n_items && c->items[i + 1].part == it->part) continue;
         if (!it->part->last) continue;
-        CPA_TRY(end_rows(c, it->part->group, rows, err));
-        rows += it->part->group->count;
+        CPA_TRY(end_rows(c, it->part->group, c->rows + row, has_lists ? c->selected + row : NULL,
+                         has_lists ? c->lists + row * list_bytes(c->verify) : NULL, err));
+        row += it->part->group->count;
     }
-    c->open_rows = parts[n_parts - 1].last ? 0 : parts[n_parts - 1].group->count;
-    memmove(c->rows, rows, (size_t)c->open_rows * sizeof *rows);
-    if (list_bytes > 0) memmove(c->lists, lists, (size_t)(c->open_rows * list_bytes));
+    keep_open_rows(c, row, parts[n_parts - 1].last ? 0 : parts[n_parts - 1].group->count);
     return CPA_OK;
 }
 
 static cpa_status check_groups(check *c, cpa_error *err) {
     c->scratch = malloc((size_t)c->verify->n_threads * sizeof *c->scratch);
     if (!c->scratch) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory");
-    CPA_TRY(build_groups(c, err));
+    CPA_TRY(cpa_verify_group_samples(c->verify, c->plan, &c->groups, &c->n_groups, err));
     return cpa_verify_gather(c->verify, c->plan, c->groups, c->n_groups, check_parts, c, err);
 }
 
@@ -362,9 +429,7 @@ static cpa_status check_samples(cpa_verify *verify, const cpa_step_plan *plan, c
     if (status == CPA_OK) {
         cpa_error verdict = c.violation;
         status = cpa_control_agree(verify->control, c.verdict, &verdict);
-        /* What the diagnosis tries are other keys of the mask, which a selection has none of. */
-        if (status == CPA_CHECK_FAILED && verify->list_bytes == 0)
-            status = cpa_verify_diagnose(verify, plan, &c.wrong, &verdict);
+        if (status == CPA_CHECK_FAILED) status = cpa_verify_diagnose(verify, plan, &c.wrong, &verdict);
         if (status != CPA_OK && err) *err = verdict;
     }
     for (int64_t i = 0; i < c.n_expansions; i++) cpa_verify_tensor_free(&c.expansions[i]);
@@ -374,6 +439,8 @@ static cpa_status check_samples(cpa_verify *verify, const cpa_step_plan *plan, c
     free(c.found);
     free(c.rows);
     free(c.lists);
+    free(c.selected);
+    free(c.found_selected);
     free(c.groups);
     verify->n_samples = 0;
     return status;

@@ -49,7 +49,7 @@ cpa_rank_totals cpa_engine_own_totals(const cpa_engine *engine) {
 }
 
 /* How a figure of the engine is made of those of the ranks, which are of the same type. */
-typedef enum joining { SUM_OF_COUNTS = 0, MOST_OF_REALS } joining;
+typedef enum joining { SUM_OF_COUNTS = 0, SUM_OF_REALS, MOST_OF_REALS } joining;
 
 #define JOINED(of_rank, how, of_engine)                                                                                \
     { offsetof(cpa_rank_totals, of_rank), how, offsetof(cpa_engine_stats, of_engine) }
@@ -70,6 +70,9 @@ static const struct {
     JOINED(verify.violations, SUM_OF_COUNTS, verify_violations),
     JOINED(verify.undecided, SUM_OF_COUNTS, verify_undecided),
     JOINED(verify.max_error, MOST_OF_REALS, verify_max_error),
+    JOINED(verify.listed_rows, SUM_OF_COUNTS, selection_rows),
+    JOINED(verify.left_out, SUM_OF_REALS, selection_mass_left_out_mean), /* for now the sum */
+    JOINED(verify.most_left_out, MOST_OF_REALS, selection_mass_left_out_max),
     JOINED(verify.seconds, MOST_OF_REALS, verify_s),
 };
 
@@ -77,6 +80,13 @@ static int64_t sum_of_counts(const cpa_engine *engine, size_t of_rank) {
     int64_t sum = 0;
     for (int32_t rank = 0; rank < engine->control.size; rank++)
         sum += *(const int64_t *)((const char *)&engine->totals[rank] + of_rank);
+    return sum;
+}
+
+static double sum_of_reals(const cpa_engine *engine, size_t of_rank) {
+    double sum = 0;
+    for (int32_t rank = 0; rank < engine->control.size; rank++)
+        sum += *(const double *)((const char *)&engine->totals[rank] + of_rank);
     return sum;
 }
 
@@ -94,9 +104,13 @@ void cpa_engine_join_totals(cpa_engine *engine) {
         if (joined[i].how == SUM_OF_COUNTS) {
             *(int64_t *)to = sum_of_counts(engine, joined[i].of_rank);
         } else {
-            *(double *)to = most_of_reals(engine, joined[i].of_rank);
+            const size_t of_rank = joined[i].of_rank;
+            *(double *)to =
+                joined[i].how == SUM_OF_REALS ? sum_of_reals(engine, of_rank) : most_of_reals(engine, of_rank);
         }
     }
+    if (engine->stats.selection_rows > 0)
+        engine->stats.selection_mass_left_out_mean /= (double)engine->stats.selection_rows;
     engine->stats.decode_kernels[0] = engine->stats.prefill_kernels[0] = 0;
     for (int32_t rank = 0; rank < engine->control.size; rank++) {
         const cpa_context_stats *context = &engine->totals[rank].context;

@@ -128,6 +128,7 @@ struct cpa_worker {
     cpa_graphs *graphs;  /* NULL: every step runs eagerly */
     const cpa_model *network;
     const cpa_key_selection *selection;         /* selection of the layer that an observer is told of; NULL: none */
+    const cpa_context_select_args *chosen_by;   /* what an indexer chose its lists by; NULL: none did */
     cpa_slices slices;                          /* the context's exchange of parts of sliced products */
     cpa_row_exchange row_exchange;              /* the context's exchange of rows of the network */
     cpa_key_chooser chooser;                    /* the context's choice of keys by the network's indexer */

@@ -135,11 +135,13 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
                                    .rows = by_form};
     cpa_status status = cpa_context_attend(worker->context, &args, worker->stream);
     if (status != CPA_OK) return cpa_fail(err, status, "layer %d: %s", layer, cpa_context_error(worker->context));
-    CPA_TRY(layer_out(worker, layer, &own));
+    /* Before the model goes on, which may write over what its indexer has left. */
     worker->selection = args.selection;
+    worker->chosen_by = cpa_worker_chosen_by(&selection);
     status = cpa_worker_layer_done(worker, plan, layer, observer, err);
     worker->selection = NULL;
-    return status;
+    worker->chosen_by = NULL;
+    return status == CPA_OK ? layer_out(worker, layer, &own) : status;
 }
 
 /* What the model is told of the step that is prepared. */

@@ -21,18 +21,35 @@ void cpa_worker_list_selected(const cpa_worker *worker, const cpa_step_plan *pla
     for (; row < rows->sizes.selected_rows; row++) rows->host.selected_index[row] = 0;
 }
 
+/* The context's choice, and where it is noted. */
+typedef struct noted_choice {
+    const cpa_key_chooser *of;
+    cpa_worker_selection *selection;
+} noted_choice;
+
+static cpa_status choose(void *ctx, const cpa_context_select_args *args, cpa_key_indices *out, cpa_stream *stream) {
+    const noted_choice *choice = ctx;
+    CPA_TRY(choice->of->choose(choice->of->ctx, args, out, stream));
+    choice->selection->asked = *args;
+    choice->selection->chosen = out->indices;
+    return CPA_OK;
+}
+
 cpa_status cpa_worker_select(cpa_worker *worker, int32_t layer, const cpa_model_step *step, const cpa_kv_view *kv,
                              cpa_worker_selection *out, cpa_error *err) {
     const cpa_model *network = worker->network;
+    noted_choice noted = {&worker->chooser, out};
+    const cpa_key_chooser chooser = {sizeof chooser, &noted, choose};
     const cpa_select_args args = {.size = sizeof args,
                                   .q = worker->q,
                                   .kv = *kv,
                                   .index = cpa_worker_index(worker, layer),
                                   .rows = worker->rows->sizes.selected_rows,
                                   .indices = worker->arrays.selected_index,
-                                  .chooser = worker->options.model.index ? &worker->chooser : NULL};
+                                  .chooser = worker->options.model.index ? &chooser : NULL};
     const cpa_key_bits *tree = cpa_worker_mask(worker, &out->tree) ? &out->tree : NULL;
     out->of = (cpa_key_selection){.bits = tree};
+    out->chosen = NULL;
     if (!network->select) return CPA_OK;
     const cpa_status status = network->select(network->ctx, layer, step, &args, &out->of, worker->stream);
     if (status != CPA_OK)

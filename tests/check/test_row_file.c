@@ -36,6 +36,11 @@ static cpa_row_file make_row(void) {
                         .sink = 2.5,
                         .error = 0.5,
                         .tolerance = 1.0 / 3,
+                        .other_choice = 1,
+                        .listed_key = 3,
+                        .listed_score = 0.1,
+                        .missing_key = 1,
+                        .missing_score = 1.0 / 7,
                         .keys = KEYS};
     for (int d = 0; d < K_DIM; d++) row.q[d] = (float)d / 3;
     for (int d = 0; d < V_DIM; d++) row.result[d] = (float)d, row.reference[d] = d / 7.0;

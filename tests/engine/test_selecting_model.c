@@ -114,6 +114,11 @@ static cpa_engine_stats run(cpa_engine_options *options, selecting how) {
     CU_ASSERT_TRUE(cpa_test_engine_run(options, requests, REQUESTS, NULL, NULL, &stats));
     CPA_ASSERT_ORDER(model.calls, >, 0);
     CPA_ASSERT_ORDER(stats.verify_rows, >, 500);
+    CPA_ASSERT_ORDER(stats.selection_rows, <=, stats.verify_rows);
+    CU_ASSERT_EQUAL(stats.selection_rows > 100, how == RIGHTLY);
+    CU_ASSERT_EQUAL(stats.selection_mass_left_out_mean > 0.1, how == RIGHTLY);
+    CPA_ASSERT_ORDER(stats.selection_mass_left_out_mean, <=, stats.selection_mass_left_out_max);
+    CPA_ASSERT_ORDER(stats.selection_mass_left_out_max, <=, 1.0);
     return stats;
 }
 

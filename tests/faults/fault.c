@@ -32,6 +32,7 @@ cpa_fault cpa_fault_by_name(const char *name) {
         "swapped-halves",
         "wrong-tile",
         "late-values",
+        "wrong-choice",
         "stopped-last",
         "stopped-in-mpi",
     };

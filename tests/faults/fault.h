@@ -29,6 +29,7 @@ typedef enum cpa_fault {
     CPA_FAULT_SWAPPED_HALVES,  /* halves of the rotated elements of latents change places */
     CPA_FAULT_WRONG_TILE,      /* the second tile of a latent has the scale of the first */
     CPA_FAULT_LATE_VALUES,     /* values begin in the wrong column of a latent */
+    CPA_FAULT_WRONG_CHOICE,    /* an indexer's list has a key that was not chosen in the place of one that was */
     CPA_FAULT_STOPPED_LAST,    /* the last rank stops when its work is done, before it tells the others */
     CPA_FAULT_STOPPED_IN_MPI,  /* it stops in MPI_Finalize */
     CPA_FAULT_COUNT

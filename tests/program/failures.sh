@@ -297,6 +297,33 @@ fault() {
     expect_code 0 "the twin without a fault"
 }
 
+# Of an indexer's choice and of attention by it the check says which is wrong, with the keys; and the row is kept.
+wrong_choice() {
+    local n args=(--model-dir "$MODELS/tiny-deepseek-v32" --requests 4 --input-len 90 --output-len 6 --verify 0.05)
+    CP_ATTN=$CP_ATTN_FAULTS
+    for n in $(printf '%s\n' 1 "$(few 2)" "$(few 3)" | uniq); do
+        rm -rf rows && mkdir rows
+        CPATTN_FAULT=wrong-choice run "$n" "${args[@]}" --violation-dump rows --result-json r.json
+        expect_code 1 "another choice on $n ranks"
+        expect_line 'another choice: key '
+        said 'token .* layer .* is on the list, with the index score .*, but not key .* with .*(allowed ' ||
+            fail "no keys and scores: $(our_lines)"
+        [ "$(value violations r.json)" -gt 0 ] || fail "no violation in the result file"
+        run 1 check rows/row-*
+        expect_code 1 "a row with another choice"
+        grep -q '^another choice: key .* was chosen, with the index score' out || fail "no choice: $(cat out)"
+        grep -q 'result of the run .*: right' out || fail "the result by the list is wrong: $(cat out)"
+    done
+    [ "$(few 2)" = 1 ] || {
+        CPATTN_FAULT=dropped-shard run 2 "${args[@]}"
+        expect_code 1 "a right choice, and a shard that is not attended"
+        expect_line 'another result: |result - float64 reference| = '
+        said 'of rank . is missing from it' || fail "no shard is missing: $(our_lines)"
+    }
+    run "$(few 2)" "${args[@]}"
+    expect_code 0 "the twin without a fault"
+}
+
 # What a wrong row had is kept, and computed again alone: the host says what is right, and the keys what is missing.
 violation_dump() {
     small_model

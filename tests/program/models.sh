@@ -178,6 +178,34 @@ generate_latent() {
     expect_code 0 "a cache in FP8, and experts that are spread"
 }
 
+# A prompt of 4096 tokens, whose rows attend 64 keys each: on every number of ranks it is gone on with by the same tokens,
+# and the digest depends on no chunk and no block. Index keys in fp32 and in codes. Each choice that is checked is right.
+chosen_keys() { # RANKS...
+    local n keys way
+    cp -r "$MODELS/tiny-deepseek-v32" long && chmod -R u+w long
+    sed -i 's/"index_topk": 24/"index_topk": 64/; s/"max_position_embeddings": 4096/"max_position_embeddings": 8192/' \
+        long/config.json
+    awk 'BEGIN { for (i = 0; i < 4096; i++) printf "%s%d", i ? "," : "", (i * i * 31 + i % 17 * 7) % 126 + 1 }' >prompt
+    for keys in auto fp8_e4m3; do
+        rm -f tokens
+        for n in "$@"; do
+            rm -f other.json
+            for way in "512 16" "4096 64"; do
+                run "$n" generate --model-dir long --prompt-ids @prompt --dtype fp32 --kv-cache-dtype "$keys" \
+                    --max-num-batched-tokens "${way% *}" --block-size "${way#* }" --interleave 64 --max-tokens 4 \
+                    --verify 0.0005 --skip-self-test --result-json result.json
+                expect_code 0 "4096 tokens on $n ranks, index keys in $keys, chunks and blocks of $way"
+                [ "$(value violations result.json | sort -u)" = 0 ] || fail "a row is wrong on $n ranks, keys in $keys"
+                [ "$(value selection_rows result.json)" -gt 5 ] || fail "too few rows are checked on $n ranks"
+                head -1 out >>tokens
+                [ ! -e other.json ] || expect_digest_of other.json result.json
+                mv result.json other.json
+            done
+        done
+        [ "$(sort -u tokens | wc -l)" = 1 ] || fail "other tokens: $(cat tokens)"
+    done
+}
+
 # renamed MODEL SED: a folder `changed` whose weights are those of the model but for names, or shapes, of as many bytes.
 renamed() {
     rm -rf changed && cp -r "$MODELS/$1" changed && chmod -R u+w changed

@@ -9,22 +9,25 @@
 #include "base/check.h"
 #include "src/check/cases/fields.h"
 
-static const char FIRST_LINE[] = "cp_attn row 1";
+static const char FIRST_LINE[] = "cp_attn row 2";
 static const char *const ALGORITHMS[] = {"local", "pass-kv", "pass-q", NULL};
 
 #define FIELD(name, kind, ...)                                                                                         \
     { #name, kind, offsetof(cpa_row_file, name), __VA_ARGS__ }
 static const cpa_case_field FIELDS[] = {
-    FIELD(request, CPA_CASE_INT64, NULL),    FIELD(token, CPA_CASE_INT64, NULL),
-    FIELD(layer, CPA_CASE_INT32, NULL),      FIELD(head, CPA_CASE_INT32, NULL),
-    FIELD(kv_head, CPA_CASE_INT32, NULL),    FIELD(ranks, CPA_CASE_INT32, NULL),
-    FIELD(dtype, CPA_CASE_DTYPE, NULL),      FIELD(algorithm, CPA_CASE_CHOICE, ALGORITHMS),
-    FIELD(kv_dtype, CPA_CASE_DTYPE, NULL),   FIELD(k_dim, CPA_CASE_INT32, NULL),
-    FIELD(v_dim, CPA_CASE_INT32, NULL),      FIELD(scale, CPA_CASE_DOUBLE, NULL),
-    FIELD(softcap, CPA_CASE_DOUBLE, NULL),   FIELD(temperature_len, CPA_CASE_DOUBLE, NULL),
-    FIELD(slope, CPA_CASE_DOUBLE, NULL),     FIELD(sink, CPA_CASE_DOUBLE, NULL),
-    FIELD(has_sink, CPA_CASE_INT32, NULL),   FIELD(error, CPA_CASE_DOUBLE, NULL),
-    FIELD(tolerance, CPA_CASE_DOUBLE, NULL), FIELD(keys, CPA_CASE_INT64, NULL),
+    FIELD(request, CPA_CASE_INT64, NULL),     FIELD(token, CPA_CASE_INT64, NULL),
+    FIELD(layer, CPA_CASE_INT32, NULL),       FIELD(head, CPA_CASE_INT32, NULL),
+    FIELD(kv_head, CPA_CASE_INT32, NULL),     FIELD(ranks, CPA_CASE_INT32, NULL),
+    FIELD(dtype, CPA_CASE_DTYPE, NULL),       FIELD(algorithm, CPA_CASE_CHOICE, ALGORITHMS),
+    FIELD(kv_dtype, CPA_CASE_DTYPE, NULL),    FIELD(k_dim, CPA_CASE_INT32, NULL),
+    FIELD(v_dim, CPA_CASE_INT32, NULL),       FIELD(scale, CPA_CASE_DOUBLE, NULL),
+    FIELD(softcap, CPA_CASE_DOUBLE, NULL),    FIELD(temperature_len, CPA_CASE_DOUBLE, NULL),
+    FIELD(slope, CPA_CASE_DOUBLE, NULL),      FIELD(sink, CPA_CASE_DOUBLE, NULL),
+    FIELD(has_sink, CPA_CASE_INT32, NULL),    FIELD(error, CPA_CASE_DOUBLE, NULL),
+    FIELD(tolerance, CPA_CASE_DOUBLE, NULL),  FIELD(other_choice, CPA_CASE_INT32, NULL),
+    FIELD(listed_key, CPA_CASE_INT64, NULL),  FIELD(listed_score, CPA_CASE_DOUBLE, NULL),
+    FIELD(missing_key, CPA_CASE_INT64, NULL), FIELD(missing_score, CPA_CASE_DOUBLE, NULL),
+    FIELD(keys, CPA_CASE_INT64, NULL),
 };
 enum { N_FIELDS = sizeof FIELDS / sizeof *FIELDS, MOST_RANKS = 64 };
 

@@ -1,6 +1,6 @@
 /* One row of attention in a file: what the sampled check had of a row that was wrong, for `cp_attn check`.
  *
- * The file begins with lines of text, "cp_attn row 1" and then a name and a value each, up to an empty line. Behind it,
+ * The file begins with lines of text, "cp_attn row 2" and then a name and a value each, up to an empty line. Behind it,
  * in the byte order of the machine: float q[k_dim], float result[v_dim], double reference[v_dim], and for each of
  * `keys` keys int64_t index, int32_t rank, int32_t seen, float k[k_dim], float v[v_dim], in any order. Keys and values
  * are as the cache held them. */
@@ -25,6 +25,11 @@ typedef struct cpa_row_file {
     double softcap, temperature_len, slope, sink; /* as in cpa_reference_rules */
     int32_t has_sink;
     double error, tolerance; /* error beside the reference, and what was allowed, as the check had them */
+    /* 1: what is wrong with the row is which keys an indexer chose for it. Then, by the indexer's scores, the worst key
+     * that was chosen and the best one that was not; -1: there is none. */
+    int32_t other_choice;
+    int64_t listed_key, missing_key;
+    double listed_score, missing_score;
     int64_t keys;
     float q[CPA_MAX_HEAD_DIM], result[CPA_MAX_HEAD_DIM];
     double reference[CPA_MAX_HEAD_DIM];
