@@ -21,9 +21,7 @@ typedef struct indexed_model {
     cpa_index_form index;
     cpa_synthetic synthetic;
     cpa_device *device;
-    uint16_t *keys[LAYERS]; /* on the host: blocks of index keys, where the host writes them */
-    void *device_keys, *queries, *weights;
-    int64_t key_elements; /* of a layer */
+    void *keys, *queries, *weights; /* of the own rows, on the device */
     cpa_key_indices lists;
     int64_t rows_compared, wrong;
 } indexed_model;
@@ -49,43 +47,40 @@ static void recall(void *ctx, int32_t layer, int32_t kv_head, int64_t n, const u
     m->synthetic_model.recall(&m->synthetic, layer, kv_head, n, tokens, positions, k, v);
 }
 
-/* Index keys of all blocks of a layer, on the device; NaN where no row was. */
-static cpa_status open_keys(indexed_model *m, const cpa_kv_view *kv, cpa_stream *stream) {
+static cpa_status open_rows(indexed_model *m, cpa_stream *stream) {
     const cpa_device_table *table = stream->device->table;
-    if (m->device_keys) return CPA_OK;
-    m->key_elements = kv->num_blocks * kv->block_size * DIM;
-    for (int layer = 0; layer < LAYERS; layer++) {
-        m->keys[layer] = malloc((size_t)m->key_elements * 2);
-        if (!m->keys[layer]) abort();
-        memset(m->keys[layer], 0xff, (size_t)m->key_elements * 2);
-    }
-    CPA_TRY(table->alloc(m->device, m->key_elements * 2, &m->device_keys, &stream->error));
+    if (m->keys) return CPA_OK;
+    CPA_TRY(table->alloc(m->device, MOST_ROWS * DIM * 2, &m->keys, &stream->error));
     CPA_TRY(table->alloc(m->device, MOST_ROWS * HEADS * DIM * 2, &m->queries, &stream->error));
     return table->alloc(m->device, MOST_ROWS * HEADS * 4, &m->weights, &stream->error);
 }
 
-/* Keys of the own rows to their slots, queries and weights to the device. */
-static cpa_status give_rows(indexed_model *m, int32_t layer, const cpa_model_step *step, cpa_stream *stream) {
-    static int64_t slots[MOST_ROWS];
-    static uint16_t q[MOST_ROWS][HEADS][DIM];
+/* Keys of the own rows to their slots in the cache, queries and weights to the device. */
+static cpa_status give_rows(indexed_model *m, int32_t layer, const cpa_model_step *step, const cpa_kv_view *index,
+                            cpa_stream *stream) {
+    static uint16_t keys[MOST_ROWS][DIM], q[MOST_ROWS][HEADS][DIM];
     static float weights[MOST_ROWS][HEADS];
     const cpa_device_table *table = stream->device->table;
     const int64_t rows = step->rows.count, *positions = step->rows.positions;
-    CPA_TRY(table->copy(slots, step->rows.slots_device, rows * 8, stream));
-    CPA_TRY(table->stream_sync(stream));
     for (int64_t row = 0; row < rows; row++) {
-        for (int d = 0; d < DIM && slots[row] >= 0; d++)
-            m->keys[layer][slots[row] * DIM + d] = cpa_to_bf16((float)element(0, layer, positions[row], d));
+        for (int d = 0; d < DIM; d++) keys[row][d] = cpa_to_bf16((float)element(0, layer, positions[row], d));
         for (int h = 0; h < HEADS; h++) {
             weights[row][h] = weight(layer, positions[row], h);
             for (int d = 0; d < DIM; d++)
                 q[row][h][d] = cpa_to_bf16((float)element(1, layer, positions[row], h * DIM + d));
         }
     }
-    CPA_TRY(table->copy(m->device_keys, m->keys[layer], m->key_elements * 2, stream));
+    CPA_TRY(table->copy(m->keys, keys, rows * DIM * 2, stream));
     CPA_TRY(table->copy(m->queries, q, rows * HEADS * DIM * 2, stream));
     CPA_TRY(table->copy(m->weights, weights, rows * HEADS * 4, stream));
-    return table->stream_sync(stream);
+    CPA_TRY(table->stream_sync(stream));
+    const cpa_index_write_args write = {.size = sizeof write,
+                                        .tokens = rows,
+                                        .dtype = CPA_BF16,
+                                        .k = m->keys,
+                                        .slot_mapping = step->rows.slots_device,
+                                        .cache.kv = *index};
+    return cpa_index_write(&write, stream);
 }
 
 static int32_t expect(int32_t layer, int64_t position, int32_t *list) {
@@ -124,19 +119,10 @@ static cpa_status select_keys(void *ctx, int32_t layer, const cpa_model_step *st
                               cpa_key_selection *selection, cpa_stream *stream) {
     indexed_model *m = ctx;
     if (args->rows > MOST_ROWS || step->rows.count > MOST_ROWS || !args->chooser) return CPA_INVALID;
-    CPA_TRY(open_keys(m, &args->kv, stream));
-    CPA_TRY(give_rows(m, layer, step, stream));
-    const cpa_context_select_args choice = {.size = sizeof choice,
-                                            .q = m->queries,
-                                            .weights = m->weights,
-                                            .cache.kv = {.k = m->device_keys,
-                                                         .dtype = CPA_BF16,
-                                                         .block_size = args->kv.block_size,
-                                                         .num_blocks = args->kv.num_blocks,
-                                                         .kv_heads = 1,
-                                                         .k_dim = DIM,
-                                                         .v_dim = DIM,
-                                                         .v_in_k = 1}};
+    CPA_TRY(open_rows(m, stream));
+    CPA_TRY(give_rows(m, layer, step, &args->index, stream));
+    const cpa_context_select_args choice = {
+        .size = sizeof choice, .q = m->queries, .weights = m->weights, .cache.kv = args->index};
     CPA_TRY(args->chooser->choose(args->chooser->ctx, &choice, &m->lists, stream));
     selection->indices = &m->lists;
     return compare(m, layer, args, stream);
@@ -155,11 +141,6 @@ static void model_open(indexed_model *m, const cpa_engine_options *options) {
         (cpa_index_form){.heads = HEADS, .dim = DIM, .dtype = CPA_BF16, .has_weights = 1, .k = K, .forced_last = 1};
 }
 
-/* Frees what it has on the host; what is on the device goes with it. */
-static void model_close(indexed_model *m) {
-    for (int layer = 0; layer < LAYERS; layer++) free(m->keys[layer]);
-}
-
 static uint64_t run(cpa_engine_options *options) {
     static indexed_model model;
     cpa_request requests[REQUESTS];
@@ -173,7 +154,6 @@ static uint64_t run(cpa_engine_options *options) {
     CPA_ASSERT_ORDER(model.rows_compared, >, 1000);
     CPA_ASSERT_ORDER(stats.verify_rows, >, 500);
     CU_ASSERT_EQUAL(stats.index_bytes_sent > 0, cpa_comm_size(cpa_test_comm()) > 1);
-    model_close(&model);
     return stats.output_digest;
 }
 
