@@ -1,6 +1,4 @@
 /* cpa_context_select: what is checked of a call, and what comes of a refusal. */
-#include "src/context/context_select.h"
-
 #include <inttypes.h>
 
 #include "base/check.h"
@@ -78,14 +76,4 @@ cpa_status cpa_context_select(cpa_context *c, const cpa_context_select_args *arg
     const cpa_status status = select_keys(c, args, out, stream, call);
     cpa_comm_end_wait(c->control.comm);
     return status;
-}
-
-static cpa_status choose(void *ctx, const cpa_context_select_args *args, cpa_key_indices *out, cpa_stream *stream) {
-    cpa_context *c = ctx;
-    const cpa_status status = cpa_context_select(c, args, out, stream);
-    return status == CPA_OK ? CPA_OK : cpa_fail(&stream->error, status, "%s", c->ops.error.message);
-}
-
-cpa_key_chooser cpa_context_key_chooser(cpa_context *c) {
-    return (cpa_key_chooser){.size = sizeof(cpa_key_chooser), .ctx = c, .choose = choose};
 }

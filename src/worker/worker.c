@@ -9,7 +9,6 @@
 #include "kernels/operators.h"
 #include "src/context/context.h"
 #include "src/context/context_plan.h"
-#include "src/context/context_select.h"
 #include "src/context/row_exchange.h"
 #include "src/context/tensor_slices.h"
 #include "src/worker/layer_caches.h"
@@ -199,7 +198,6 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
                  fail);
     worker->slices = cpa_context_slices(worker->context);
     worker->row_exchange = cpa_context_row_exchange(worker->context);
-    worker->chooser = cpa_context_key_chooser(worker->context);
     status = make_graphs(worker, control, err);
     CPA_TRY_GOTO(cpa_control_agree(control, status, err), fail);
     *out = worker;

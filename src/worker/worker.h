@@ -131,7 +131,6 @@ struct cpa_worker {
     const cpa_context_select_args *chosen_by;   /* what an indexer chose its lists by; NULL: none did */
     cpa_slices slices;                          /* the context's exchange of parts of sliced products */
     cpa_row_exchange row_exchange;              /* the context's exchange of rows of the network */
-    cpa_key_chooser chooser;                    /* the context's choice of keys by the network's indexer */
     cpa_kv_cache *caches[CPA_MAX_LAYER_GROUPS]; /* cache of each group of layers */
     cpa_layer_place *places;                    /* [layers] */
     cpa_worker_seq *seqs;                       /* [max_seqs] */

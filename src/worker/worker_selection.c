@@ -23,13 +23,14 @@ void cpa_worker_list_selected(const cpa_worker *worker, const cpa_step_plan *pla
 
 /* The context's choice, and where it is noted. */
 typedef struct noted_choice {
-    const cpa_key_chooser *of;
+    cpa_context *context;
     cpa_worker_selection *selection;
 } noted_choice;
 
 static cpa_status choose(void *ctx, const cpa_context_select_args *args, cpa_key_indices *out, cpa_stream *stream) {
     const noted_choice *choice = ctx;
-    CPA_TRY(choice->of->choose(choice->of->ctx, args, out, stream));
+    const cpa_status status = cpa_context_select(choice->context, args, out, stream);
+    if (status != CPA_OK) return cpa_fail(&stream->error, status, "%s", cpa_context_error(choice->context));
     choice->selection->asked = *args;
     choice->selection->chosen = out->indices;
     return CPA_OK;
@@ -38,7 +39,7 @@ static cpa_status choose(void *ctx, const cpa_context_select_args *args, cpa_key
 cpa_status cpa_worker_select(cpa_worker *worker, int32_t layer, const cpa_model_step *step, const cpa_kv_view *kv,
                              cpa_worker_selection *out, cpa_error *err) {
     const cpa_model *network = worker->network;
-    noted_choice noted = {&worker->chooser, out};
+    noted_choice noted = {worker->context, out};
     const cpa_key_chooser chooser = {sizeof chooser, &noted, choose};
     const cpa_select_args args = {.size = sizeof args,
                                   .q = worker->q,

@@ -9,7 +9,6 @@
 #include "comm/limits.h"
 #include "kernels/kv_view.h"
 #include "src/context/context.h"
-#include "src/context/context_select.h"
 #include "src/context/row_exchange.h"
 #include "src/context/tensor_slices.h"
 #include "tests/fixtures/comm_fixture.h"
@@ -271,6 +270,11 @@ static void place_forms(const cpa_test_model *m, const step_rows *rows, cpa_step
     }
 }
 
+static cpa_status choose_keys(void *ctx, const cpa_context_select_args *args, cpa_key_indices *out,
+                              cpa_stream *stream) {
+    return cpa_context_select(ctx, args, out, stream);
+}
+
 static void run_layers(cpa_test_model *m, const cpa_model_step *step) {
     const cpa_model *model = &m->model;
     need(model->begin_step(model->ctx, step, m->stream), cpa_stream_error(m->stream));
@@ -288,7 +292,7 @@ static void run_layers(cpa_test_model *m, const cpa_model_step *step) {
                                        .rows = m->shape.n_forms > 0 ? rows : NULL};
         need(model->layer_in(model->ctx, layer, step, &in, m->stream), cpa_stream_error(m->stream));
         if (model->select) {
-            const cpa_key_chooser chooser = cpa_context_key_chooser(m->context);
+            const cpa_key_chooser chooser = {sizeof chooser, m->context, choose_keys};
             const cpa_select_args select = {.size = sizeof select, .index = m->index_views[layer], .chooser = &chooser};
             need(model->select(model->ctx, layer, step, &select, &selection, m->stream), cpa_stream_error(m->stream));
         }
