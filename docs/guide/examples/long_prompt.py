@@ -46,6 +46,8 @@ def step(context, cache, table, tensors, start, end):
 
 def main(tokens):
     place = f"cuda:{LOCAL_RANK}" if ON_GPU else "cpu"
+    if ON_GPU:
+        torch.cuda.set_device(LOCAL_RANK)  # of PyTorch's own messages too
     dtype = torch.bfloat16 if ON_GPU else torch.float32
     dist.init_process_group("nccl" if ON_GPU else "gloo")
     q, k, v = (x.to(place, dtype) for x in prompt_of(tokens + 1))
