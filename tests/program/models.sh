@@ -179,9 +179,10 @@ generate_latent() {
 }
 
 # A prompt of 4096 tokens, whose rows attend 64 keys each: on every number of ranks it is gone on with by the same tokens,
-# and the digest depends on no chunk and no block. Index keys in fp32 and in codes. Each choice that is checked is right.
+# and the digest depends on no chunk and no block; on four it depends on the rank of the first token, as ranks meet in
+# pairs, and so on blocks. Index keys in fp32 and in codes. Each choice that is checked is right.
 chosen_keys() { # RANKS...
-    local n keys way
+    local n keys way ways
     cp -r "$MODELS/tiny-deepseek-v32" long && chmod -R u+w long
     sed -i 's/"index_topk": 24/"index_topk": 64/; s/"max_position_embeddings": 4096/"max_position_embeddings": 8192/' \
         long/config.json
@@ -190,7 +191,9 @@ chosen_keys() { # RANKS...
         rm -f tokens
         for n in "$@"; do
             rm -f other.json
-            for way in "512 16" "4096 64"; do
+            ways=("512 16" "4096 64")
+            [ "$n" -lt 4 ] || ways=("512 16" "4096 16")
+            for way in "${ways[@]}"; do
                 run "$n" generate --model-dir long --prompt-ids @prompt --dtype fp32 --kv-cache-dtype "$keys" \
                     --max-num-batched-tokens "${way% *}" --block-size "${way#* }" --interleave 64 --max-tokens 4 \
                     --verify 0.0005 --skip-self-test --result-json result.json
