@@ -27,7 +27,8 @@
     X(qk_norm_rope)                                                                                                    \
     X(latent_norm_rope)                                                                                                \
     X(swiglu)                                                                                                          \
-    X(embed) X(linear) X(sample) X(rank_tokens) X(mark_tokens) CPA_INDEX_OPERATORS(X) CPA_EXPERT_OPERATORS(X)          \
+    X(embed)                                                                                                           \
+    X(linear) X(sample) X(rank_tokens) X(mark_tokens) CPA_INDEX_OPERATORS(X) CPA_EXPERT_OPERATORS(X)                   \
         CPA_COMPRESS_OPERATORS(X)
 
 /* What linear of few rows does by itself, so that no kernel comes between two products of a layer. */

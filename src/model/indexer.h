@@ -11,12 +11,12 @@
 typedef struct cpa_indexer {
     const cpa_model_config *config;
     cpa_dtype dtype;
-    cpa_rope rope;              /* table on the device, and the pairs of the indexer */
-    void *q_product;            /* [rows, heads, dim] */
-    void *k_product;            /* [rows, dim] */
-    float *weight_product;      /* [rows, heads] */
-    void *q;                    /* [rows, heads, dim], in the dtype of the indexer */
-    float *weights;             /* [rows, heads] */
+    cpa_rope rope;         /* table on the device, and the pairs of the indexer */
+    void *q_product;       /* [rows, heads, dim] */
+    void *k_product;       /* [rows, dim] */
+    float *weight_product; /* [rows, heads] */
+    void *q;               /* [rows, heads, dim], in the dtype of the indexer */
+    float *weights;        /* [rows, heads] */
 } cpa_indexer;
 
 /* With the table of rotary positions, and the room, still to be set. */

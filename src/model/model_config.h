@@ -24,7 +24,7 @@ typedef struct cpa_model_config {
     int32_t q_heads;
     int32_t kv_heads, head_dim; /* of ordinary attention; 0 with latent attention */
     cpa_latent_config latent;   /* what the cache has in their place; zeros without latent attention */
-    cpa_index_form index;       /* which keys rows attend; its heads are 0: all. Whoever loads the model sets the dtype */
+    cpa_index_form index; /* which keys rows attend; its heads are 0: all. Whoever loads the model sets the dtype */
     int32_t vocabulary;
     int64_t max_position; /* positions that the model is made for */
     float norm_eps;

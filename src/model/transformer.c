@@ -27,7 +27,7 @@ struct cpa_transformer {
     cpa_feed_forward feed_forward;
     cpa_latent_attention latent; /* means nothing with ordinary attention, as does the next */
     cpa_latent_forms forms;
-    cpa_indexer indexer; /* means nothing without one */
+    cpa_indexer indexer;    /* means nothing without one */
     cpa_key_indices chosen; /* of the layer at hand */
     cpa_sampler sampler;
     float *rope_table;

@@ -202,7 +202,8 @@ static void test_latents(void) {
     CU_ASSERT_DOUBLE_EQUAL(v3.latent.scale, 1 / sqrt(40), 1e-7);
     end_change(&c);
     const cpa_model_config v32 = load("tiny-deepseek-v32");
-    CU_ASSERT(v32.index.heads == 16 && v32.index.dim == 32 && v32.index.k == 24 && v32.index.has_weights && v3.index.heads == 0);
+    CU_ASSERT(v32.index.heads == 16 && v32.index.dim == 32 && v32.index.k == 24 && v32.index.has_weights &&
+              v3.index.heads == 0);
     CU_ASSERT(v32.moe.has_bias && v32.latent.q_latent == 24 && v32.windows[0] == 0);
 }
 
