@@ -15,12 +15,8 @@ struct q_args {
     bool whole_q, whole_out;
 };
 
-/* Heads of a lane: enough bytes on their way to keep memory busy, in few registers. */
-template <typename T>
-constexpr int HEADS = 8 / (int)sizeof(T);
-
-template <typename T, int LANES>
-constexpr int HEADS_OF_WARP = HEADS<T> * (WARP_LANES / LANES);
+/* Heads that a lane makes, one after another. */
+constexpr int HEADS = 4;
 
 /* Stores a head; returns its scale. `here`: of the lanes that have one. */
 template <int LANES>
@@ -42,6 +38,21 @@ __device__ float store_head(const q_args &q, const lane_row &x, int64_t at, bool
     return scale;
 }
 
+/* A head before it is made; zeros of one behind the last. */
+template <typename T, int LANES>
+struct raw_head {
+    raw_row<T> x;
+    float weight;
+
+    __device__ raw_head(const q_args &q, int64_t token, int32_t head) : weight(0) {
+        const cpa_index_q_args &a = q.a;
+        const bool here = head < a.heads;
+        load_row<T, LANES>(x, (const T *)a.q + token * a.q_row_stride + head * a.dim, here ? a.dim : 0, q.whole_q);
+        if (here && a.weights)
+            weight = read_element(a.weights, a.weight_dtype, token * a.weight_row_stride + head);
+    }
+};
+
 template <typename T, int LANES>
 __global__ void __launch_bounds__(THREADS) index_q(const __grid_constant__ q_args q) {
     constexpr int AT_ONCE = WARP_LANES / LANES;
@@ -50,40 +61,33 @@ __global__ void __launch_bounds__(THREADS) index_q(const __grid_constant__ q_arg
     const int32_t lane = threadIdx.x % WARP_LANES;
     const int64_t index = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / WARP_LANES;
     const int64_t token = index / q.groups;
-    const int32_t begin = (int32_t)(index - token * q.groups) * HEADS_OF_WARP<T, LANES>, first = begin + lane / LANES;
-    raw_row<T> raw[HEADS<T>];
-    float weight[HEADS<T>];
     if (token >= a.tokens) return;
-#pragma unroll
-    for (int h = 0; h < HEADS<T>; h++) {
-        const int32_t head = first + h * AT_ONCE;
-        load_row<T, LANES>(raw[h], (const T *)a.q + token * a.q_row_stride + head * a.dim,
-                           head < a.heads ? a.dim : 0, q.whole_q);
-        weight[h] = a.weights && head < a.heads
-                        ? read_element(a.weights, a.weight_dtype, token * a.weight_row_stride + head)
-                        : 0;
-    }
+    const int32_t begin = (int32_t)(index - token * q.groups) * HEADS * AT_ONCE;
+    const int32_t end = min(begin + HEADS * AT_ONCE, a.heads);
+    raw_head<T, LANES> next(q, token, begin + lane / LANES);
     const row_angles<LANES> angles(q.turn, a.rope, a.positions, a.tokens, token, true,
                                    q.turn.kind == TURN_NONE ? 0 : a.positions[token]);
-#pragma unroll
-    for (int h = 0; h < HEADS<T>; h++) {
-        const int32_t head = first + h * AT_ONCE;
+#pragma unroll 1
+    for (int32_t first = begin; first < end; first += AT_ONCE) {
+        const int32_t head = first + lane / LANES;
         const int64_t at = token * a.heads + head;
+        const float weight = next.weight;
         lane_row x;
-        if (begin + h * AT_ONCE >= a.heads) break;
-        widen_row<T>(x, raw[h]);
+        widen_row<T>(x, next.x);
+        if (first + AT_ONCE < end) next = raw_head<T, LANES>(q, token, head + AT_ONCE);
         turn_row<LANES>(x, q.turn, angles, a.rope, a.positions, a.tokens, token, true,
                         shared[threadIdx.x / WARP_LANES]);
         finish_row<LANES>(x, a.dim, q.hadamard, q.out_dtype);
         const float scale = store_head<LANES>(q, x, at, head < a.heads);
         if (lane % LANES == 0 && a.weights && head < a.heads)
-            a.weights_out[at] = weight[h] * scale * a.softmax_scale * a.head_scale;
+            a.weights_out[at] = weight * scale * a.softmax_scale * a.head_scale;
     }
 }
 
 template <typename T, int LANES>
 cpa_status launch(q_args &q, cpa_stream *stream) {
-    q.groups = (q.a.heads + HEADS_OF_WARP<T, LANES> - 1) / HEADS_OF_WARP<T, LANES>;
+    const int32_t of_warp = HEADS * (WARP_LANES / LANES);
+    q.groups = (q.a.heads + of_warp - 1) / of_warp;
     if (q.a.tokens > (int64_t)INT32_MAX * WARPS / q.groups)
         return cpa_cuda_unsupported(stream, "index_q: more tokens than a grid has warps", q.a.tokens);
     const int64_t ctas = (q.a.tokens * q.groups + WARPS - 1) / WARPS;

@@ -73,6 +73,7 @@ bool parts_are_aligned(const void *pointer, int64_t strides) {
  * as long as both have several sums; each then has those of few elements. */
 template <int LANES>
 __device__ float fold(const lane_row &x) {
+    constexpr int LEFT = PART > LANES ? PART / LANES : 1;
     float sum[PART];
     int n = PART;
 #pragma unroll
@@ -92,12 +93,12 @@ __device__ float fold(const lane_row &x) {
         }
     }
 #pragma unroll
-    for (int step = LANES / 2, apart = PART / 2; apart >= n; step /= 2, apart /= 2) {
+    for (int step = LANES / 2, apart = PART / 2; apart >= LEFT; step /= 2, apart /= 2) {
 #pragma unroll
-        for (int e = 0; e < n; e++) sum[e] += __shfl_xor_sync(0xffffffff, sum[e], step);
+        for (int e = 0; e < LEFT; e++) sum[e] += __shfl_xor_sync(0xffffffff, sum[e], step);
     }
 #pragma unroll
-    for (int half = n / 2; half > 0; half /= 2) {
+    for (int half = LEFT / 2; half > 0; half /= 2) {
 #pragma unroll
         for (int e = 0; e < half; e++) sum[e] += sum[e + half];
     }

@@ -111,12 +111,12 @@ struct row_angles {
     }
 };
 
-/* Rotates a row whose partners are anywhere, of a token whose positions are in the table. `shared`: room for the rows
- * of this warp. All lanes of the warp come here. */
+/* Rotates a row whose partners are anywhere, of a token whose positions are in the table, in memory of this warp: the
+ * lane of the first element of a pair does both. All lanes of the warp come here. */
 template <int LANES>
 __device__ void turn_anywhere(lane_row &x, const cpa_rope &rope, const int64_t *positions, int64_t tokens,
                               int64_t token, bool here, float *shared) {
-    const int32_t half = rope.dim / 2;
+    const int32_t half = rope.dim / 2, apart = rope.interleaved ? 1 : half;
     float *row = shared + (int32_t)threadIdx.x % WARP_LANES / LANES * LANES * PARTS * PART;
     __syncwarp();
 #pragma unroll
@@ -125,19 +125,23 @@ __device__ void turn_anywhere(lane_row &x, const cpa_rope &rope, const int64_t *
         for (int e = 0; e < PART; e++) row[part_first<LANES>(p) + e] = x[p][e];
     }
     __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < PARTS * PART; i++) {
+        const int32_t column = part_first<LANES>(i / PART) + i % PART, at = column - rope.first;
+        const bool is_first = rope.interleaved ? at % 2 == 0 : at < half;
+        if (!here || at < 0 || at >= rope.dim || !is_first) continue;
+        const int32_t pair = rope.interleaved ? at / 2 : at;
+        const float *from = rope.table + positions[cpa_rope_stream_of(&rope, pair) * tokens + token] * rope.dim + pair;
+        const float a = row[column], b = row[column + apart];
+        const float cosine = from[0], sine = rope.inverse ? -from[half] : from[half];
+        row[column] = a * cosine - b * sine;
+        row[column + apart] = b * cosine + a * sine;
+    }
+    __syncwarp();
 #pragma unroll
     for (int p = 0; p < PARTS; p++) {
 #pragma unroll
-        for (int e = 0; e < PART; e++) {
-            const int32_t at = part_first<LANES>(p) + e - rope.first;
-            if (!here || at < 0 || at >= rope.dim) continue;
-            const bool is_first = rope.interleaved ? at % 2 == 0 : at < half;
-            const int32_t pair = rope.interleaved ? at / 2 : at % half, apart = rope.interleaved ? 1 : half;
-            const float *from =
-                rope.table + positions[cpa_rope_stream_of(&rope, pair) * tokens + token] * rope.dim + pair;
-            const float sine = is_first != (rope.inverse != 0) ? -from[half] : from[half];
-            x[p][e] = x[p][e] * from[0] + row[rope.first + at + (is_first ? apart : -apart)] * sine;
-        }
+        for (int e = 0; e < PART; e++) x[p][e] = row[part_first<LANES>(p) + e];
     }
 }
 

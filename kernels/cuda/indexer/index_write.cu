@@ -25,7 +25,7 @@ struct raw_token {
     raw_row<T> k;
     int64_t slot, position;
 
-    /* Of one behind the last, or whose slot is below 0 or none: zeros, and slot -1. */
+    /* Of one behind the last: zeros, and slot -1. */
     __device__ raw_token(const write_args &w, int64_t token) : slot(-1), position(0) {
         const bool here = token < w.a.tokens;
         if (here) slot = w.a.slot_mapping[token];
