@@ -1,13 +1,14 @@
 /* compress_state_write and compress_halo_pack: a thread has 16 bytes of a row. compress_write: a CTA takes the tokens
- * of a chunk in turn, and of one that ends an entry makes it. A thread has four channels of each fourth row of the
- * window; what these leave is summed in shared memory, where the row then waits for the warp that stores it. */
+ * of a chunk, and of each that ends an entry makes it; a thread has four channels. Of a short window it has all rows, in
+ * registers; else each fourth row, and what these leave is summed in shared memory. There the row then waits for the
+ * warp that stores it. */
 #include "kernels/cuda/compress/entry_row.cuh"
 #include "kernels/cuda/nn/nn.h"
 
 namespace {
 
-constexpr int CHANNELS = 4, MOST_ROWS = 2 * CPA_COMPRESS_MOST_RATIO, PARTS = CPA_WINDOW_PARTS;
-constexpr int FEW_ROWS = 2; /* of a part: those of windows of 8 */
+constexpr int CHANNELS = 4, MOST_ROWS = 2 * CPA_COMPRESS_MOST_RATIO, WINDOW_PARTS = CPA_WINDOW_PARTS;
+constexpr int SHORT_WINDOW = 8;
 
 /* ---- compress_state_write ---- */
 
@@ -68,11 +69,16 @@ struct compress_args {
     int32_t chunk; /* tokens of a CTA */
 };
 
-struct shared_window {
-    const float *keys[MOST_ROWS], *scores[MOST_ROWS]; /* of rows that are not in front of position 0 */
-    float parts[3][PARTS][CPA_ENTRY_DIM];             /* largest scores, sums of weights, sums of keys */
+/* An entry that is being made. */
+struct shared_entry {
     float squares[CPA_ENTRY_DIM / (WARP_LANES * CHANNELS)];
     float row[CPA_ENTRY_DIM];
+};
+
+struct shared_window {
+    const float *keys[MOST_ROWS], *scores[MOST_ROWS]; /* of rows that are not in front of position 0 */
+    float parts[3][WINDOW_PARTS][CPA_ENTRY_DIM];             /* largest scores, sums of weights, sums of keys */
+    shared_entry entry;
 };
 
 /* Of this thread. */
@@ -103,55 +109,40 @@ __device__ bool find_rows(const compress_args &c, int64_t token, shared_window &
     return !__syncthreads_or(is_wrong);
 }
 
-/* The channels of the rows of a part that there are: every PARTS-th row from `first` on. Where no part has more than
- * KEPT they are read once and stay in registers; KEPT 0: they are read each time. */
-template <int KEPT>
+/* The channels of the rows of a part that there are: every WINDOW_PARTS-th row from `first` on. */
 struct part_rows {
     const shared_window &shared;
     int32_t first, end, column;
-    float score[KEPT > 0 ? KEPT : 1][CHANNELS], keys[KEPT > 0 ? KEPT : 1][CHANNELS];
 
     /* The first `before` rows of the window lie in front of position 0. */
     __device__ part_rows(const shared_window &shared, const thread_place &at, int32_t before, int32_t rows)
-        : shared(shared), first(before + (at.part - before % PARTS + PARTS) % PARTS), end(rows), column(at.column) {
-#pragma unroll
-        for (int i = 0; i < KEPT; i++) {
-            const int32_t w = first + i * PARTS;
-            if (w < end) load_floats(shared.scores[w] + column, score[i]);
-            if (w < end) load_floats(shared.keys[w] + column, keys[i]);
-        }
-    }
+        : shared(shared), first(before + (at.part - before % WINDOW_PARTS + WINDOW_PARTS) % WINDOW_PARTS), end(rows),
+          column(at.column) {}
+
     /* visit(score, keys) of each row, ascending; the second means something WITH_KEYS alone. */
     template <bool WITH_KEYS, typename Visit>
     __device__ void for_each(const Visit &visit) const {
-        if constexpr (KEPT > 0) {
-#pragma unroll
-            for (int i = 0; i < KEPT; i++)
-                if (first + i * PARTS < end) visit(score[i], keys[i]);
-        } else {
 #pragma unroll 4
-            for (int32_t w = first; w < end; w += PARTS) {
-                float of_scores[CHANNELS], of_keys[CHANNELS];
-                load_floats(shared.scores[w] + column, of_scores);
-                if (WITH_KEYS) load_floats(shared.keys[w] + column, of_keys);
-                visit(of_scores, of_keys);
-            }
+        for (int32_t w = first; w < end; w += WINDOW_PARTS) {
+            float of_scores[CHANNELS], of_keys[CHANNELS];
+            load_floats(shared.scores[w] + column, of_scores);
+            if (WITH_KEYS) load_floats(shared.keys[w] + column, of_keys);
+            visit(of_scores, of_keys);
         }
     }
 };
 
 /* The sum of what the parts left of four channels. */
-__device__ void sum_parts(const float (&parts)[PARTS][CPA_ENTRY_DIM], int32_t column, float (&sum)[CHANNELS]) {
-    float of[PARTS][CHANNELS];
+__device__ void sum_parts(const float (&parts)[WINDOW_PARTS][CPA_ENTRY_DIM], int32_t column, float (&sum)[CHANNELS]) {
+    float of[WINDOW_PARTS][CHANNELS];
 #pragma unroll
-    for (int p = 0; p < PARTS; p++) load_floats(&parts[p][column], of[p]);
+    for (int p = 0; p < WINDOW_PARTS; p++) load_floats(&parts[p][column], of[p]);
 #pragma unroll
     for (int e = 0; e < CHANNELS; e++) sum[e] = (of[0][e] + of[1][e]) + (of[2][e] + of[3][e]);
 }
 
 /* out = what the window's softmax leaves of the thread's channels. All threads come here. */
-template <int KEPT>
-__device__ void pool_window(shared_window &shared, const thread_place &at, const part_rows<KEPT> &rows,
+__device__ void pool_window(shared_window &shared, const thread_place &at, const part_rows &rows,
                             float (&out)[CHANNELS]) {
     using four = float[CHANNELS];
     float most[CHANNELS], total[CHANNELS] = {}, sum[CHANNELS] = {};
@@ -161,23 +152,23 @@ __device__ void pool_window(shared_window &shared, const thread_place &at, const
     };
 #pragma unroll
     for (int e = 0; e < CHANNELS; e++) most[e] = -INFINITY;
-    rows.template for_each<false>([&](const four &score, const four &) { raise(score); });
+    rows.for_each<false>([&](const four &score, const four &) { raise(score); });
     store_floats(&shared.parts[0][at.part][at.column], most);
     __syncthreads();
 #pragma unroll
-    for (int p = 0; p < PARTS; p++) {
+    for (int p = 0; p < WINDOW_PARTS; p++) {
         float of_part[CHANNELS];
         load_floats(&shared.parts[0][p][at.column], of_part);
         raise(of_part);
     }
-    rows.template for_each<false>([&](const four &score, const four &) {
+    rows.for_each<false>([&](const four &score, const four &) {
 #pragma unroll
         for (int e = 0; e < CHANNELS; e++) total[e] += cpa_compress_exp(score[e] - most[e]);
     });
     store_floats(&shared.parts[1][at.part][at.column], total);
     __syncthreads();
     sum_parts(shared.parts[1], at.column, total);
-    rows.template for_each<true>([&](const four &score, const four &keys) {
+    rows.for_each<true>([&](const four &score, const four &keys) {
 #pragma unroll
         for (int e = 0; e < CHANNELS; e++) sum[e] += cpa_compress_exp(score[e] - most[e]) / total[e] * keys[e];
     });
@@ -187,46 +178,58 @@ __device__ void pool_window(shared_window &shared, const thread_place &at, const
 }
 
 /* The sum of squares of the head, by the threads of the first part: of neighbours first. All threads come here. */
-__device__ float head_squares(shared_window &shared, const thread_place &at, int32_t head,
-                              const float (&x)[CHANNELS]) {
+__device__ float head_squares(shared_entry &shared, bool is_first, int32_t head, const float (&x)[CHANNELS]) {
     const int32_t warps = head / (WARP_LANES * CHANNELS);
     float sum = (x[0] * x[0] + x[1] * x[1]) + (x[2] * x[2] + x[3] * x[3]);
+#pragma unroll
     for (int step = 1; step < WARP_LANES; step *= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
-    if (at.part == 0 && threadIdx.x % WARP_LANES == 0) shared.squares[threadIdx.x / WARP_LANES] = sum;
+    if (is_first && threadIdx.x % WARP_LANES == 0) shared.squares[threadIdx.x / WARP_LANES] = sum;
     __syncthreads();
     const float *of = shared.squares;
     return warps == 1 ? of[0] : warps == 2 ? of[0] + of[1] : (of[0] + of[1]) + (of[2] + of[3]);
 }
 
-template <int KEPT>
-__device__ void make_entry(const compress_args &c, int64_t token, shared_window &shared) {
+/* Stores the entry that a window left in the threads of the first part. All threads come here. */
+__device__ void finish_entry(const compress_args &c, int64_t token, shared_entry &shared, bool is_first, int32_t column,
+                             float (&x)[CHANNELS]) {
     const cpa_compress_write_args &a = c.call;
-    const thread_place at(a.state.head);
     const int lane = threadIdx.x % WARP_LANES;
-    float x[CHANNELS], weight[CHANNELS];
-    const int32_t window = cpa_window_rows(&a.state);
-    const int64_t before = window - 1 - a.positions[token];
-    const part_rows<KEPT> rows(shared, at, before > 0 ? (int32_t)before : 0, window);
-    pool_window(shared, at, rows, x);
-    const float norm = cpa_entry_norm(head_squares(shared, at, a.state.head, x), a.state.head, a.eps);
-    if (at.part == 0) {
-        load_floats(a.weight + at.column, weight);
+    const float norm = cpa_entry_norm(head_squares(shared, is_first, a.state.head, x), a.state.head, a.eps);
+    if (is_first) {
+        float weight[CHANNELS];
+        load_floats(a.weight + column, weight);
 #pragma unroll
         for (int e = 0; e < CHANNELS; e++) x[e] = x[e] * norm * weight[e];
-        turn_columns(x, at.column, a.rope, a.positions[token] + 1 - a.state.ratio, 1);
-        store_floats(&shared.row[at.column], x);
+        turn_columns(x, column, a.rope, a.positions[token] + 1 - a.state.ratio);
+        store_floats(&shared.row[column], x);
     }
     __syncthreads();
     if (threadIdx.x >= WARP_LANES) return;
-    lane_part row = {};
+    lane_row row = {};
 #pragma unroll
-    for (int e = 0; e < PART; e++)
-        if (lane * PART < a.state.head) row[e] = shared.row[lane * PART + e];
+    for (int p = 0; p < PARTS; p++) {
+        if (part_first(p, lane) >= a.state.head) continue;
+#pragma unroll
+        for (int e = 0; e < PART; e++) row[p][e] = shared.row[part_first(p, lane) + e];
+    }
     store_entry(c.pool, token, a.slots[token], row, lane);
 }
 
-template <int KEPT>
-__global__ void __launch_bounds__(PARTS *CPA_ENTRY_DIM / CHANNELS)
+__device__ int32_t rows_before(const cpa_compress_write_args &a, int64_t token) {
+    const int64_t before = cpa_window_rows(&a.state) - 1 - a.positions[token];
+    return before > 0 ? (int32_t)before : 0;
+}
+
+__device__ void make_entry(const compress_args &c, int64_t token, shared_window &shared) {
+    const cpa_compress_write_args &a = c.call;
+    const thread_place at(a.state.head);
+    const part_rows rows(shared, at, rows_before(a, token), cpa_window_rows(&a.state));
+    float x[CHANNELS];
+    pool_window(shared, at, rows, x);
+    finish_entry(c, token, shared.entry, at.part == 0, at.column, x);
+}
+
+__global__ void __launch_bounds__(WINDOW_PARTS *CPA_ENTRY_DIM / CHANNELS)
     compress_write(const __grid_constant__ compress_args c) {
     __shared__ __align__(16) shared_window shared;
     const cpa_compress_write_args &a = c.call;
@@ -235,8 +238,80 @@ __global__ void __launch_bounds__(PARTS *CPA_ENTRY_DIM / CHANNELS)
     dependent_wait();
     for (int64_t token = first; token < end; token++) {
         if (a.slots[token] < 0 || !cpa_compress_ends(&a.state, a.positions[token])) continue;
-        if (find_rows(c, token, shared)) make_entry<KEPT>(c, token, shared);
+        if (find_rows(c, token, shared)) make_entry(c, token, shared);
         __syncthreads(); /* the next window is found in the same memory */
+    }
+}
+
+/* ---- compress_write of short windows ---- */
+
+/* Four channels of each row of a window. A row that is none has keys of 0 and scores of -infinity, which change no
+ * sum: none of them is -0, and where another score leaves no weight but NaN, all are. */
+struct short_window {
+    float score[SHORT_WINDOW][CHANNELS], keys[SHORT_WINDOW][CHANNELS];
+
+    /* out = what the softmax leaves of them; the scores become weights. */
+    __device__ void pool(float (&out)[CHANNELS]) {
+#pragma unroll
+        for (int e = 0; e < CHANNELS; e++) {
+            float most = -INFINITY, total[WINDOW_PARTS] = {}, sum[WINDOW_PARTS] = {};
+#pragma unroll
+            for (int w = 0; w < SHORT_WINDOW; w++) most = score[w][e] > most ? score[w][e] : most;
+#pragma unroll
+            for (int w = 0; w < SHORT_WINDOW; w++) {
+                score[w][e] = cpa_compress_exp(score[w][e] - most);
+                total[w % WINDOW_PARTS] += score[w][e];
+            }
+            const float all = (total[0] + total[1]) + (total[2] + total[3]);
+#pragma unroll
+            for (int w = 0; w < SHORT_WINDOW; w++) sum[w % WINDOW_PARTS] += score[w][e] / all * keys[w][e];
+            out[e] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+        }
+    }
+};
+
+/* Reads a window, whose rows each warp finds, a row a lane; false, which all threads agree on, where one cannot be. */
+__device__ bool load_window(const compress_args &c, int64_t token, int32_t column, short_window &window) {
+    const cpa_compress_write_args &a = c.call;
+    const int32_t lane = threadIdx.x % WARP_LANES;
+    const char *what;
+    cpa_window_row row = {};
+    const int32_t before = rows_before(a, token), end = cpa_window_rows(&a.state);
+    const int64_t fault = lane < end ? cpa_window_fault(&a, token, lane, &what) : -1;
+    if (fault >= 0 && threadIdx.x < WARP_LANES) tell_bad_slot(c.pool.bad_slot, token, fault);
+    if (__any_sync(0xffffffff, fault >= 0)) return false;
+    if (lane < end) row = cpa_window_row_of(&a, token, lane);
+#pragma unroll
+    for (int w = 0; w < SHORT_WINDOW; w++) {
+        const float *keys = (const float *)__shfl_sync(0xffffffff, (unsigned long long)row.keys, w);
+        const int32_t scores = __shfl_sync(0xffffffff, (int32_t)row.scores, w);
+#pragma unroll
+        for (int e = 0; e < CHANNELS; e++) window.score[w][e] = -INFINITY, window.keys[w][e] = 0;
+        if (w < before || w >= end) continue;
+        load_floats(keys + scores + column, window.score[w]);
+        load_floats(keys + column, window.keys[w]);
+    }
+    return true;
+}
+
+__global__ void __launch_bounds__(CPA_ENTRY_DIM / CHANNELS)
+    compress_write_short(const __grid_constant__ compress_args c) {
+    __shared__ __align__(16) shared_entry shared;
+    const cpa_compress_write_args &a = c.call;
+    const int32_t lane = threadIdx.x % WARP_LANES, column = (int32_t)threadIdx.x * CHANNELS;
+    const int64_t first = (int64_t)blockIdx.x * c.chunk;
+    dependent_allow();
+    dependent_wait();
+    const bool is_end = lane < c.chunk && first + lane < a.tokens && a.slots[first + lane] >= 0 &&
+                        cpa_compress_ends(&a.state, a.positions[first + lane]);
+    for (uint32_t ends = __ballot_sync(0xffffffff, is_end); ends; ends &= ends - 1) {
+        const int64_t token = first + __ffs((int)ends) - 1;
+        short_window window;
+        float x[CHANNELS];
+        if (!load_window(c, token, column, window)) continue;
+        window.pool(x);
+        finish_entry(c, token, shared, true, column, x);
+        __syncthreads(); /* the next entry is made in the same memory */
     }
 }
 
@@ -271,7 +346,9 @@ extern "C" cpa_status cpa_cuda_compress_write(const cpa_compress_write_args *arg
     const int64_t ctas = (args->tokens + c.chunk - 1) / c.chunk;
     if (ctas > INT32_MAX)
         return cpa_cuda_unsupported(stream, "compress_write: more tokens than a grid takes", args->tokens);
-    const bool keeps = cpa_window_rows(&args->state) <= FEW_ROWS * PARTS;
-    return launch_early(keeps ? compress_write<FEW_ROWS> : compress_write<0>, dim3((unsigned)ctas),
-                        PARTS * args->state.head / CHANNELS, c, stream, "compress_write");
+    if (cpa_window_rows(&args->state) <= SHORT_WINDOW)
+        return launch_early(compress_write_short, dim3((unsigned)ctas), args->state.head / CHANNELS, c, stream,
+                            "compress_write");
+    return launch_early(compress_write, dim3((unsigned)ctas), WINDOW_PARTS * args->state.head / CHANNELS, c, stream,
+                        "compress_write");
 }

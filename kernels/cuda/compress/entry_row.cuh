@@ -1,6 +1,6 @@
-/* Rows of entries (cpattn/compress.h) by a warp, with the bits of kernels/host/compress/entry_row.h: a lane has PART
- * neighbouring elements, zeros where a row has none. What includes this is compiled without contraction of products and
- * sums (-fmad=false). */
+/* Rows of entries (cpattn/compress.h) by a warp, with the bits of kernels/host/compress/entry_row.h: a lane has PARTS
+ * parts of PART neighbouring elements, which lie between those of its neighbours, zeros where a row has none. What
+ * includes this is compiled without contraction of products and sums (-fmad=false). */
 #ifndef CPA_CUDA_ENTRY_ROW_CUH
 #define CPA_CUDA_ENTRY_ROW_CUH
 
@@ -12,10 +12,15 @@
 
 namespace {
 
-constexpr int PART = 16, THREADS = 256, WARPS = THREADS / WARP_LANES;
-static_assert(PART * WARP_LANES == CPA_ENTRY_DIM, "a warp has an entry");
+constexpr int PARTS = 2, PART = 8, THREADS = 128, WARPS = THREADS / WARP_LANES;
+static_assert(PARTS * PART * WARP_LANES == CPA_ENTRY_DIM, "a warp has an entry");
 
-using lane_part = float[PART];
+using lane_row = float[PARTS][PART];
+
+/* Where a part of a lane begins. */
+__device__ inline int32_t part_first(int part, int lane) {
+    return (part * WARP_LANES + lane) * PART;
+}
 
 /* The cache that rows go to; strides and offsets in bytes. */
 struct entry_pool {
@@ -52,25 +57,23 @@ __device__ inline float lanes_most(float x, int lanes) {
     return x;
 }
 
-__device__ inline float part_most(const lane_part &x) {
-    float most = 0;
-#pragma unroll
-    for (int e = 0; e < PART; e++) most = fmaxf(most, fabsf(finite_or_zero(x[e])));
-    return most;
-}
-
 /* The sum of squares of a row of CPA_ENTRY_DIM: of neighbours first. */
-__device__ inline float row_squares(const lane_part &x) {
-    float sum[PART];
+__device__ inline float row_squares(const lane_row &x) {
+    float sum[PARTS][PART];
 #pragma unroll
-    for (int e = 0; e < PART; e++) sum[e] = x[e] * x[e];
+    for (int p = 0; p < PARTS; p++) {
 #pragma unroll
-    for (int n = PART / 2; n > 0; n /= 2) {
+        for (int e = 0; e < PART; e++) sum[p][e] = x[p][e] * x[p][e];
 #pragma unroll
-        for (int e = 0; e < n; e++) sum[e] = sum[2 * e] + sum[2 * e + 1];
+        for (int n = PART / 2; n > 0; n /= 2) {
+#pragma unroll
+            for (int e = 0; e < n; e++) sum[p][e] = sum[p][2 * e] + sum[p][2 * e + 1];
+        }
+#pragma unroll
+        for (int step = 1; step < WARP_LANES; step *= 2)
+            sum[p][0] += __shfl_xor_sync(0xffffffff, sum[p][0], step);
     }
-    for (int step = 1; step < WARP_LANES; step *= 2) sum[0] += __shfl_xor_sync(0xffffffff, sum[0], step);
-    return sum[0];
+    return sum[0][0] + sum[1][0];
 }
 
 /* Cosines and sines of the pairs of N columns that begin `at` elements behind the first that is rotated: as many at
@@ -100,9 +103,53 @@ __device__ void load_angles(const float *cosines, const float *sines, int32_t at
     }
 }
 
-/* Rotates N neighbouring elements of a row from an even column on; `sign` -1: back. */
+/* Rotates N neighbouring elements of a row, which begin `first` elements behind the first that is rotated. */
 template <int N>
-__device__ void turn_columns(float (&x)[N], int32_t column, const cpa_rope &rope, int64_t position, float sign) {
+__device__ void turn_by(float (&x)[N], int32_t first, int32_t dim, const float (&cosine)[N / 2],
+                        const float (&sine)[N / 2]) {
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        const int32_t at = first + 2 * i;
+        if (at >= 0 && at < dim) cpa_turn_pair(&x[2 * i], &x[2 * i + 1], cosine[i], sine[i]);
+    }
+}
+
+/* Cosines and sines of the columns of a lane, for all rows of that position; `sign` -1: they turn back. */
+struct row_angles {
+    float cosine[PARTS][PART / 2], sine[PARTS][PART / 2];
+    int32_t first[PARTS], dim;
+    bool inside;
+
+    __device__ row_angles(const cpa_rope &rope, int64_t position, float sign, int lane)
+        : dim(rope.dim), inside(position >= 0 && position < rope.max_position) {
+        const float *cosines = rope.table + position * rope.dim;
+#pragma unroll
+        for (int p = 0; p < PARTS; p++) {
+            first[p] = part_first(p, lane) - rope.first;
+            if (!inside || !has_some(p)) continue;
+            load_angles<PART>(cosines, cosines + dim / 2, first[p], dim, cosine[p], sine[p]);
+#pragma unroll
+            for (int i = 0; i < PART / 2; i++) sine[p][i] *= sign;
+        }
+    }
+
+    __device__ bool has_some(int part) const { return first[part] + PART > 0 && first[part] < dim; }
+
+    /* NaN where the position is outside the table. */
+    __device__ void turn(lane_row &x) const {
+#pragma unroll
+        for (int p = 0; p < PARTS; p++) {
+            if (inside && has_some(p)) turn_by<PART>(x[p], first[p], dim, cosine[p], sine[p]);
+#pragma unroll
+            for (int e = 0; e < PART; e++)
+                if (!inside) x[p][e] = NAN;
+        }
+    }
+};
+
+/* Rotates N neighbouring elements of a row from an even column on. */
+template <int N>
+__device__ void turn_columns(float (&x)[N], int32_t column, const cpa_rope &rope, int64_t position) {
     if (position < 0 || position >= rope.max_position) {
 #pragma unroll
         for (int e = 0; e < N; e++) x[e] = NAN;
@@ -113,30 +160,35 @@ __device__ void turn_columns(float (&x)[N], int32_t column, const cpa_rope &rope
     float cosine[N / 2], sine[N / 2];
     if (first + N <= 0 || first >= rope.dim) return;
     load_angles<N>(cosines, cosines + rope.dim / 2, first, rope.dim, cosine, sine);
+    turn_by<N>(x, first, rope.dim, cosine, sine);
+}
+
+template <typename T>
+using raw_row = unit_of<T, PART>[PARTS];
+
+template <typename T>
+__device__ void load_row(raw_row<T> &x, const T *row, int lane) {
 #pragma unroll
-    for (int i = 0; i < N / 2; i++) {
-        const int32_t at = first + 2 * i;
-        if (at >= 0 && at < rope.dim) cpa_turn_pair(&x[2 * i], &x[2 * i + 1], cosine[i], sign * sine[i]);
+    for (int p = 0; p < PARTS; p++) x[p] = *(const unit_of<T, PART> *)(row + part_first(p, lane));
+}
+template <typename T>
+__device__ void widen_row(lane_row &x, const raw_row<T> &raw) {
+#pragma unroll
+    for (int p = 0; p < PARTS; p++) widen<T, PART>(x[p], raw[p]);
+}
+template <typename T>
+__device__ void store_row(T *row, int lane, const lane_row &x, int32_t dim = CPA_ENTRY_DIM) {
+#pragma unroll
+    for (int p = 0; p < PARTS; p++) {
+        const int32_t first = part_first(p, lane);
+        if (first < dim) *(unit_of<T, PART> *)(row + first) = narrow<T, PART>(x[p]);
     }
 }
 
-template <typename T>
-__device__ void load_part(lane_part &x, const T *row, int lane) {
-    widen<T, PART>(x, *(const unit_of<T, PART> *)(row + lane * PART));
-}
-template <typename T>
-__device__ void store_part(T *row, int lane, const lane_part &x) {
-    *(unit_of<T, PART> *)(row + lane * PART) = narrow<T, PART>(x);
-}
-
-/* The codes of a lane, of elements times a power of two. */
-__device__ inline uint4 power_codes(const lane_part &x, float inverse) {
-    uint32_t four[PART / 4];
-#pragma unroll
-    for (int i = 0; i < PART / 4; i++)
-        four[i] = e4m3_pair(x[4 * i] * inverse, x[4 * i + 1] * inverse) |
-                  (uint32_t)e4m3_pair(x[4 * i + 2] * inverse, x[4 * i + 3] * inverse) << 16;
-    return make_uint4(four[0], four[1], four[2], four[3]);
+/* The codes of a part, of elements times a power of two. */
+__device__ inline uint2 power_codes(const float (&x)[PART], float inverse) {
+    return make_uint2(e4m3_four(x[0] * inverse, x[1] * inverse, x[2] * inverse, x[3] * inverse),
+                      e4m3_four(x[4] * inverse, x[5] * inverse, x[6] * inverse, x[7] * inverse));
 }
 
 /* One over the power of two of an exponent that cpa_power_exponent gave. */
@@ -144,35 +196,40 @@ __device__ inline float inverse_power(uint32_t exponent) {
     return cpa_power_of(254 - exponent);
 }
 
-__device__ inline void store_power_tiles(char *row, uint8_t *bytes, const lane_part &x, int lane) {
+__device__ inline void store_power_tiles(char *row, uint8_t *bytes, const lane_row &x, int lane) {
     constexpr int LANES = POWER_TILE / PART, CODED = CPA_ENTRY_DIM - TILE_TAIL;
-    const uint32_t exponent = cpa_power_exponent(lanes_most(part_most(x), LANES), CPA_ENTRY_FLOOR);
-    const int32_t first = lane * PART;
-    if (lane % LANES == 0) bytes[lane / LANES] = (uint8_t)(first < CODED ? exponent : 0);
-    if (first < CODED) {
-        *(uint4 *)(row + first) = power_codes(x, inverse_power(exponent));
-    } else {
-        *(unit_of<__nv_bfloat16, PART> *)(row + CODED + (first - CODED) * 2) = narrow<__nv_bfloat16, PART>(x);
+#pragma unroll
+    for (int p = 0; p < PARTS; p++) {
+        const uint32_t exponent = cpa_power_exponent(lanes_most(largest_finite<PART>(x[p]), LANES), CPA_ENTRY_FLOOR);
+        const int32_t first = part_first(p, lane);
+        if (lane % LANES == 0) bytes[first / POWER_TILE] = (uint8_t)(first < CODED ? exponent : 0);
+        if (first < CODED) {
+            *(uint2 *)(row + first) = power_codes(x[p], inverse_power(exponent));
+        } else {
+            *(unit_of<__nv_bfloat16, PART> *)(row + CODED + (first - CODED) * 2) = narrow<__nv_bfloat16, PART>(x[p]);
+        }
     }
 }
 
-__device__ inline void store_codes_of_row(const entry_pool &pool, char *row, float *word, const lane_part &x,
+__device__ inline void store_codes_of_row(const entry_pool &pool, char *row, float *word, const lane_row &x,
                                           int lane) {
-    const int32_t first = lane * PART;
-    if (pool.scale == 0) {
-        const uint32_t exponent = cpa_power_exponent(lanes_most(part_most(x), WARP_LANES), CPA_ENTRY_FLOOR);
-        if (lane == 0) *word = cpa_power_of(exponent);
-        if (first < pool.dim) *(uint4 *)(row + first) = power_codes(x, inverse_power(exponent));
-        return;
-    }
-    lane_part quotient;
+    const float most = fmaxf(largest_finite<PART>(x[0]), largest_finite<PART>(x[1]));
+    const uint32_t exponent = cpa_power_exponent(lanes_most(most, WARP_LANES), CPA_ENTRY_FLOOR);
+    if (pool.scale == 0 && lane == 0) *word = cpa_power_of(exponent);
 #pragma unroll
-    for (int e = 0; e < PART; e++) quotient[e] = __fdiv_rn(x[e], pool.scale);
-    if (first < pool.dim) *(uint4 *)(row + first) = power_codes(quotient, 1);
+    for (int p = 0; p < PARTS; p++) {
+        const int32_t first = part_first(p, lane);
+        float quotient[PART];
+        if (first >= pool.dim) continue;
+#pragma unroll
+        for (int e = 0; e < PART; e++)
+            quotient[e] = pool.scale == 0 ? x[p][e] * inverse_power(exponent) : __fdiv_rn(x[p][e], pool.scale);
+        *(uint2 *)(row + first) = power_codes(quotient, 1);
+    }
 }
 
 /* A row, rounded to bf16, into the cache; slots below 0 skip it. All lanes of the warp come here. */
-__device__ inline void store_entry(const entry_pool &pool, int64_t token, int64_t slot, const lane_part &given,
+__device__ inline void store_entry(const entry_pool &pool, int64_t token, int64_t slot, const lane_row &given,
                                    int lane) {
     if (slot < 0) return;
     if (slot >= pool.slots) {
@@ -182,15 +239,18 @@ __device__ inline void store_entry(const entry_pool &pool, int64_t token, int64_
     const int64_t offset = slot & ((1 << pool.block_shift) - 1);
     char *block = pool.memory + (slot >> pool.block_shift) * pool.block_stride;
     char *row = block + offset * pool.token_stride, *words = block + pool.words_at;
-    lane_part x;
+    lane_row x;
 #pragma unroll
-    for (int e = 0; e < PART; e++) x[e] = to_float(from_float<__nv_bfloat16>(given[e]));
+    for (int p = 0; p < PARTS; p++) {
+#pragma unroll
+        for (int e = 0; e < PART; e++) x[p][e] = to_float(from_float<__nv_bfloat16>(given[p][e]));
+    }
     if (pool.dtype == CPA_FP8_T64) {
         store_power_tiles(row, (uint8_t *)words + offset * POWER_SCALES, x, lane);
     } else if (pool.dtype == CPA_FP8_E4M3) {
         store_codes_of_row(pool, row, (float *)words + offset, x, lane);
-    } else if (lane * PART < pool.dim) {
-        store_part((__nv_bfloat16 *)row, lane, x);
+    } else {
+        store_row((__nv_bfloat16 *)row, lane, x, pool.dim);
     }
 }
 
