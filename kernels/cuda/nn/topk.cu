@@ -4,8 +4,8 @@
  *     2. what has that score or a larger one goes to lists in shared memory, in the order of its columns
  *     3. a search in the lists of the team gives what is chosen (topk_search.cuh), which each CTA writes of its own
  *
- * Where the sample misled, or many equal scores overflow the list, the search reads the row. Few rows have teams of more
- * CTAs, so that all multiprocessors read. */
+ * Where the sample misled, or many equal scores overflow the list, the search reads the row. Few rows have teams of
+ * more CTAs, so that all multiprocessors read. */
 #include <math.h>
 
 #include "kernels/cuda/nn/nn.h"
@@ -24,7 +24,7 @@ constexpr int LEAST_CTAS = 1;
 constexpr int LEAST_CTAS = CTAS_OF_MULTIPROCESSOR;
 #endif
 
-/* Units of a thread in a tile of the row. */
+/* Units of a thread in a tile of the row: as many on their way at once as registers for two CTAs leave room for. */
 constexpr int ROW_UNITS = 3;
 /* The least order of what may be chosen at all. */
 constexpr uint32_t LEAST_ORDER = CPA_TOPK_NEVER + 1;
@@ -79,6 +79,12 @@ struct row_source {
             for (int u = 0; u < N; u++) to[u] = load_unit(at + u * WARP_UNIT);
         }
     }
+    /* Starts to bring what is read first, a line for each thread, to the second cache. */
+    __device__ void prefetch() const {
+        constexpr int LINE = 128 / sizeof(float);
+        const int32_t at = (int32_t)threadIdx.x * LINE;
+        if (at < size) asm volatile("prefetch.global.L2 [%0];" : : "l"(logits + at));
+    }
     __device__ bool is_plain(int32_t at) const { return at >= plain_from && at + UNIT_ENTRIES <= plain_until; }
     __device__ uint32_t order(float score, int32_t at) const {
         if (at < counted_from || at >= size) return CPA_TOPK_NEVER;
@@ -128,17 +134,19 @@ __device__ int sampled_units(float n, float k) {
 }
 
 /* The orders of the sample, one unit of each of as many equal parts of the row, at a place in its part that looks
- * random so that no period of the scores meets it; returns their number. */
-__device__ int32_t take_sample(const row_source &row, int own, uint32_t *orders) {
+ * random so that no period of the scores meets it; returns their number. What the CTA lists first is brought nearer
+ * meanwhile. */
+__device__ int32_t take_sample(const row_source &row, const row_source &part, int own, uint32_t *orders) {
     const uint32_t golden = 0x9e3779b9u, stride = (uint32_t)(row.size / (own * THREADS * UNIT_ENTRIES));
     float4 units[MOST_SAMPLED];
     int32_t at[MOST_SAMPLED];
 #pragma unroll
     for (int u = 0; u < MOST_SAMPLED; u++) {
-        const uint32_t part = u * THREADS + threadIdx.x;
-        at[u] = (int32_t)(part * stride + __umulhi(part * golden, stride)) * UNIT_ENTRIES;
+        const uint32_t i = u * THREADS + threadIdx.x;
+        at[u] = (int32_t)(i * stride + __umulhi(i * golden, stride)) * UNIT_ENTRIES;
         if (u < own) units[u] = row.load_unit(at[u]);
     }
+    part.prefetch();
 #pragma unroll
     for (int u = 0; u < MOST_SAMPLED; u++) {
         if (u >= own) break;
@@ -152,11 +160,11 @@ __device__ int32_t take_sample(const row_source &row, int own, uint32_t *orders)
 
 /* The order from which on a row has about as many times k entries as LISTED is times that: its upper bits, which all
  * CTAs of a team find alike. A row that the list has room for is listed as a whole. */
-__device__ uint32_t find_cut(const row_source &row, int32_t k, shared_memory &shared) {
+__device__ uint32_t find_cut(const row_source &row, const row_source &part, int32_t k, shared_memory &shared) {
     if (row.size <= LISTED) return LEAST_ORDER;
     auto order_itself = [](uint32_t order, int32_t) { return order; };
     const float n = (float)row.size;
-    const list_source sample = {shared.orders, take_sample(row, sampled_units(n, (float)k), shared.orders)};
+    const list_source sample = {shared.orders, take_sample(row, part, sampled_units(n, (float)k), shared.orders)};
     const float rank = sqrtf((float)k * LISTED) * (float)sample.size / n;
     search at = {0, rank < 1 ? 1 : (uint32_t)rank, 0, false};
     count_bins<MIDDLE_BITS + LOWER_BITS, UPPER_BITS>(sample, order_itself, at.found, shared.search);
@@ -296,7 +304,8 @@ __global__ void __launch_bounds__(THREADS, LEAST_CTAS) topk(const __grid_constan
     if (cpa_topk_out_row(a.out_rows, row) < 0) return; /* alike for the team */
     if (threadIdx.x == 0) shared.own.row = cpa_topk_row_of(&a, row);
     __syncthreads();
-    const uint32_t cut = find_cut(row_source(a, row, lone_cta(), shared.own.row), a.k, shared.own);
+    const row_source whole(a, row, lone_cta(), shared.own.row), part(a, row, cta, shared.own.row);
+    const uint32_t cut = find_cut(whole, part, a.k, shared.own);
     const uint32_t listed = list_from(a, row, cta, cut, shared.own);
     if (!choose_listed(a, row, cta, cut, listed, shared)) choose_read(a, row, cta, shared.own);
     cta.sync(); /* the others may still read this CTA's shared memory */

@@ -1,5 +1,5 @@
-/* What topk and topk_merge share: where the k largest of the 32-bit orders that one CTA or a team of them has end, and a
- * pass over what is chosen in the order in which it lies.
+/* What topk and topk_merge share: where the k largest of the 32-bit orders that one CTA or a team of them has end, and
+ * a pass over what is chosen in the order in which it lies.
  *
  * A source is what one CTA has: `size` entries, of which a unit of 4 lies in registers at a time,
  *
