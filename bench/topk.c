@@ -1,5 +1,5 @@
-/* bench topk: the best entries of rows of scores, as an indexer's are chosen. Bytes are those of two reads of the
- * scores: one finds where the best end, one takes them. */
+/* bench topk: the best entries of rows of scores, as an indexer's are chosen. Bytes are those of one read of the
+ * scores. */
 #include "base/check.h"
 #include "bench/memory.h"
 #include "bench/nn_rows.h"
@@ -26,7 +26,7 @@ static cpa_status prepare_topk(cpa_bench_site *site, const int64_t *shape, cpa_b
                         CPA_MOST_TOPK);
     CPA_TRY(cpa_bench_nn_prepare(site, shape[0], call_topk, &s, state, err));
     CPA_TRY(cpa_bench_make_noise(s, &s->in, CPA_F32, s->rows, shape[1], 3, 1, err));
-    row->bytes = 2.0 * (double)(s->rows * cpa_bench_row_bytes(&s->in));
+    row->bytes = (double)(s->rows * cpa_bench_row_bytes(&s->in));
     return cpa_bench_make_out(s, CPA_F32, shape[2], err); /* indices, of as many bytes */
 }
 

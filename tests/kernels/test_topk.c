@@ -163,6 +163,36 @@ static void long_and_many_rows_are_as_sorted(void) {
     run_and_compare(&far);
 }
 
+/* As many rows as give teams of several sizes, too long for a list of all of a row, with bounds that are no multiples of
+ * vectors, and forced entries. */
+static void teams_of_any_size_agree_with_a_sort(void) {
+    const int64_t rows[] = {9, 27, 45, 90, 279};
+    const int32_t ks[] = {1, 300, 2048, 4096};
+    for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
+        for (size_t i = 0; i < sizeof ks / sizeof *ks; i++) {
+            batch b = batch_of(rows[r], r % 2 ? 8800 : 17001, r % 2 ? 8800 : 17001, ks[i]);
+            b.args.forced_last = 1;
+            for (int64_t row = 0; row < b.args.rows; row++) b.from[row] = b.end[row] - 1;
+            run_and_compare(&b);
+        }
+}
+
+/* Scores with a period, and large ones side by side. */
+static void rows_of_a_pattern_are_as_sorted(void) {
+    enum { WIDTH = 70000, ROWS = 24 };
+    for (int32_t k = 64; k <= 4096; k *= 8) {
+        batch b = batch_of(ROWS, WIDTH, WIDTH, k);
+        for (int64_t row = 0; row < ROWS; row++) {
+            const int64_t period = (int64_t)1 << row % 12;
+            for (int64_t i = b.first[row]; i < b.end[row]; i++) {
+                const float x = cpa_test_score(CPA_TOPK_PEAKS, (uint64_t)row, i, WIDTH) / 64;
+                row_of(&b, row)[i] = x + (float)(row < 12 ? i % period == 0 : i / period % 16 == 3);
+            }
+        }
+        run_and_compare(&b);
+    }
+}
+
 /* The cut lies within equal scores that differ from their neighbours in one bit, whichever it is. */
 static void ties_at_any_bit_are_cut_by_index(void) {
     enum { WIDTH = 9001 };
@@ -278,6 +308,8 @@ static void bounds_are_cut_to_the_row(void) {
 static const cpa_test tests[] = {
     {"rows are as sorted", rows_are_as_sorted},
     {"long and many rows are as sorted", long_and_many_rows_are_as_sorted},
+    {"teams of any size agree with a sort", teams_of_any_size_agree_with_a_sort},
+    {"rows of a pattern are as sorted", rows_of_a_pattern_are_as_sorted},
     {"ties at any bit are cut by index", ties_at_any_bit_are_cut_by_index},
     {"forced entries are chosen", forced_entries_are_chosen},
     {"slots are those of the table", slots_are_those_of_the_table},

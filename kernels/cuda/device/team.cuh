@@ -5,6 +5,17 @@
 
 #include <cooperative_groups.h>
 
+/* One CTA, with what a team has. */
+struct lone_cta {
+    __device__ int rank() const { return 0; }
+    __device__ int size() const { return 1; }
+    __device__ void sync() const { __syncthreads(); }
+    template <typename T>
+    __device__ T read(const T &own, int) const {
+        return own;
+    }
+};
+
 #if __CUDA_ARCH__ >= 900
 struct team {
     cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
@@ -18,15 +29,7 @@ struct team {
     }
 };
 #else
-struct team {
-    __device__ int rank() const { return 0; }
-    __device__ int size() const { return 1; }
-    __device__ void sync() const { __syncthreads(); }
-    template <typename T>
-    __device__ T read(const T &own, int) const {
-        return own;
-    }
-};
+using team = lone_cta;
 #endif
 
 #endif

@@ -29,25 +29,16 @@ struct list_source {
         const int64_t from = place(at);
         return cpa_topk_candidate_order(&a, row, a.indices[from], a.scores[from]);
     }
-    __device__ unit load(int32_t at) const { return {order(at), order(at + 1), order(at + 2), order(at + 3)}; }
+    template <int N>
+    __device__ void load(int32_t at, unit (&to)[N]) const {
+#pragma unroll
+        for (int u = 0; u < N; u++, at += WARP_UNIT) to[u] = {order(at), order(at + 1), order(at + 2), order(at + 3)};
+    }
     __device__ void orders(const unit &of, int32_t, uint32_t (&out)[UNIT_ENTRIES]) const {
         out[0] = of.x, out[1] = of.y, out[2] = of.z, out[3] = of.w;
     }
     __device__ int32_t column(int32_t at) const { return a.indices[place(at)]; }
 };
-
-__device__ chosen_rule find_rule(const team &cta, const list_source &source, search_memory &memory) {
-    auto order_itself = [](uint32_t order, int32_t) { return order; };
-    search at = {0, (uint32_t)source.a.k, 0, false};
-    count_bins<MIDDLE_BITS + LOWER_BITS, UPPER_BITS>(source, order_itself, at.found, memory);
-    find_bin<UPPER_BITS>(cta, at, memory);
-    if (at.all) return all_chosen();
-    count_bins<LOWER_BITS, MIDDLE_BITS>(source, order_itself, at.found, memory);
-    find_bin<MIDDLE_BITS>(cta, at, memory);
-    count_bins<0, LOWER_BITS>(source, order_itself, at.found, memory);
-    find_bin<LOWER_BITS>(cta, at, memory);
-    return rule_of(cta, source, at, memory);
-}
 
 /* How many of the numbers in [begin, end), which ascend, are smaller. */
 __device__ int32_t count_smaller(const int32_t *numbers, int32_t begin, int32_t end, int32_t than) {
@@ -63,22 +54,20 @@ __device__ int32_t count_smaller(const int32_t *numbers, int32_t begin, int32_t 
     return begin - first;
 }
 
-__global__ void __launch_bounds__(THREADS, ctas_before_9(2)) topk_merge(const __grid_constant__ cpa_topk_merge_args a) {
+__global__ void __launch_bounds__(THREADS, 2) topk_merge(const __grid_constant__ cpa_topk_merge_args a) {
     __shared__ shared_memory shared;
-    const team cta;
     const int64_t row = blockIdx.x;
     const list_source source = {a, row, a.n * a.width};
     const int64_t to = cpa_topk_out_row(a.out_rows, row);
     if (to < 0) return;
     int32_t *out = a.out + to * a.out_stride;
-    const chosen_rule rule = find_rule(cta, source, shared.search);
+    const chosen_rule rule = find_rule(lone_cta(), source, (uint32_t)a.k, shared.search);
     for (int i = threadIdx.x; i <= a.n; i += THREADS) shared.begins[i] = 0;
     __syncthreads();
-    const int32_t count =
-        (int32_t)for_chosen(source, rule, 0, shared.search, [&](int32_t entry, uint32_t, uint32_t place) {
-            shared.chosen[place] = source.column(entry);
-            atomicAdd(&shared.begins[entry / a.width], 1);
-        });
+    const int32_t count = (int32_t)for_chosen(source, rule, 0, shared.search, [&](int32_t entry, uint32_t place) {
+        shared.chosen[place] = source.column(entry);
+        atomicAdd(&shared.begins[entry / a.width], 1);
+    });
     __syncthreads();
     if (threadIdx.x == 0) {
         int32_t begin = 0;
