@@ -15,9 +15,9 @@
 static cpa_device *device;
 static cpa_stream *stream;
 
-enum { SEQUENCES = 6, MOST_ROWS = 80, MOST_KEYS = 900 };
+enum { SEQUENCES = 6, MOST_ROWS = 80, MOST_KEYS = 4420 };
 /* Tokens of sequences, of which the last ones are queries: decode of one row, of two, and chunks. */
-static const int64_t LENGTHS[SEQUENCES] = {1, 64, 333, 517, 130, 890}, QUERIES[SEQUENCES] = {1, 2, 1, 2, 5, 40};
+static const int64_t LENGTHS[SEQUENCES] = {1, 64, 4413, 517, 130, 890}, QUERIES[SEQUENCES] = {1, 2, 1, 2, 5, 40};
 
 typedef struct form {
     int32_t heads, dim;
@@ -498,16 +498,17 @@ static void bad_logits_are_refused_in_one_line(void) {
     expect_line(plan, &a, "index_logits: weights is NULL, expected those that index_q made of queries in codes");
     a = good, a.cache.kv.block_size = 32;
     expect_line(plan, &a, "index_logits: the cache has blocks of 32 tokens, but the plan of 64");
-    a = good, a.width = 889;
-    expect_line(plan, &a,
-                "index_logits: width is 889, expected at least the 890 columns of the longest item, and at most 2^40");
+    a = good, a.width = 4412;
+    expect_line(
+        plan, &a,
+        "index_logits: width is 4412, expected at least the 4413 columns of the longest item, and at most 2^40");
     a = good, a.unit = 3;
     expect_line(plan, &a, "index_logits: unit is 3, expected a power of two up to 16");
     a = good, a.k_scales = s.scales;
     CU_ASSERT_EQUAL(cpa_index_logits(plan, &a, stream), CPA_INVALID);
     a = good, a.row_stride = a.width - 1;
     CU_ASSERT_EQUAL(cpa_index_logits(plan, &a, stream), CPA_INVALID);
-    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(stream), "row_stride is 891"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(stream), "row_stride is 4414"));
     a = good, a.q_row_stride = 4 * 64 - 1;
     CU_ASSERT_EQUAL(cpa_index_logits(plan, &a, stream), CPA_INVALID);
     cpa_index_plan_destroy(unset);
