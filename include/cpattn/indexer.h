@@ -122,11 +122,11 @@ CPA_API void cpa_index_plan_destroy(cpa_index_plan *plan);
 /* index_logits (known elsewhere as fp8_mqa_logits, fp8_paged_mqa_logits): L for each row of each item of the plan.
  * Column j of a row is the j-th key of its item, the one at local index k_first + j; or with unit > 1 the largest L of
  * the keys [j * unit, (j + 1) * unit) that the row sees. Columns without a key that the row sees, as far as `width`, are
- * -inf. Rows of no item, and what lies beyond `width`, are left alone. A product that is no number counts as 0; other
- * keys than those of the item are not read. Sums are fp32; on the host they have the same bits in any batch, on a device
- * whenever they are repeated. With unit = 1 the result is exact to fp32's rounding of sums over dim and heads; tensor
- * cores of compute capability 9.0 keep fewer bits of sums of codes, and are within 5e-6 of
- * 1 - 2 <x, y> / (|x|^2 + |y|^2). */
+ * -inf. Rows of no item, and what lies beyond `width`, are left alone. A product that is no number counts as 0. No
+ * other keys than those of the item count, but of a block that has some of them all may be read. Sums are fp32; on the
+ * host they have the same bits in any batch, on a device whenever they are repeated. With unit = 1 the result is exact
+ * to fp32's rounding of sums over dim and heads; tensor cores of compute capability 9.0 keep fewer bits of sums of
+ * codes, and are within 5e-6 of 1 - 2 <x, y> / (|x|^2 + |y|^2). */
 typedef struct cpa_index_logits_args {
     size_t size;
     int32_t heads;

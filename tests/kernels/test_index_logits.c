@@ -15,9 +15,9 @@
 static cpa_device *device;
 static cpa_stream *stream;
 
-enum { SEQUENCES = 6, MOST_ROWS = 80, MOST_KEYS = 900 };
+enum { SEQUENCES = 6, MOST_ROWS = 80, MOST_KEYS = 4420 };
 /* Tokens of sequences, of which the last ones are queries: decode of one row, of two, and chunks. */
-static const int64_t LENGTHS[SEQUENCES] = {1, 64, 333, 517, 130, 890}, QUERIES[SEQUENCES] = {1, 2, 1, 2, 5, 40};
+static const int64_t LENGTHS[SEQUENCES] = {1, 64, 4413, 517, 130, 890}, QUERIES[SEQUENCES] = {1, 2, 1, 2, 5, 40};
 
 typedef struct form {
     int32_t heads, dim;
@@ -454,6 +454,43 @@ static void an_item_has_its_own_keys_and_no_others(void) {
     cpa_test_device_close(device, stream);
 }
 
+/* So many items that a device cuts their keys into few long pieces, each with the row and the keys of one. */
+static void many_items_have_the_logits_of_one(void) {
+    enum { ITEMS = 132, LONGEST = 2 };
+    const form f = {16, 128, CPA_FP8_E4M3, 1, 64, 1, 1, 0, 0};
+    cpa_attend_item items[ITEMS];
+    cpa_test_device_open(2, &device, &stream);
+    problem p = make_problem(&f);
+    shard s = make_shard(&p, (cpa_owner_map){1, 1}, 0), many = s;
+    float *one = run(&f, &s, s.items, s.n_items);
+    const int64_t row = s.items[LONGEST].q_row, stride = s.columns + PAD, q_bytes = (int64_t)f.heads * f.dim;
+    char *q = malloc((size_t)(ITEMS * q_bytes));
+    float *weights = malloc(sizeof *weights * (size_t)(ITEMS * f.heads));
+    for (int64_t i = 0; i < ITEMS; i++) {
+        items[i] = s.items[LONGEST], items[i].q_row = i;
+        memcpy(q + i * q_bytes, p.q + s.rows[row] * q_bytes, (size_t)q_bytes);
+        memcpy(weights + i * f.heads, p.weights + s.rows[row] * f.heads, sizeof *weights * (size_t)f.heads);
+    }
+    many.n_rows = ITEMS;
+    many.q = cpa_test_upload(stream, q, ITEMS * q_bytes);
+    many.weights = cpa_test_upload(stream, weights, ITEMS * f.heads * (int64_t)sizeof *weights);
+    float *got = run(&f, &many, items, ITEMS);
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < ITEMS * stride; i++) {
+        const float want = one[row * stride + i % stride];
+        const int is_same = got[i] == want || (!cpa_test_promises_bits() && isfinite(want) &&
+                                               fabsf(got[i] - want) <= 1e-3f * (1 + fabsf(want)));
+        wrong += !is_same;
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+    void *const on_device[] = {many.q, many.weights}, *const own[] = {got, weights, q, one};
+    for (size_t i = 0; i < sizeof on_device / sizeof *on_device; i++) cpa_test_free(stream, on_device[i]);
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) free(own[i]);
+    free_shard(&s);
+    free_problem(&p);
+    cpa_test_device_close(device, stream);
+}
+
 static void results_repeat_bit_for_bit(void) {
     const form f = {64, 128, CPA_FP8_E4M3, 1, 64, 1, 1, 0, 0};
     cpa_test_device_open(2, &device, &stream);
@@ -498,16 +535,17 @@ static void bad_logits_are_refused_in_one_line(void) {
     expect_line(plan, &a, "index_logits: weights is NULL, expected those that index_q made of queries in codes");
     a = good, a.cache.kv.block_size = 32;
     expect_line(plan, &a, "index_logits: the cache has blocks of 32 tokens, but the plan of 64");
-    a = good, a.width = 889;
-    expect_line(plan, &a,
-                "index_logits: width is 889, expected at least the 890 columns of the longest item, and at most 2^40");
+    a = good, a.width = 4412;
+    expect_line(
+        plan, &a,
+        "index_logits: width is 4412, expected at least the 4413 columns of the longest item, and at most 2^40");
     a = good, a.unit = 3;
     expect_line(plan, &a, "index_logits: unit is 3, expected a power of two up to 16");
     a = good, a.k_scales = s.scales;
     CU_ASSERT_EQUAL(cpa_index_logits(plan, &a, stream), CPA_INVALID);
     a = good, a.row_stride = a.width - 1;
     CU_ASSERT_EQUAL(cpa_index_logits(plan, &a, stream), CPA_INVALID);
-    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(stream), "row_stride is 891"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(stream), "row_stride is 4414"));
     a = good, a.q_row_stride = 4 * 64 - 1;
     CU_ASSERT_EQUAL(cpa_index_logits(plan, &a, stream), CPA_INVALID);
     cpa_index_plan_destroy(unset);
@@ -522,6 +560,7 @@ static const cpa_test tests[] = {
     {"every shard has the logits of its keys", every_shard_has_the_logits_of_its_keys},
     {"forms of heads, widths, pages and units", forms_of_heads_widths_pages_and_units},
     {"an item has its own keys and no others", an_item_has_its_own_keys_and_no_others},
+    {"many items have the logits of one", many_items_have_the_logits_of_one},
     {"results repeat bit for bit", results_repeat_bit_for_bit},
     {"bad logits are refused in one line", bad_logits_are_refused_in_one_line},
 };

@@ -5,27 +5,22 @@
  *
  * Two warpgroups multiply. Of many rows each has its own, and all keys: one product is under way while the sums of the
  * one before are made. Of few rows (split) both have the same, and keys in turn: memory is what they wait for. */
-#include "kernels/cuda/indexer/index_ring.cuh"
+#include "kernels/cuda/indexer/index_boxes.cuh"
 #include "kernels/cuda/indexer/index_wgmma.cuh"
 
 namespace {
 
 constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 224;
-constexpr int GROUP = 32; /* columns, of one row: rows have 32, 64 or 128 heads, some of which may be none */
+constexpr int GROUP = 32;  /* columns with one sum: rows have 32, 64 or 128, of which some may be of no head */
+constexpr int QUERIES = 3; /* the named barrier of queries; those of the warpgroups' turns are 1 and 2 */
 
-/* The columns of a row. */
-__device__ inline int columns_of(int32_t heads) {
-    return heads <= GROUP ? GROUP : heads <= 2 * GROUP ? 2 * GROUP : 4 * GROUP;
-}
-
-/* Heads of rows as B, zeros where there are none: `tiles` tiles of N columns. */
-template <typename Element, int DIM, int N>
+/* Heads of rows as B, zeros where there are none: `tiles` tiles of N columns, by the consumers. */
+template <typename Element, int DIM, int N, int COLUMNS>
 __device__ void load_queries(const cpa_cuda_index_work &w, const index_tile &tile, char *to, int tiles) {
     using lines = index_lines<Element, DIM>;
-    const int columns = columns_of(w.heads);
-    for (int i = threadIdx.x; i < tiles * N * lines::VECTORS; i += THREADS) {
-        const int column = i / lines::VECTORS, vector = i % lines::VECTORS, head = column % columns;
-        const int32_t row = column / columns;
+    for (int i = threadIdx.x; i < tiles * N * lines::VECTORS; i += CONSUMERS * WARPGROUP) {
+        const int column = i / lines::VECTORS, vector = i % lines::VECTORS, head = column % COLUMNS;
+        const int32_t row = column / COLUMNS;
         uint4 value = make_uint4(0, 0, 0, 0);
         if (row < tile.rows && head < w.heads)
             value = *(const uint4 *)(w.q + (tile.item->q_row + tile.first + row) * w.q_row_stride + head * lines::ROW +
@@ -89,38 +84,37 @@ __device__ inline uint64_t descriptor_of(uint32_t word) {
 }
 
 /* A consumer: its columns' weights, and where its results go. */
-template <typename Element, int DIM, int N>
+template <typename Element, int DIM, int N, int COLUMNS>
 struct index_consumer {
     using ring = index_ring<Element, DIM, N>;
     using lines = typename ring::lines;
     using place = typename ring::place;
+    static constexpr int ROWS = N / COLUMNS; /* of a product */
     const cpa_cuda_index_work &w;
     ring &keys;
+    const int group;    /* which of the two */
     uint32_t q, stages; /* words of descriptors */
     row_results results;
     float weights[N / 4];
-    int columns;
     int key; /* of this thread's results, in a block */
 
-    __device__ index_consumer(const cpa_cuda_index_work &w, ring &keys, uint32_t tiles_at, const index_tile &tile)
-        : w(w), keys(keys), q(descriptor_word<lines::LINE>(tiles_at + (w.split ? 0 : own()) * ring::Q_BYTES)),
+    __device__ index_consumer(const cpa_cuda_index_work &w, ring &keys, int group, uint32_t tiles_at,
+                              const index_tile &tile)
+        : w(w), keys(keys), group(group),
+          q(descriptor_word<lines::LINE>(tiles_at + (w.split ? 0 : group) * ring::Q_BYTES)),
           stages(descriptor_word<lines::LINE>(tiles_at + CONSUMERS * ring::Q_BYTES)),
-          results(w, tile, first_row(w), N / columns_of(w.heads)), columns(columns_of(w.heads)),
+          results(w, tile, w.split ? 0 : group * ROWS, ROWS),
           key((int)threadIdx.x % WARPGROUP / WARP_LANES * 16 + (int)threadIdx.x / 4 % 8 +
               (int)threadIdx.x / 2 % 2 * 8) {
-        const int32_t first = first_row(w);
+        const int32_t first = w.split ? 0 : group * ROWS, head = (int)threadIdx.x % 4 * 2;
+        const float *from = w.weights + (tile.item->q_row + tile.first + first) * w.weight_row_stride + head;
 #pragma unroll
         for (int i = 0; i < N / 4; i++) {
-            const int column = i / 2 * 8 + (int)threadIdx.x % 4 * 2 + i % 2, head = column % columns;
-            const int32_t row = first + column / columns;
-            const int64_t at = (tile.item->q_row + tile.first + row) * w.weight_row_stride + head;
-            weights[i] = row >= tile.rows || head >= w.heads ? 0 : w.weights ? w.weights[at] : 1;
+            const int row = i / 2 * 8 / COLUMNS, step = i / 2 * 8 % COLUMNS + i % 2;
+            const bool is_there = first + row < tile.rows && head + step < w.heads;
+            weights[i] = is_there ? 1 : 0;
+            if (is_there && w.weights) weights[i] = __ldg(from + row * w.weight_row_stride + step);
         }
-    }
-
-    static __device__ int own() { return __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0); }
-    static __device__ int32_t first_row(const cpa_cuda_index_work &w) {
-        return w.split ? 0 : own() * (N / columns_of(w.heads));
     }
 
     /* The products of a block of a stage. */
@@ -139,6 +133,8 @@ struct index_consumer {
     /* The results of a block of a stage whose keys begin at `first`. */
     __device__ void finish(float (&d)[N / 2], place at, int block, int32_t first) {
         float sums[N / GROUP][2] = {};
+        const int in_stage = block * BLOCK_KEYS + key;
+        const float scale = keys.scales[at.stage][in_stage] * w.keys.scale;
         wgmma_hold(d);
 #pragma unroll
         for (int c = 0; c < N / 4; c++) {
@@ -147,43 +143,42 @@ struct index_consumer {
             for (int half = 0; half < 2; half++)
                 sum[half] = fmaf(fmaxf(d[c / 2 * 4 + half * 2 + c % 2], 0), weights[c], sum[half]);
         }
-        const int in_stage = block * BLOCK_KEYS + key;
-        const float scale = w.keys.scales ? keys.scales[at.stage][in_stage] * w.keys.scale : w.keys.scale;
-        if (columns > GROUP) fold(sums);
+        fold(sums);
         store_result(w, results, 0, first + in_stage, sum_of_four(sums[0], sums[1]) * scale);
-        if constexpr (N / GROUP > 2) {
-            if (columns == GROUP)
-                store_result(w, results, 1, first + in_stage, sum_of_four(sums[2], sums[3]) * scale);
-        }
+        if constexpr (ROWS > 2) store_result(w, results, 1, first + in_stage, sum_of_four(sums[2], sums[3]) * scale);
     }
 
     /* Groups of the same row become one: sums[r] is that of row r. */
-    __device__ void fold(float (&sums)[N / GROUP][2]) const {
+    static __device__ void fold(float (&sums)[N / GROUP][2]) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            sums[0][half] += sums[1][half];
-            if constexpr (N / GROUP > 2) {
-                sums[1][half] = sums[2][half] + sums[3][half];
-                if (columns > 2 * GROUP) sums[0][half] += sums[1][half];
-            }
+            if constexpr (COLUMNS > GROUP) sums[0][half] += sums[1][half];
+            if constexpr (COLUMNS > GROUP && N / GROUP > 2) sums[1][half] = sums[2][half] + sums[3][half];
+            if constexpr (COLUMNS > 2 * GROUP) sums[0][half] += sums[1][half];
         }
     }
 
     /* Two products at a time, of the blocks of a stage or, with `split`, of one's own block of two stages: the sums of
-     * the first are made under the second, and those of the second under products of the other warpgroup. (With a
-     * product on its way from one turn to the next ptxas makes them wait for each other.) Where there is no second stage
-     * the first is multiplied once more: a loop without branches around products. */
+     * the first are made under the second. (With a product on its way from one turn to the next ptxas makes them wait
+     * for each other.) Warpgroups take turns to issue products, which keeps their warps until the last one begins: sums
+     * of one are made under products of the other, where both at once would take tensor cores in pieces and then leave
+     * them idle. Where there is no second stage the first is multiplied once more: a loop without branches around
+     * products. */
     __device__ void run(int32_t first, int32_t stages_used) {
         const bool split = w.split;
-        const int even_block = split ? own() : 0, odd_block = split ? own() : 1;
+        const int even_block = split ? group : 0, odd_block = split ? group : 1, step = split ? 2 : 1;
+        const int turn = 1 + group, turn_of_other = 2 - group;
         place at;
-        for (int32_t n = 0; n < stages_used; n += split ? 2 : 1, first += split ? 2 * KEYS : KEYS) {
+        if (group == 1) named_arrive(turn_of_other, CONSUMERS * WARPGROUP);
+        for (int32_t n = 0; n < stages_used; n += step, first += step * KEYS) {
             float even[N / 2], odd[N / 2];
             const bool has_odd = !split || n + 1 < stages_used;
             place second = at;
             if (split && has_odd) second.advance();
+            named_sync(turn, CONSUMERS * WARPGROUP);
             multiply(even, at, even_block);
             multiply(odd, second, odd_block);
+            named_arrive(turn_of_other, CONSUMERS * WARPGROUP);
             wgmma_wait<1>();
             finish(even, at, even_block, first);
             if (split && has_odd) keys.give_back(at);
@@ -193,6 +188,7 @@ struct index_consumer {
             at = second;
             at.advance();
         }
+        if (group == 0) named_sync(turn, CONSUMERS * WARPGROUP); /* whose turn would be next */
     }
 };
 
@@ -206,29 +202,37 @@ __device__ inline void fill_columns(const cpa_cuda_index_work &w, const index_ti
     }
 }
 
-template <typename Element, int DIM, int N>
-__global__ void __launch_bounds__(THREADS, 1) index_logits_hopper(const __grid_constant__ cpa_cuda_index_work w) {
+template <typename Element, int DIM, int N, int COLUMNS>
+__global__ void __launch_bounds__(THREADS, 1) index_logits_hopper(const __grid_constant__ index_launch launch) {
     using ring_of_keys = index_ring<Element, DIM, N>;
     extern __shared__ char shared[];
+    const cpa_cuda_index_work &w = launch.work;
     const uint32_t at = shared_address(shared), skipped = (TILE_ALIGNMENT - at % TILE_ALIGNMENT) % TILE_ALIGNMENT;
     ring_of_keys &ring = *(ring_of_keys *)(shared + skipped + ring_of_keys::TILES_BYTES);
     const index_tile tile = find_index_tile(w, blockIdx.x);
     const int64_t first = (int64_t)blockIdx.y * w.chunk;
     const int32_t end = (int32_t)min((int64_t)tile.keys, first + w.chunk);
     const int32_t stages = first < end ? (end - (int32_t)first + KEYS - 1) / KEYS : 0;
-    if (stages > 0) load_queries<Element, DIM, N>(w, tile, shared + skipped, w.split ? 1 : CONSUMERS);
-    async_proxy_fence();
-    if (threadIdx.x == 0) ring.start();
+    const int group = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0);
+    if (threadIdx.x == 0) ring.start(launch.boxes ? WARP_LANES + 1 : WARPGROUP / WARP_LANES);
+    if (!w.keys.scales)
+        for (int i = threadIdx.x; i < ring_of_keys::STAGES * KEYS; i += THREADS) ring.scales[i / KEYS][i % KEYS] = 1;
     __syncthreads();
-    if (threadIdx.x / WARPGROUP == CONSUMERS) {
+    if (group == CONSUMERS) {
         registers_shrink<PRODUCER_REGISTERS>();
-        if (stages > 0)
-            fill_ring(w, ring, at + skipped + CONSUMERS * ring_of_keys::Q_BYTES, tile.item, (int32_t)first, end);
+        const uint32_t stages_at = at + skipped + CONSUMERS * ring_of_keys::Q_BYTES;
+        if (stages > 0 && !launch.boxes)
+            fill_ring(w, ring, stages_at, tile.item, (int32_t)first, end);
+        else if (stages > 0 && threadIdx.x < CONSUMERS * WARPGROUP + WARP_LANES)
+            fill_ring_by_boxes<Element>(launch, ring, stages_at, tile.item, (int32_t)first, end);
         return;
     }
     registers_grow<CONSUMER_REGISTERS>();
     if (stages > 0) {
-        index_consumer<Element, DIM, N> consumer(w, ring, at + skipped, tile);
+        load_queries<Element, DIM, N, COLUMNS>(w, tile, shared + skipped, w.split ? 1 : CONSUMERS);
+        async_proxy_fence();
+        named_sync(QUERIES, CONSUMERS * WARPGROUP);
+        index_consumer<Element, DIM, N, COLUMNS> consumer(w, ring, group, at + skipped, tile);
         consumer.run((int32_t)first, stages);
     }
     fill_columns(w, tile, first + (int64_t)stages * KEYS, first + w.chunk);
@@ -237,7 +241,7 @@ __global__ void __launch_bounds__(THREADS, 1) index_logits_hopper(const __grid_c
 /* Chunks of keys by which CTAs of equal work fill the multiprocessors best; beginning a chunk costs as much as some
  * keys. */
 int32_t choose_chunk(const cpa_cuda_index_work &w, int64_t multiprocessors) {
-    const int64_t beginning = 512, least = 2048, most = 1024; /* keys, keys, chunks */
+    const int64_t beginning = 512, least = 512, most = 1024; /* keys, keys, chunks */
     const int64_t columns = w.width << w.unit_shift, keys = w.most_keys > KEYS ? w.most_keys : KEYS;
     int64_t best = 0, best_cost = INT64_MAX;
     for (int64_t chunks = 1; chunks == 1 || (chunks <= most && keys / chunks >= least); chunks++) {
@@ -250,22 +254,29 @@ int32_t choose_chunk(const cpa_cuda_index_work &w, int64_t multiprocessors) {
     return (int32_t)(best > floor ? best : floor);
 }
 
-template <typename Element, int DIM, int N>
-cpa_status launch(cpa_cuda_index_work w, cpa_stream *stream) {
+template <typename Element, int DIM, int N, int COLUMNS>
+cpa_status launch_kernel(const cpa_cuda_index_work &w, cpa_stream *stream) {
     static uint64_t prepared;
     constexpr int bytes = index_ring<Element, DIM, N>::bytes();
-    w.chunk = choose_chunk(w, cpa_cuda_device_of(stream)->multiprocessors);
-    const dim3 grid((unsigned)w.tiles, (unsigned)index_chunks(w, w.chunk));
-    cpa_status status =
-        cpa_cuda_shared_memory(stream, (const void *)index_logits_hopper<Element, DIM, N>, bytes, &prepared);
+    const void *kernel = (const void *)index_logits_hopper<Element, DIM, N, COLUMNS>;
+    index_launch launch = {w, {}, index_has_boxes(w)};
+    launch.work.chunk = choose_chunk(w, cpa_cuda_device_of(stream)->multiprocessors);
+    const dim3 grid((unsigned)w.tiles, (unsigned)index_chunks(w, launch.work.chunk));
+    cpa_status status = cpa_cuda_shared_memory(stream, kernel, bytes, &prepared);
+    if (status == CPA_OK && launch.boxes) status = encode_index_keys<Element, DIM>(w, &launch.keys, stream);
     if (status != CPA_OK) return status;
-    index_logits_hopper<Element, DIM, N><<<grid, THREADS, bytes, cpa_cuda_handle(stream)>>>(w);
+    index_logits_hopper<Element, DIM, N, COLUMNS><<<grid, THREADS, bytes, cpa_cuda_handle(stream)>>>(launch);
     return cpa_cuda_launched(stream, "index_logits");
 }
 
+/* By the columns of a product, and those of a row. */
 template <typename Element, int DIM>
 cpa_status launch_columns(const cpa_cuda_index_work &w, int32_t columns, cpa_stream *stream) {
-    return columns == 64 ? launch<Element, DIM, 64>(w, stream) : launch<Element, DIM, 128>(w, stream);
+    const bool few = w.heads <= GROUP;
+    if (columns == 64)
+        return few ? launch_kernel<Element, DIM, 64, 32>(w, stream) : launch_kernel<Element, DIM, 64, 64>(w, stream);
+    if (w.heads > 2 * GROUP) return launch_kernel<Element, DIM, 128, 128>(w, stream);
+    return few ? launch_kernel<Element, DIM, 128, 32>(w, stream) : launch_kernel<Element, DIM, 128, 64>(w, stream);
 }
 
 template <typename Element>

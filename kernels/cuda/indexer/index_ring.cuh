@@ -1,6 +1,7 @@
 /* The ring of stages through which keys come to the warpgroups of index_logits_hopper.cu, and the warps that fill it. A
  * stage is KEYS keys in lines of up to 128 bytes, swizzled as wgmma reads them, panel behind panel where keys are
- * longer, and their scales. Copies go by cp.async, since a stage may be rows of any pages. */
+ * longer, and their scales. Where pages are small copies go by cp.async, since a stage may be rows of any pages; else
+ * by boxes, in index_boxes.cuh. */
 #ifndef CPA_CUDA_INDEX_RING_CUH
 #define CPA_CUDA_INDEX_RING_CUH
 
@@ -61,9 +62,10 @@ struct index_ring {
     static constexpr int TILES_BYTES = CONSUMERS * Q_BYTES + STAGES * KEY_BYTES;
     static constexpr int bytes() { return TILE_ALIGNMENT + TILES_BYTES + (int)sizeof(index_ring); }
 
-    __device__ void start() {
+    /* `fillers` arrivals make a stage full. */
+    __device__ void start(int fillers) {
         for (int s = 0; s < STAGES; s++) {
-            barrier_init(shared_address(&full[s]), WARPGROUP / WARP_LANES);
+            barrier_init(shared_address(&full[s]), fillers);
             barrier_init(shared_address(&empty[s]), CONSUMERS * WARPGROUP / WARP_LANES);
         }
         barrier_init_fence();
@@ -80,6 +82,11 @@ struct index_ring {
 /* Copies 4 bytes to shared memory, or zeros where `valid` is false. */
 __device__ inline void copy_async_4(uint32_t to, const void *from, bool valid) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid ? 4 : 0));
+}
+
+/* Arrives at a barrier that counts this thread once this thread's copies so far are there. */
+__device__ inline void copy_async_arrive(uint32_t barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 /* Says that this warp's copies of a stage are there, all but those of the LEFT stages behind it. */
