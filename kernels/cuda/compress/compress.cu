@@ -1,6 +1,6 @@
 /* compress_state_write and compress_halo_pack: a thread has 16 bytes of a row. compress_write: a CTA takes the tokens
- * of a chunk, and of each that ends an entry makes it; a thread has four channels. Of a short window it has all rows, in
- * registers; else each fourth row, and what these leave is summed in shared memory. There the row then waits for the
+ * of a chunk, and of each that ends an entry makes it; a thread has four channels. Of a short window it has all rows,
+ * in registers; else each fourth row, and what these leave is summed in shared memory. There the row then waits for the
  * warp that stores it. */
 #include "kernels/cuda/compress/entry_row.cuh"
 #include "kernels/cuda/nn/nn.h"

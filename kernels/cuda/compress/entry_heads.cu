@@ -161,8 +161,8 @@ extern "C" cpa_status cpa_cuda_q_norm_rope_kv_write(const cpa_q_norm_rope_kv_wri
     const q_args q = {*args, entry_pool_of(args->kv, stream)};
     return launch_for_elements(args->dtype, [&](auto tag) {
         using T = typename decltype(tag)::element;
-        return launch_early(q_norm_rope_kv_write<T>, grid_of(args->tokens, warps_of_heads(args->out_heads) + 1), THREADS, q, stream,
-                            "q_norm_rope_kv_write");
+        return launch_early(q_norm_rope_kv_write<T>, grid_of(args->tokens, warps_of_heads(args->out_heads) + 1),
+                            THREADS, q, stream, "q_norm_rope_kv_write");
     });
 }
 

@@ -1,7 +1,7 @@
 /* Rows of queries and keys of an indexer, with the bits of kernels/host/indexer/index_row.h: LANES neighbouring lanes
- * have a row, so that a warp has several. Lane l of them has two parts of PART neighbouring elements, from l PART on and
- * from (LANES + l) PART on, zeros where the row has none. All lanes of a warp come to what shuffles. What includes this
- * is compiled without contraction of products and sums (-fmad=false). */
+ * have a row, so that a warp has several. Lane l of them has two parts of PART neighbouring elements, from l PART on
+ * and from (LANES + l) PART on, zeros where the row has none. All lanes of a warp come to what shuffles. What includes
+ * this is compiled without contraction of products and sums (-fmad=false). */
 #ifndef CPA_CUDA_INDEX_ROW_CUH
 #define CPA_CUDA_INDEX_ROW_CUH
 
@@ -252,7 +252,9 @@ __device__ void store_codes_of_row(uint8_t *to, const uint2 (&codes)[PARTS], int
 template <int LANES>
 __device__ void store_mxfp4(uint8_t *codes, uint8_t *scales, const lane_row &x, int32_t dim, bool whole, bool stores) {
     constexpr int BLOCK_LANES = CPA_INDEX_MXFP4_BLOCK / PART < LANES ? CPA_INDEX_MXFP4_BLOCK / PART : LANES;
-    float most[PARTS] = {lanes_most<BLOCK_LANES>(largest_finite<PART>(x[0])), lanes_most<BLOCK_LANES>(largest_finite<PART>(x[1]))};
+    float most[PARTS];
+#pragma unroll
+    for (int p = 0; p < PARTS; p++) most[p] = lanes_most<BLOCK_LANES>(largest_finite<PART>(x[p]));
     if (BLOCK_LANES * PART < CPA_INDEX_MXFP4_BLOCK) most[0] = most[1] = fmaxf(most[0], most[1]);
 #pragma unroll
     for (int p = 0; p < PARTS; p++) {
