@@ -163,7 +163,7 @@ static void long_and_many_rows_are_as_sorted(void) {
     run_and_compare(&far);
 }
 
-/* As many rows as give teams of several sizes, too long for a list of all of a row, with bounds that are no multiples of
+/* As many rows as give teams of several sizes, too long to be listed as a whole, with bounds that are no multiples of
  * vectors, and forced entries. */
 static void teams_of_any_size_agree_with_a_sort(void) {
     const int64_t rows[] = {9, 27, 45, 90, 279};
