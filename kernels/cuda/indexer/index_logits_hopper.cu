@@ -160,10 +160,9 @@ struct index_consumer {
 
     /* Two products at a time, of the blocks of a stage or, with `split`, of one's own block of two stages: the sums of
      * the first are made under the second. (With a product on its way from one turn to the next ptxas makes them wait
-     * for each other.) Warpgroups take turns to issue products, which keeps their warps until the last one begins: sums
-     * of one are made under products of the other, where both at once would take tensor cores in pieces and then leave
-     * them idle. Where there is no second stage the first is multiplied once more: a loop without branches around
-     * products. */
+     * for each other.) Warpgroups issue products in turns, so that sums of one are made under products of the other: in
+     * step both would wait for products, and then leave tensor cores idle. Where there is no second stage the first is
+     * multiplied once more: a loop without branches around products. */
     __device__ void run(int32_t first, int32_t stages_used) {
         const bool split = w.split;
         const int even_block = split ? group : 0, odd_block = split ? group : 1, step = split ? 2 : 1;
