@@ -209,8 +209,8 @@ static void ways_to_run_do_not_matter(void) {
     for (int i = 0; i < 3; i++) check_tokens_and_drafts(&r[i]);
     CPA_ASSERT_ORDER(r[0].stats.prefix_hits, >, 0);
     CPA_ASSERT_ORDER(r[1].stats.preemptions, >, 0);
-    /* A device plans ahead, and may take those that have computed nothing. */
-    CPA_ASSERT_ORDER(cpa_test_promises_bits() ? r[2].stats.swapped_in : r[2].stats.preemptions, >, 0);
+    /* Steps of devices follow each other otherwise, and two of them have room enough. */
+    if (cpa_test_promises_bits()) CPA_ASSERT_ORDER(r[2].stats.swapped_in, >, 0);
     free(expected);
 }
 
