@@ -28,8 +28,8 @@
     X(latent_norm_rope)                                                                                                \
     X(swiglu)                                                                                                          \
     X(embed)                                                                                                           \
-    X(linear) X(sample) X(rank_tokens) X(mark_tokens) CPA_INDEX_OPERATORS(X) CPA_EXPERT_OPERATORS(X)                   \
-        CPA_COMPRESS_OPERATORS(X)
+    X(linear)                                                                                                          \
+    X(sample) X(rank_tokens) X(mark_tokens) CPA_INDEX_OPERATORS(X) CPA_EXPERT_OPERATORS(X) CPA_COMPRESS_OPERATORS(X)
 
 /* What linear of few rows does by itself, so that no kernel comes between two products of a layer. */
 typedef struct cpa_linear_fusion {
