@@ -73,6 +73,14 @@ cpa_status cpa_json_int(const cpa_json *json, const char *key, cpa_json_presence
     return CPA_OK;
 }
 
+cpa_status cpa_json_int32(const cpa_json *json, const char *key, cpa_json_presence presence, int32_t min, int32_t max,
+                          int32_t *out, cpa_error *err) {
+    int64_t value = *out;
+    CPA_TRY(cpa_json_int(json, key, presence, min, max, &value, err));
+    *out = (int32_t)value;
+    return CPA_OK;
+}
+
 cpa_status cpa_json_number(const cpa_json *json, const char *key, cpa_json_presence presence, double min, double max,
                            double *out, cpa_error *err) {
     const json_t *value = cpa_json_get(json, key);

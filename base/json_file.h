@@ -34,6 +34,8 @@ const json_t *cpa_json_get(const cpa_json *json, const char *key);
  * object. */
 cpa_status cpa_json_int(const cpa_json *json, const char *key, cpa_json_presence presence, int64_t min, int64_t max,
                         int64_t *out, cpa_error *err);
+cpa_status cpa_json_int32(const cpa_json *json, const char *key, cpa_json_presence presence, int32_t min, int32_t max,
+                          int32_t *out, cpa_error *err);
 cpa_status cpa_json_number(const cpa_json *json, const char *key, cpa_json_presence presence, double min, double max,
                            double *out, cpa_error *err);
 cpa_status cpa_json_flag(const cpa_json *json, const char *key, int *out, cpa_error *err); /* optional */

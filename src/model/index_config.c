@@ -4,13 +4,6 @@
 
 #include "base/check.h"
 
-static cpa_status read_count(const cpa_json *json, const char *key, int64_t most, int32_t *out, cpa_error *err) {
-    int64_t value = 0;
-    CPA_TRY(cpa_json_int(json, key, CPA_JSON_REQUIRED, 1, most, &value, err));
-    *out = (int32_t)value;
-    return CPA_OK;
-}
-
 /* transformers writes what a file of the model's makers does not have: a type for each layer, all of them the same. */
 static cpa_status check_layer_types(const cpa_json *json, cpa_error *err) {
     const json_t *types = cpa_json_get(json, "layer_types");
@@ -26,9 +19,9 @@ static cpa_status check_layer_types(const cpa_json *json, cpa_error *err) {
 cpa_status cpa_index_config_read(const cpa_json *json, const cpa_latent_config *latent, cpa_index_form *out,
                                  cpa_error *err) {
     cpa_index_form c = {.dtype = CPA_BF16, .has_weights = 1};
-    CPA_TRY(read_count(json, "index_n_heads", CPA_INDEX_MOST_HEADS, &c.heads, err));
-    CPA_TRY(read_count(json, "index_head_dim", CPA_INDEX_MOST_DIM, &c.dim, err));
-    CPA_TRY(read_count(json, "index_topk", CPA_MOST_TOPK, &c.k, err));
+    CPA_TRY(cpa_json_int32(json, "index_n_heads", CPA_JSON_REQUIRED, 1, CPA_INDEX_MOST_HEADS, &c.heads, err));
+    CPA_TRY(cpa_json_int32(json, "index_head_dim", CPA_JSON_REQUIRED, 1, CPA_INDEX_MOST_DIM, &c.dim, err));
+    CPA_TRY(cpa_json_int32(json, "index_topk", CPA_JSON_REQUIRED, 1, CPA_MOST_TOPK, &c.k, err));
     if ((c.dim & (c.dim - 1)) != 0 || c.dim < 8)
         return cpa_json_refuse(json, "index_head_dim", "a power of two from 8 on", err);
     if (c.dim < latent->rope) return cpa_json_refuse(json, "index_head_dim", "at least qk_rope_head_dim", err);

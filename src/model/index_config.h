@@ -18,8 +18,8 @@
 /* Of the norm of keys, whatever rms_norm_eps says, as transformers has it. */
 #define CPA_INDEX_NORM_EPS 1e-6f
 
-/* Reads the indexer of layers with that latent attention; its dtype is bf16. CPA_INVALID and CPA_UNSUPPORTED come with a line that names
- * file and key. *out is set only on success. */
+/* Reads the indexer of layers with that latent attention; its dtype is bf16. CPA_INVALID and CPA_UNSUPPORTED come with a
+ * line that names file and key. *out is set only on success. */
 cpa_status cpa_index_config_read(const cpa_json *json, const cpa_latent_config *latent, cpa_index_form *out,
                                  cpa_error *err);
 

@@ -10,13 +10,6 @@
 /* Of norms inside of attention, whatever rms_norm_eps says, as transformers has it. */
 #define LATENT_NORM_EPS 1e-6f
 
-static cpa_status read_width(const cpa_json *json, const char *key, int32_t *out, cpa_error *err) {
-    int64_t value = 0;
-    CPA_TRY(cpa_json_int(json, key, CPA_JSON_REQUIRED, 1, CPA_MAX_HEAD_DIM, &value, err));
-    *out = (int32_t)value;
-    return CPA_OK;
-}
-
 /* null: queries are one product. A missing key is 1536 for transformers, which no file means. */
 static cpa_status read_q_latent(const cpa_json *json, int32_t *out, cpa_error *err) {
     int64_t value = 0;
@@ -53,10 +46,10 @@ static cpa_status check_bias(const cpa_json *json, const char *key, cpa_error *e
 cpa_status cpa_latent_config_read(const cpa_json *json, cpa_latent_config *out, cpa_error *err) {
     cpa_latent_config c = {.interleaved = 1, .norm_eps = LATENT_NORM_EPS};
     double factor = 1;
-    CPA_TRY(read_width(json, "kv_lora_rank", &c.latent, err));
-    CPA_TRY(read_width(json, "qk_rope_head_dim", &c.rope, err));
-    CPA_TRY(read_width(json, "qk_nope_head_dim", &c.nope, err));
-    CPA_TRY(read_width(json, "v_head_dim", &c.value, err));
+    CPA_TRY(cpa_json_int32(json, "kv_lora_rank", CPA_JSON_REQUIRED, 1, CPA_MAX_HEAD_DIM, &c.latent, err));
+    CPA_TRY(cpa_json_int32(json, "qk_rope_head_dim", CPA_JSON_REQUIRED, 1, CPA_MAX_HEAD_DIM, &c.rope, err));
+    CPA_TRY(cpa_json_int32(json, "qk_nope_head_dim", CPA_JSON_REQUIRED, 1, CPA_MAX_HEAD_DIM, &c.nope, err));
+    CPA_TRY(cpa_json_int32(json, "v_head_dim", CPA_JSON_REQUIRED, 1, CPA_MAX_HEAD_DIM, &c.value, err));
     CPA_TRY(read_q_latent(json, &c.q_latent, err));
     if (c.rope % 2 != 0) return cpa_json_refuse(json, "qk_rope_head_dim", "an even number", err);
     if (c.latent + c.rope > CPA_MAX_HEAD_DIM) {

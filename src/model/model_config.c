@@ -108,14 +108,6 @@ static cpa_status check_unsupported(const cpa_json *json, cpa_error *err) {
     return CPA_OK;
 }
 
-static cpa_status read_int32(const cpa_json *json, const char *key, cpa_json_presence presence, int32_t min,
-                             int32_t max, int32_t *out, cpa_error *err) {
-    int64_t value = *out;
-    CPA_TRY(cpa_json_int(json, key, presence, min, max, &value, err));
-    *out = (int32_t)value;
-    return CPA_OK;
-}
-
 enum { MOST_HEADS = 1024 };
 
 /* Heads of ordinary attention. */
@@ -123,8 +115,8 @@ static cpa_status read_heads(const cpa_json *json, const family_traits *family, 
                              cpa_error *err) {
     const int says_kv = strcmp(family->name, "llama") != 0; /* Llama 1 and early files of 2 have no such key */
     config->kv_heads = config->q_heads;
-    CPA_TRY(read_int32(json, "num_key_value_heads", says_kv ? CPA_JSON_REQUIRED : CPA_JSON_OPTIONAL, 1, MOST_HEADS,
-                       &config->kv_heads, err));
+    CPA_TRY(cpa_json_int32(json, "num_key_value_heads", says_kv ? CPA_JSON_REQUIRED : CPA_JSON_OPTIONAL, 1, MOST_HEADS,
+                           &config->kv_heads, err));
     if (config->q_heads % config->kv_heads != 0)
         return cpa_json_refuse(json, "num_attention_heads", "a multiple of num_key_value_heads", err);
     config->head_dim = family->default_head_dim;
@@ -133,7 +125,7 @@ static cpa_status read_heads(const cpa_json *json, const family_traits *family, 
             return cpa_json_refuse(json, "hidden_size", "a multiple of num_attention_heads, or head_dim", err);
         config->head_dim = config->hidden / config->q_heads;
     }
-    CPA_TRY(read_int32(json, "head_dim", CPA_JSON_OPTIONAL, 2, CPA_MAX_HEAD_DIM, &config->head_dim, err));
+    CPA_TRY(cpa_json_int32(json, "head_dim", CPA_JSON_OPTIONAL, 2, CPA_MAX_HEAD_DIM, &config->head_dim, err));
     if (config->head_dim > CPA_MAX_HEAD_DIM || config->head_dim % 2 != 0) {
         return cpa_fail(err, CPA_UNSUPPORTED, "%s: head_dim: found %d, supported are even ones up to %d", json->path,
                         config->head_dim, CPA_MAX_HEAD_DIM);
@@ -145,11 +137,12 @@ static cpa_status read_sizes(const cpa_json *json, const family_traits *family, 
                              cpa_error *err) {
     const int32_t most = 1 << 20;
     double eps = family->default_eps > 0 ? family->default_eps : 1e-6;
-    CPA_TRY(read_int32(json, "num_hidden_layers", CPA_JSON_REQUIRED, 1, CPA_CONFIG_MAX_LAYERS, &config->layers, err));
-    CPA_TRY(read_int32(json, "hidden_size", CPA_JSON_REQUIRED, 1, most, &config->hidden, err));
-    CPA_TRY(read_int32(json, "intermediate_size", CPA_JSON_REQUIRED, 1, most, &config->intermediate, err));
-    CPA_TRY(read_int32(json, "vocab_size", CPA_JSON_REQUIRED, 1, 1 << 22, &config->vocabulary, err));
-    CPA_TRY(read_int32(json, "num_attention_heads", CPA_JSON_REQUIRED, 1, MOST_HEADS, &config->q_heads, err));
+    CPA_TRY(
+        cpa_json_int32(json, "num_hidden_layers", CPA_JSON_REQUIRED, 1, CPA_CONFIG_MAX_LAYERS, &config->layers, err));
+    CPA_TRY(cpa_json_int32(json, "hidden_size", CPA_JSON_REQUIRED, 1, most, &config->hidden, err));
+    CPA_TRY(cpa_json_int32(json, "intermediate_size", CPA_JSON_REQUIRED, 1, most, &config->intermediate, err));
+    CPA_TRY(cpa_json_int32(json, "vocab_size", CPA_JSON_REQUIRED, 1, 1 << 22, &config->vocabulary, err));
+    CPA_TRY(cpa_json_int32(json, "num_attention_heads", CPA_JSON_REQUIRED, 1, MOST_HEADS, &config->q_heads, err));
     CPA_TRY(family->latent ? cpa_latent_config_read(json, &config->latent, err)
                            : read_heads(json, family, config, err));
     if (family->indexed) CPA_TRY(cpa_index_config_read(json, &config->latent, &config->index, err));
@@ -256,7 +249,8 @@ static cpa_status read_config(const cpa_json *json, cpa_model_config *config, cp
     CPA_TRY(cpa_rope_config_read(json, rotated, config->max_position, theta, &config->rope, err));
     if (family->experts == CPA_MOE_DEEPSEEK_V3) {
         const int32_t most = CPA_CONFIG_MAX_LAYERS - config->layers;
-        CPA_TRY(read_int32(json, "num_nextn_predict_layers", CPA_JSON_OPTIONAL, 0, most, &config->next_modules, err));
+        CPA_TRY(
+            cpa_json_int32(json, "num_nextn_predict_layers", CPA_JSON_OPTIONAL, 0, most, &config->next_modules, err));
     }
     if (family->experts) {
         const int32_t layers = config->layers + config->next_modules;

@@ -8,19 +8,11 @@
  * hidden elements as there may be, the bytes of all weights are below 2^63. */
 enum { MOST_INNER = 1 << 26, MOST_SHARED = 1 << 22 };
 
-static cpa_status read_count(const cpa_json *json, const char *key, cpa_json_presence presence, int32_t most,
-                             int32_t *out, cpa_error *err) {
-    int64_t value = *out;
-    CPA_TRY(cpa_json_int(json, key, presence, 1, most, &value, err));
-    *out = (int32_t)value;
-    return CPA_OK;
-}
-
 /* What transformers has without a key stands in *moe; 0: the key must be there. */
 static cpa_status read_choice(const cpa_json *json, const char *experts, cpa_moe_config *moe, cpa_error *err) {
-    CPA_TRY(read_count(json, experts, CPA_JSON_REQUIRED, CPA_MOST_EXPERTS, &moe->experts, err));
+    CPA_TRY(cpa_json_int32(json, experts, CPA_JSON_REQUIRED, 1, CPA_MOST_EXPERTS, &moe->experts, err));
     const cpa_json_presence presence = moe->top_k ? CPA_JSON_OPTIONAL : CPA_JSON_REQUIRED;
-    CPA_TRY(read_count(json, "num_experts_per_tok", presence, CPA_MOST_TOP_K, &moe->top_k, err));
+    CPA_TRY(cpa_json_int32(json, "num_experts_per_tok", presence, 1, CPA_MOST_TOP_K, &moe->top_k, err));
     if (moe->top_k <= moe->experts) return CPA_OK;
     return cpa_fail(err, CPA_INVALID, "%s: num_experts_per_tok: found %d, expected at most %s, %d", json->path,
                     moe->top_k, experts, moe->experts);
@@ -40,7 +32,7 @@ static cpa_status read_mixtral(const cpa_json *json, int32_t layers, int32_t int
 static cpa_status read_qwen3_layers(const cpa_json *json, int32_t layers, cpa_moe_config *moe, cpa_error *err) {
     const json_t *dense = cpa_json_get(json, "mlp_only_layers");
     int32_t step = 1;
-    CPA_TRY(read_count(json, "decoder_sparse_step", CPA_JSON_OPTIONAL, INT32_MAX, &step, err));
+    CPA_TRY(cpa_json_int32(json, "decoder_sparse_step", CPA_JSON_OPTIONAL, 1, INT32_MAX, &step, err));
     for (int32_t layer = 0; layer < layers; layer++) moe->sparse[layer] = (layer + 1) % step == 0;
     if (dense && !json_is_array(dense)) return cpa_json_refuse(json, "mlp_only_layers", "a list of layers", err);
     for (size_t i = 0; i < json_array_size(dense); i++) {
@@ -56,7 +48,7 @@ static cpa_status read_qwen3(const cpa_json *json, int32_t layers, cpa_moe_confi
     moe->top_k = 8;
     moe->intermediate = 768;
     CPA_TRY(read_choice(json, cpa_json_get(json, "num_experts") ? "num_experts" : "num_local_experts", moe, err));
-    CPA_TRY(read_count(json, "moe_intermediate_size", CPA_JSON_OPTIONAL, 1 << 20, &moe->intermediate, err));
+    CPA_TRY(cpa_json_int32(json, "moe_intermediate_size", CPA_JSON_OPTIONAL, 1, 1 << 20, &moe->intermediate, err));
     CPA_TRY(cpa_json_flag(json, "norm_topk_prob", &moe->renormalise, err));
     return read_qwen3_layers(json, layers, moe, err);
 }
@@ -68,10 +60,10 @@ static cpa_status refuse_unless(const cpa_json *json, const char *key, const cha
 }
 
 static cpa_status read_groups(const cpa_json *json, cpa_moe_config *moe, cpa_error *err) {
-    CPA_TRY(read_count(json, "n_group", CPA_JSON_REQUIRED, moe->experts, &moe->n_group, err));
+    CPA_TRY(cpa_json_int32(json, "n_group", CPA_JSON_REQUIRED, 1, moe->experts, &moe->n_group, err));
     if (moe->experts % moe->n_group != 0)
         return cpa_json_refuse(json, "n_group", "a number that divides n_routed_experts", err);
-    CPA_TRY(read_count(json, "topk_group", CPA_JSON_REQUIRED, moe->n_group, &moe->topk_group, err));
+    CPA_TRY(cpa_json_int32(json, "topk_group", CPA_JSON_REQUIRED, 1, moe->n_group, &moe->topk_group, err));
     if (moe->topk_group * (moe->experts / moe->n_group) >= moe->top_k) return CPA_OK;
     return cpa_json_refuse(json, "topk_group", "groups with at least num_experts_per_tok experts", err);
 }
@@ -110,7 +102,7 @@ static cpa_status read_deepseek(const cpa_json *json, int32_t layers, cpa_moe_co
     int64_t dense = 0, frequency = 1, shared = 0;
     double scale = 1;
     CPA_TRY(read_choice(json, "n_routed_experts", moe, err));
-    CPA_TRY(read_count(json, "moe_intermediate_size", CPA_JSON_REQUIRED, 1 << 20, &moe->intermediate, err));
+    CPA_TRY(cpa_json_int32(json, "moe_intermediate_size", CPA_JSON_REQUIRED, 1, 1 << 20, &moe->intermediate, err));
     CPA_TRY(cpa_json_int(json, "n_shared_experts", CPA_JSON_REQUIRED, 1, 1024, &shared, err));
     CPA_TRY(cpa_json_int(json, "first_k_dense_replace", CPA_JSON_REQUIRED, 0, CPA_CONFIG_MAX_LAYERS, &dense, err));
     CPA_TRY(cpa_json_int(json, "moe_layer_freq", CPA_JSON_OPTIONAL, 1, 1, &frequency, err));

@@ -4,17 +4,6 @@
 #include <stdlib.h>
 
 #include "base/check.h"
-#include "base/convert.h"
-
-/* What caches keep of them. */
-static void round_to_bf16(float *values, int64_t n) {
-    uint16_t narrow[256];
-    for (int64_t i = 0; i < n; i += 256) {
-        const int64_t part = n - i < 256 ? n - i : 256;
-        cpa_narrow(narrow, values + i, CPA_BF16, part);
-        cpa_widen(values + i, narrow, CPA_BF16, part);
-    }
-}
 
 /* LayerNorm (Ba et al., arXiv:1607.06450) of each key. */
 static cpa_status norm_keys(cpa_plain *f, int32_t layer) {
@@ -37,6 +26,7 @@ static cpa_status norm_keys(cpa_plain *f, int32_t layer) {
 cpa_status cpa_plain_index(cpa_plain *f, int32_t layer) {
     const cpa_model_config *c = f->config;
     const int64_t heads = c->index.heads, dim = c->index.dim;
+    const cpa_dtype kept = c->index.dtype == CPA_F32 ? CPA_F32 : CPA_BF16; /* by caches */
     CPA_TRY(cpa_plain_linear(f, layer, "self_attn.indexer.wk", 0, f->x, c->hidden, dim, f->index_k));
     CPA_TRY(norm_keys(f, layer));
     CPA_TRY(cpa_plain_linear(f, layer, "self_attn.indexer.wq_b", 0, f->q_latent, c->latent.q_latent, heads * dim,
@@ -44,9 +34,8 @@ cpa_status cpa_plain_index(cpa_plain *f, int32_t layer) {
     CPA_TRY(cpa_plain_linear(f, layer, "self_attn.indexer.weights_proj", 0, f->x, c->hidden, heads, f->index_weights));
     cpa_plain_rotate(f, f->index_k, 1, dim, 0);
     cpa_plain_rotate(f, f->index_q, (int32_t)heads, dim, 0);
-    if (c->index.dtype == CPA_F32) return CPA_OK;
-    round_to_bf16(f->index_k, f->count * dim);
-    round_to_bf16(f->index_q, f->count * heads * dim);
+    cpa_plain_round_to(kept, f->index_k, f->count * dim);
+    cpa_plain_round_to(kept, f->index_q, f->count * heads * dim);
     return CPA_OK;
 }
 

@@ -11,8 +11,8 @@ int64_t cpa_plain_index_room(int64_t keys);
 /* Keys, queries and weights of all tokens, from f->x, the normed rows, and f->q_latent. */
 cpa_status cpa_plain_index(cpa_plain *f, int32_t layer);
 
-/* Fills chosen [position + 1]: 1 for the keys that the token at that position attends, else 0. Of keys with one score those that
- * come first are better. */
+/* Fills chosen [position + 1]: 1 for the keys that the token at that position attends, else 0. Of keys with one score
+ * those that come first are better. */
 void cpa_plain_index_choose(const cpa_plain *f, int64_t position, float *chosen);
 
 #endif

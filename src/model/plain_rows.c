@@ -17,15 +17,19 @@ cpa_plain_name cpa_plain_name_of(int32_t layer, const char *part, const char *ki
     return name;
 }
 
-void cpa_plain_round(const cpa_plain *f, float *values, int64_t n) {
+void cpa_plain_round_to(cpa_dtype dtype, float *values, int64_t n) {
     enum { AT_ONCE = 1024 };
     uint16_t narrow[AT_ONCE];
-    if (f->dtype == CPA_F32) return;
+    if (dtype == CPA_F32) return;
     for (int64_t at = 0; at < n; at += AT_ONCE) {
         const int64_t part = cpa_min64(AT_ONCE, n - at);
-        cpa_narrow(narrow, values + at, f->dtype, part);
-        cpa_widen(values + at, narrow, f->dtype, part);
+        cpa_narrow(narrow, values + at, dtype, part);
+        cpa_widen(values + at, narrow, dtype, part);
     }
+}
+
+void cpa_plain_round(const cpa_plain *f, float *values, int64_t n) {
+    cpa_plain_round_to(f->dtype, values, n);
 }
 
 cpa_status cpa_plain_read_part(const cpa_plain *f, const char *name, int64_t whole, int64_t first, int64_t elements,

@@ -50,7 +50,8 @@ typedef struct cpa_plain_name {
 } cpa_plain_name;
 cpa_plain_name cpa_plain_name_of(int32_t layer, const char *part, const char *kind);
 
-/* Rounds to the dtype. */
+/* Rounds to a dtype that is no codes, and to that of the forward. */
+void cpa_plain_round_to(cpa_dtype dtype, float *values, int64_t n);
 void cpa_plain_round(const cpa_plain *f, float *values, int64_t n);
 
 /* The elements [first, first + elements) of the tensor of that name, which has `whole`, as floats. */
