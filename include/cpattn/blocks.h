@@ -19,6 +19,7 @@
 #define CPATTN_BLOCKS_H
 
 #include <cpattn/device.h>
+#include <cpattn/shared_memory.h>
 #include <cpattn/types.h>
 
 #ifdef __cplusplus
@@ -42,8 +43,8 @@ typedef struct cpa_blocks_args {
     const int32_t *ids; /* [n], host; of an import no id is there twice */
     int64_t n;
     void *rows; /* [n * block_size, cpa_blocks_row_bytes], host: written by an export, read by an import */
-    /* Not 0: `rows` is memory of the stream's device, which may be that of another process, as cudaIpcOpenMemHandle gives
-     * it: what one exports there another imports without a copy to the host. Goes block by block. */
+    /* Not 0: `rows` is memory of the stream's device, which may be that of another process (cpa_shared_memory_open, or
+     * cudaIpcOpenMemHandle): what one exports there another imports without a copy to the host. Goes block by block. */
     int32_t rows_on_device;
 } cpa_blocks_args;
 CPA_API cpa_status cpa_blocks_export(const cpa_blocks_args *args, cpa_stream *stream);
@@ -129,6 +130,21 @@ CPA_API cpa_status cpa_folder_store_create(const char *path, cpa_folder_store **
 /* NULL does nothing; the files stay. */
 CPA_API void cpa_folder_store_destroy(cpa_folder_store *store);
 CPA_API void cpa_folder_store_table(cpa_folder_store *store, cpa_block_store *out);
+
+/* A store in memory of a device that processes of this host share (cpattn/shared_memory.h): parts go from process to process
+ * without a file or a socket. The process that has created the memory puts, and forgets the oldest part where there is
+ * no room for a new one; any process gets. Of 32 bytes one is for finding parts, and a few are forgotten early where
+ * parts are shorter than 2 KiB. Any thread may call the functions of its table at any time; on a CUDA device they copy to
+ * and from host memory on a stream of the store's own. */
+typedef struct cpa_shared_store cpa_shared_store;
+
+/* Memory that this process has created becomes an empty store; memory that it has opened is taken for a store that
+ * another process has made of it. CPA_INVALID for less than 16 KiB. The memory is destroyed after the store. */
+CPA_API cpa_status cpa_shared_store_create(cpa_shared_memory *memory, cpa_shared_store **out, cpa_error *err);
+/* NULL does nothing. No engine may use it any more. */
+CPA_API void cpa_shared_store_destroy(cpa_shared_store *store);
+/* put of a store in opened memory: CPA_UNSUPPORTED. get of what is no store: CPA_IO. */
+CPA_API void cpa_shared_store_table(cpa_shared_store *store, cpa_block_store *out);
 
 #ifdef __cplusplus
 }
