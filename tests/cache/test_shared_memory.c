@@ -167,16 +167,16 @@ static cpa_status put(const cpa_block_store *store, int number) {
     return status;
 }
 
-typedef enum found { ABSENT, WHOLE, REFUSED, FAILED } found;
+typedef enum outcome { ABSENT, WHOLE, REFUSED, FAILED } outcome;
 
 /* What the store has of a part, its digest checked. */
-static found get(const cpa_block_store *store, int number) {
+static outcome get(const cpa_block_store *store, int number) {
     const cpa_block_key key = key_of(number);
     uint8_t *bytes = part_memory();
     const int64_t most = cpa_part_most_bytes(ROW_BYTES);
     int64_t n = -1;
     cpa_part part;
-    found result = FAILED;
+    outcome result = FAILED;
     if (store->get(store->ctx, &key, bytes, most, &n, NULL) == CPA_OK && n <= most)
         result = n == 0 ? ABSENT : cpa_part_open(&key, ROW_BYTES, bytes, n, &part, NULL) != CPA_OK ? REFUSED : WHOLE;
     if (result == WHOLE &&
