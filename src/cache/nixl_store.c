@@ -78,7 +78,7 @@ static cpa_status make_region(cpa_nixl_store *store, int64_t bytes, cpa_error *e
     if (memory == MAP_FAILED)
         return cpa_fail(err, CPA_NO_MEMORY, "nixl store: no memory for %" PRId64 " bytes of parts", bytes);
     store->memory = memory;
-    store->access = (cpa_region_access){store, bytes, read_own, write_own};
+    store->access = (cpa_region_access){store, bytes, read_own, write_own, 0};
     CPA_TRY(cpa_part_region_create(&store->access, &store->region, err));
     return cpa_nixl_agent_offer(store->agent, memory, bytes, err);
 }
@@ -161,7 +161,7 @@ static cpa_status meet(peer *p, const char *file, cpa_error *err) {
                      "nixl store: file %s begins with %08" PRIx32 ", version %" PRIu32 "; expected %08x, version %d",
                      file, head.magic, head.version, MAGIC, VERSION);
     p->address = head.address;
-    p->access = (cpa_region_access){p, (int64_t)head.bytes, read_peer, NULL};
+    p->access = (cpa_region_access){p, (int64_t)head.bytes, read_peer, NULL, 0};
     if (status == CPA_OK)
         status = cpa_nixl_agent_meet(p->store->agent, p->name, bytes + sizeof head, n - sizeof head, err);
     free(bytes);

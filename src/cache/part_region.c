@@ -159,8 +159,11 @@ cpa_status cpa_part_region_put(cpa_part_region *region, const cpa_block_key *key
 
 /* ---- whoever reads ---- */
 
-static cpa_status read_head(const cpa_region_access *access, uint64_t *buckets, cpa_error *err) {
+/* The number of buckets, which stays what it is; threads that come here together read it each. */
+static cpa_status read_head(cpa_region_access *access, uint64_t *buckets, cpa_error *err) {
     region_head head;
+    *buckets = __atomic_load_n(&access->buckets, __ATOMIC_RELAXED);
+    if (*buckets > 0) return CPA_OK;
     CPA_TRY(access->read(access->ctx, 0, &head, sizeof head, err));
     if (head.magic != MAGIC || head.version != VERSION || head.buckets < 1 ||
         head.buckets > (uint64_t)access->bytes / sizeof(bucket))
@@ -170,6 +173,7 @@ static cpa_status read_head(const cpa_region_access *access, uint64_t *buckets, 
                         head.magic, head.version, head.buckets, MAGIC, VERSION,
                         (uint64_t)access->bytes / sizeof(bucket));
     *buckets = head.buckets;
+    __atomic_store_n(&access->buckets, head.buckets, __ATOMIC_RELAXED);
     return CPA_OK;
 }
 
@@ -184,7 +188,7 @@ static cpa_status find_slot(const cpa_region_access *access, int64_t at, const c
     return CPA_OK;
 }
 
-cpa_status cpa_part_region_get(const cpa_region_access *access, const cpa_block_key *key, void *bytes, int64_t most,
+cpa_status cpa_part_region_get(cpa_region_access *access, const cpa_block_key *key, void *bytes, int64_t most,
                                int64_t *n, cpa_error *err) {
     uint64_t buckets = 0;
     region_slot slot, after;

@@ -17,6 +17,7 @@ typedef struct cpa_region_access {
     int64_t bytes; /* all of it */
     cpa_status (*read)(void *ctx, int64_t at, void *bytes, int64_t n, cpa_error *err);
     cpa_status (*write)(void *ctx, int64_t at, const void *bytes, int64_t n, cpa_error *err); /* its owner alone */
+    uint64_t buckets; /* 0: cpa_part_region_get has not read the head yet */
 } cpa_region_access;
 
 /* What its owner knows of it. Any thread may put at any time. */
@@ -32,7 +33,7 @@ cpa_status cpa_part_region_put(cpa_part_region *region, const cpa_block_key *key
                                cpa_error *err);
 
 /* As cpa_block_store.get, in any process. */
-cpa_status cpa_part_region_get(const cpa_region_access *access, const cpa_block_key *key, void *bytes, int64_t most,
+cpa_status cpa_part_region_get(cpa_region_access *access, const cpa_block_key *key, void *bytes, int64_t most,
                                int64_t *n, cpa_error *err);
 
 #endif

@@ -41,7 +41,7 @@ cpa_status cpa_shared_store_create(cpa_shared_memory *memory, cpa_shared_store *
     cpa_shared_store *store = calloc(1, sizeof *store);
     if (!store) return cpa_fail(err, CPA_NO_MEMORY, "shared store: no memory");
     store->memory = memory;
-    store->access = (cpa_region_access){store, memory->mark.bytes, read_memory, write_memory};
+    store->access = (cpa_region_access){store, memory->mark.bytes, read_memory, write_memory, 0};
     pthread_mutex_init(&store->lock, NULL);
     cpa_status status = cpa_stream_create(memory->device, &store->stream, err);
     if (status == CPA_OK && memory->is_own) status = cpa_part_region_create(&store->access, &store->region, err);
