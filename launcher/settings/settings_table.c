@@ -190,9 +190,13 @@ const cpa_field cpa_settings_rows[] = {
              "off"},
     {"Cache", "cache-salt", "TEXT", TEXT(cache_salt), .secret = 1,
      .help = "requests share with those of the same salt only; a trace may have one in each line"},
-    {"Cache", "block-store", "FOLDER", TEXT(block_store),
+    {"Cache", "block-store", "STORE", TEXT(block_store),
      .help = "where keys and values of prompts go to, and come from, between jobs of whatever ranks, interleave, block "
-             "size and layout: all ranks reach it, and whoever owns it empties it"},
+             "size and layout: a folder that all ranks reach, and whoever owns it empties; nixl:FOLDER, memory of the "
+             "jobs, which NIXL reads and which meet in that folder; or mooncake:FILE, Mooncake's store, by its "
+             "configuration file"},
+    {"Cache", "block-store-size", "GIB", REAL(block_store_size, "1", 0.001, 0x1p20),
+     .help = "with --block-store nixl:FOLDER and exports: memory of one rank for them, the oldest forgotten first"},
     {"Cache", "block-transfer", NULL, CHOICE(block_transfer, "none", transfers),
      .help = "with --block-store: prompts are computed as far as they are not there (import), are put there when they "
              "are computed (export), or both; requests to a server may always ask for an import (kv_transfer_params)"},
