@@ -209,7 +209,6 @@ __global__ void __launch_bounds__(THREADS, 1) index_logits_hopper(const __grid_c
     const uint32_t at = shared_address(shared), skipped = (TILE_ALIGNMENT - at % TILE_ALIGNMENT) % TILE_ALIGNMENT;
     ring_of_keys &ring = *(ring_of_keys *)(shared + skipped + ring_of_keys::TILES_BYTES);
     const index_tile tile = find_index_tile(w, blockIdx.x);
-    if (tile.rows < 1) return;
     const int64_t first = (int64_t)blockIdx.y * w.chunk;
     const int32_t end = (int32_t)min((int64_t)tile.keys, first + w.chunk);
     const int32_t stages = first < end ? (end - (int32_t)first + KEYS - 1) / KEYS : 0;

@@ -14,7 +14,6 @@ __device__ float read_number(const cpa_cuda_index_work &w, const char *row, int3
 __global__ void __launch_bounds__(THREADS, 1) index_logits_simple(const __grid_constant__ cpa_cuda_index_work w) {
     __shared__ float q[CPA_INDEX_MOST_DIM], scores[THREADS];
     const index_tile tile = find_index_tile(w, blockIdx.x);
-    if (tile.rows < 1) return;
     const int32_t first = blockIdx.y * THREADS, key = first + (int32_t)threadIdx.x;
     const bool has_key = key < tile.keys;
     const int64_t block = has_key ? index_block(w, tile.item, key) : 0;

@@ -97,7 +97,6 @@ __global__ void __launch_bounds__(THREADS) index_logits_tiles(const __grid_const
     extern __shared__ char shared[];
     tile_memory<DIM> &memory = *(tile_memory<DIM> *)shared;
     const index_tile tile = find_index_tile(w, blockIdx.x);
-    if (tile.rows < 1) return;
     const int lane = threadIdx.x % WARP_LANES, warp = threadIdx.x / WARP_LANES;
     const int32_t first = blockIdx.y * KEYS, key = first + (int32_t)threadIdx.x;
     const int32_t head_bytes = DIM * (tile_of<Element>::CODES ? 1 : 2);

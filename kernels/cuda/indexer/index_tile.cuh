@@ -8,7 +8,7 @@
 
 namespace {
 
-/* A CTA of a reserved plan may have no rows, and leaves. */
+/* A CTA of a reserved plan may have no rows, and then no keys. */
 struct index_tile {
     const cpa_attend_item *item;
     int32_t first, rows; /* rows of the item; rows below 1: none */
