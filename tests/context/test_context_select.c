@@ -342,7 +342,7 @@ static void replicated_rows_send_no_queries(void) {
 }
 
 static void entries_of_several_tokens_are_chosen(void) {
-    job units = mixed(4, 8, 6), ratio = mixed(4, 8, 6), both = mixed(8, 16, 4);
+    job units = mixed(4, 8, 6), ratio = mixed(4, 8, 6), both = mixed(8, 16, 4), plain = mixed(16, 4, 6);
     units.form.unit = 4;
     units.form.forced_last = 1;
     ratio.form.tokens_per_key = 4;
@@ -350,6 +350,8 @@ static void entries_of_several_tokens_are_chosen(void) {
     run(units);
     run(ratio);
     run(both);
+    plain.form.unit = 4, plain.form.has_weights = 0, plain.form.forced_last = 1; /* a run of tokens is a micro-block */
+    run(plain);
 }
 
 static void forced_entries_are_among_them(void) {
