@@ -204,6 +204,9 @@ static const int32_t *shards_at(const cpa_index_choice *choice, int64_t row) {
 static const int32_t *lengths_at(const cpa_index_choice *choice, int64_t row) {
     return ends_at(choice, row) + 2 * choice->rows;
 }
+static const int32_t *tails_at(const cpa_index_choice *choice, int64_t row) {
+    return choice->ops->options.index.open_tail ? ends_at(choice, row) + 4 * choice->rows : NULL;
+}
 static const int32_t *out_rows_at(const cpa_index_choice *choice, int64_t row) {
     return ends_at(choice, row) + 3 * choice->rows;
 }
@@ -231,6 +234,7 @@ static cpa_status choose_own(cpa_index_choice *choice, int64_t row, int64_t rows
         .lengths = is_one ? NULL : lengths_at(choice, row),
         .map = entries,
         .out_rows = out_rows_at(choice, row),
+        .tails = tails_at(choice, row),
     };
     if (candidates) {
         args.scores = candidates;
@@ -238,6 +242,7 @@ static cpa_status choose_own(cpa_index_choice *choice, int64_t row, int64_t rows
         args.scores_stride = args.indices_stride = 2 * form->k;
         args.counts = NULL;
         args.out_rows = NULL;
+        args.tails = NULL;
     }
     return cpa_context_check(ops, cpa_topk(&args, stream), stream);
 }
@@ -269,6 +274,7 @@ static cpa_status choose_shared(cpa_index_choice *choice, const cpa_choice_piece
         .forced_last = form->forced_last,
         .lengths = lengths_at(choice, piece->row),
         .out_rows = out_rows_at(choice, piece->row),
+        .tails = tails_at(choice, piece->row),
     };
     return cpa_context_check(ops, cpa_topk_merge(&args, stream), stream);
 }
@@ -302,8 +308,8 @@ cpa_status cpa_index_choice_run(cpa_index_choice *choice, const cpa_context_sele
     ops->chosen_lists = choice->lists.memory;
     *out = (cpa_key_indices){.indices = choice->lists.memory,
                              .counts = choice->counts.memory,
-                             .row_stride = form->k,
-                             .width = form->k,
+                             .row_stride = cpa_index_list_width(form),
+                             .width = cpa_index_list_width(form),
                              .unit = form->unit * form->tokens_per_key};
     return CPA_OK;
 }

@@ -50,8 +50,8 @@ typedef struct cpa_index_choice {
      * has the rows that the step is padded to, the last of which may be of no sequence and get empty lists. */
     cpa_choice_part shared, own;
     int64_t foreign_rows, rows; /* rows: all of them, as many as the step has */
-    /* Of each row how many entries it sees here, its shard, how many entries it sees in all, and its row in the
-     * step. */
+    /* Of each row how many entries it sees here, its shard, how many entries it sees in all, its row in the step, and
+     * the entry that is listed behind what is chosen. */
     cpa_step_maps maps;
     cpa_context_buffer queries, scores, candidates, lists, counts;
 } cpa_index_choice;
@@ -68,6 +68,11 @@ uint64_t cpa_index_choice_shape(const cpa_index_choice *choice);
 static inline int64_t cpa_index_choice_row_bytes(const cpa_index_form *form) {
     const int64_t head = form->dim * cpa_dtype_bytes(form->dtype) + (form->has_weights ? (int64_t)sizeof(float) : 0);
     return (form->heads * head + 15) / 16 * 16;
+}
+
+/* The most entries of a list. */
+static inline int32_t cpa_index_list_width(const cpa_index_form *form) {
+    return form->open_tail ? form->k + 1 : form->k;
 }
 
 /* Whether something travels. */

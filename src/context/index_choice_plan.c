@@ -46,6 +46,11 @@ cpa_status cpa_index_form_take(const cpa_context_options *options, int32_t ranks
     REQUIRE(err, form->tokens_per_key >= 1 && form->tokens_per_key <= CPA_MOST_BLOCK_TOKENS,
             "context: tokens_per_key of the indexer is %d, expected 1..%d", form->tokens_per_key,
             CPA_MOST_BLOCK_TOKENS);
+    REQUIRE(
+        err, form->open_tail == 0 || (form->open_tail == 1 && form->unit == 1 && form->tokens_per_key > 1),
+        "context: open_tail of the indexer is %d with unit %d and tokens_per_key %d, expected 0, or 1 with 1 and more "
+        "than 1",
+        form->open_tail, form->unit, form->tokens_per_key);
     REQUIRE(err, ranks == 1 || interleave % (form->unit * (int64_t)form->tokens_per_key) == 0,
             "context: an entry of the indexer is %d keys of %d tokens, and the interleave %d tokens; expected whole "
             "entries in each run",
@@ -129,19 +134,29 @@ static int64_t entries_of(const cpa_index_choice *choice, cpa_token_set set, int
     return (cpa_tokens_before(of_keys, set, tokens / form->tokens_per_key) + form->unit - 1) / form->unit;
 }
 
+/* The entry of tokens that are no whole key yet, of so many; -1: there are none. */
+static int32_t open_entry(const cpa_index_form *form, int64_t tokens) {
+    return form->open_tail && tokens % form->tokens_per_key > 0 ? (int32_t)(tokens / form->tokens_per_key) : -1;
+}
+
+static int is_foreign(const cpa_index_choice *choice, const cpa_choice_group *group) {
+    return group->row >= choice->rows - choice->foreign_rows;
+}
+
 /* What the rows of a group see, and where their lists go. */
 static void map_group(const cpa_index_choice *choice, const cpa_choice_group *group) {
     const cpa_planned_step *step = choice->step;
     const cpa_planned_chunk *chunk = &step->chunks[group->chunk];
     const cpa_token_set own = cpa_tokens_on(step->map, chunk->placement, step->rank), all = {CPA_TOKENS_ALL, 0};
     int32_t *ends = choice->maps.host + group->row, *shards = ends + choice->rows, *lengths = shards + choice->rows;
-    int32_t *out_rows = lengths + choice->rows;
+    int32_t *out_rows = lengths + choice->rows, *tails = out_rows + choice->rows;
     for (int64_t i = 0; i < group->rows; i++) {
         const int64_t position = cpa_token_position(step->map, group->tokens, group->first + i);
         ends[i] = (int32_t)entries_of(choice, own, position + 1);
         shards[i] = own.kind == CPA_TOKENS_SHARD ? own.shard : -1;
         lengths[i] = (int32_t)entries_of(choice, all, position + 1);
         out_rows[i] = (int32_t)(group->chunk_row + position - chunk->start);
+        tails[i] = is_foreign(choice, group) ? -1 : open_entry(&choice->ops->options.index, position + 1);
     }
 }
 
@@ -149,8 +164,12 @@ static void map_group(const cpa_index_choice *choice, const cpa_choice_group *gr
 static void fill_up_maps(const cpa_index_choice *choice) {
     const int64_t rows = choice->rows;
     int32_t *ends = choice->maps.host, *shards = ends + rows, *lengths = shards + rows, *out_rows = lengths + rows;
+    int32_t *tails = out_rows + rows;
     int64_t spare = 0;
-    for (int64_t row = 0; row < rows; row++) ends[row] = lengths[row] = 0, shards[row] = -1, out_rows[row] = -1;
+    for (int64_t row = 0; row < rows; row++) {
+        ends[row] = lengths[row] = 0;
+        shards[row] = out_rows[row] = tails[row] = -1;
+    }
     for (int64_t i = 0; i < choice->n_groups; i++) {
         const cpa_choice_group *group = &choice->groups[i];
         for (int64_t row = group->row; row < group->row + group->rows; row++) out_rows[row] = 0;
@@ -161,7 +180,7 @@ static void fill_up_maps(const cpa_index_choice *choice) {
 }
 
 static cpa_status map_rows(cpa_index_choice *choice) {
-    CPA_TRY(cpa_step_maps_renew(&choice->maps, choice->ops, 4 * choice->rows));
+    CPA_TRY(cpa_step_maps_renew(&choice->maps, choice->ops, 5 * choice->rows));
     if (choice->step->padded_rows > 0) fill_up_maps(choice);
     for (int64_t i = 0; i < choice->n_groups; i++) map_group(choice, &choice->groups[i]);
     return CPA_OK;
@@ -306,13 +325,14 @@ static cpa_status reserve_buffers(cpa_index_choice *choice) {
     cpa_context_ops *ops = choice->ops;
     const cpa_choice_part *shared = &choice->shared, *own = &choice->own;
     const int64_t k_bytes = (int64_t)ops->options.index.k * (int64_t)sizeof(int32_t);
+    const int64_t list_bytes = cpa_index_list_width(&ops->options.index) * (int64_t)sizeof(int32_t);
     const int64_t scores = cpa_max64(cpa_max64(scores_of(shared), scores_of(own)), 1);
     const int64_t candidates = cpa_min64(shared->most_rows, shared->rows) * ops->map.cp_size;
     CPA_TRY(cpa_context_ensure(ops, &choice->queries,
                                (shared->rows + own->rows) * cpa_index_choice_row_bytes(&ops->options.index)));
     CPA_TRY(cpa_context_ensure(ops, &choice->scores, scores * (int64_t)sizeof(float)));
     CPA_TRY(cpa_context_ensure(ops, &choice->candidates, candidates * 2 * k_bytes));
-    CPA_TRY(cpa_context_ensure(ops, &choice->lists, choice->rows * k_bytes));
+    CPA_TRY(cpa_context_ensure(ops, &choice->lists, choice->rows * list_bytes));
     return cpa_context_ensure(ops, &choice->counts, choice->rows * (int64_t)sizeof(int32_t));
 }
 

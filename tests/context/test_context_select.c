@@ -209,7 +209,11 @@ static int32_t expect(const job *j, int sequence, int64_t t, int32_t *list) {
     const int32_t count = cpa_test_topk(scores, 0, (int32_t)entries, j->form.forced_first,
                                         (int32_t)entries - j->form.forced_last, j->form.k, list);
     free(scores);
-    return count;
+    if (!j->form.open_tail) return count;
+    list[j->form.k] = -1;
+    if ((t + 1) % per_key == 0) return count;
+    list[count] = (int32_t)keys;
+    return count + 1;
 }
 
 /* Whether ranks choose for all sequences of a padded step together. */
@@ -221,17 +225,18 @@ static int chooses_together(const job *j) {
 
 static int is_right(const job *j, const chunk *of, int64_t t, int32_t count, const int32_t *list) {
     const cpa_placement at = j->placements[of->sequence];
-    int32_t *wanted = malloc((size_t)j->form.k * sizeof *wanted);
+    const int32_t width = j->form.k + j->form.open_tail;
+    int32_t *wanted = malloc((size_t)width * sizeof *wanted);
     const int elsewhere = j->map.cp_size > 1 && at.kind == CPA_ON_RANK && at.rank != j->rank && !chooses_together(j);
     const int32_t n = expect(j, of->sequence, t, wanted);
-    const int right = elsewhere ? count == 0 : count == n && !memcmp(list, wanted, (size_t)j->form.k * 4);
+    const int right = elsewhere ? count == 0 : count == n && !memcmp(list, wanted, (size_t)width * 4);
     if (!right) printf("  rank %d: sequence %d, token %d: %d of %d\n", j->rank, of->sequence, (int)t, count, n);
     free(wanted);
     return right;
 }
 
 static int count_wrong(const job *j, const cpa_key_indices *lists) {
-    const int32_t k = j->form.k;
+    const int32_t k = j->form.k + j->form.open_tail; /* entries of a list */
     int64_t rows = 0, row = 0;
     int wrong = 0;
     for (int c = 0; c < j->n_chunks; c++) rows += j->chunks[c].count;
@@ -350,6 +355,10 @@ static void entries_of_several_tokens_are_chosen(void) {
     run(units);
     run(ratio);
     run(both);
+    ratio.form.open_tail = 1; /* tokens behind the last whole key */
+    run(ratio);
+    ratio.form.k = 200; /* more than there are keys */
+    run(ratio);
     plain.form.unit = 4, plain.form.has_weights = 0, plain.form.forced_last = 1; /* a run of tokens is a micro-block */
     run(plain);
 }
@@ -419,12 +428,15 @@ static void choose_padded(job j, int64_t padded_rows) {
 }
 
 static void padded_steps_choose_alike(void) {
-    job one = mixed(4, 4, 8), codes = mixed(4, 8, 5), units = mixed(4, 8, 6), replicated = mixed(16, 4, 8);
+    job one = mixed(4, 4, 8), codes = mixed(4, 8, 5), units = mixed(4, 8, 6), replicated = mixed(16, 4, 8),
+        open = mixed(4, 8, 3);
     codes.form.dtype = CPA_FP8_E4M3;
     units.form.unit = 4;
     units.form.forced_last = 1;
     units.form.scores_bytes = 20000; /* in pieces */
     replicated.rows = CPA_ROWS_REPLICATED;
+    open.form.tokens_per_key = 4, open.form.open_tail = 1;
+    choose_padded(open, 16);
     choose_padded(one, 16);
     choose_padded(codes, 16);
     choose_padded(units, 24);
