@@ -6,6 +6,7 @@
 #include "bench/memory.h"
 #include "bench/noise.h"
 #include "src/check/reference.h"
+#include "src/check/reference_rows.h"
 #include "src/model/synthetic.h"
 
 enum { PIECE_TOKENS = 16384 }; /* given to one kv_write */

@@ -1,4 +1,5 @@
-/* Rows of a cache: what they stand for, and whether they are what was to be written. */
+#include "src/check/reference_rows.h"
+
 #include <float.h>
 #include <math.h>
 #include <string.h>

@@ -7,6 +7,7 @@
 #include "kernels/block_layout.h"
 #include "src/check/cases/inputs.h"
 #include "src/check/reference.h"
+#include "src/check/reference_rows.h"
 #include "src/check/self_test_pages.h"
 
 cpa_status cpa_self_test_host(cpa_kernel_test *t, int64_t bytes, void *out, cpa_error *err) {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "kernels/device.h"
+#include "src/check/reference_rows.h"
 #include "src/check/vector_loops.h"
 
 enum { LANES = 16, TENSOR_CORE_TERMS = 32 };

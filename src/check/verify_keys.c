@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "src/check/product.h"
+#include "src/check/reference_rows.h"
 
 /* Elements of the matrix of a head. */
 static int64_t expansion_size(const cpa_attention_shape *cache, const cpa_form *form) {

@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "src/check/reference_rows.h"
+
 enum { SWAPPED_HALVES = 0, LATE_VALUES, FIRST_TILE };
 
 /* Tiles that have a scale, of a row of latents. */

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "src/check/reference.h"
+#include "src/check/reference_rows.h"
 #include "src/check/verify_diagnose.h"
 #include "src/check/verify_groups.h"
 #include "src/check/verify_keys.h"

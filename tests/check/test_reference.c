@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "src/check/reference.h"
+#include "src/check/reference_rows.h"
 #include "tests/fixtures/unit.h"
 
 static void two_keys_give_the_softmax_by_hand(void) {

@@ -7,6 +7,7 @@
 #include "kernels/host/cache/quantise.h"
 #include "kernels/kv_view.h"
 #include "src/check/reference.h"
+#include "src/check/reference_rows.h"
 #include "tests/fixtures/attend_fixture.h"
 #include "tests/fixtures/unit.h"
 

@@ -7,6 +7,7 @@
 #include "kernels/codebook.h"
 #include "kernels/host/cache/row_codes.h"
 #include "src/check/reference.h"
+#include "src/check/reference_rows.h"
 #include "tests/fixtures/attend_case.h"
 #include "tests/fixtures/unit.h"
 
