@@ -516,7 +516,8 @@ static void results_repeat_bit_for_bit(void) {
 
 enum { STEPS = 5 };
 
-/* Items of a step of a reserved plan: some of those of a shard, with fewer rows and keys, those of the last one none. */
+/* Items of a step of a reserved plan: some of those of a shard, with fewer rows and keys, those of the last one
+ * none. */
 static int64_t items_of_step(const shard *s, int step, cpa_attend_item items[4 * SEQUENCES]) {
     int64_t n = 0;
     for (int64_t i = 0; i < s->n_items; i++) {
@@ -537,8 +538,8 @@ static cpa_status set_items(cpa_index_plan *plan, const form *f, const shard *s,
     return cpa_index_plan_set(plan, &batch, f->tokens_per_key, err);
 }
 
-/* Steps of a plan that is reserved for the rows of a shard, or of those with up to `item_rows`, beside the same of plans
- * of their own: one memory of results, whose bits are the same, and the same are left alone. */
+/* Steps of a plan that is reserved for the rows of a shard, or of those with up to `item_rows`, beside the same of
+ * plans of their own: one memory of results, whose bits are the same, and the same are left alone. */
 static void check_reserved(const problem *p, int64_t item_rows, cpa_owner_map map, int32_t index) {
     const form *f = p->form;
     cpa_attend_item items[4 * SEQUENCES];
