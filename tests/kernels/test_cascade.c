@@ -184,6 +184,7 @@ static float *attend(cascade_fixture *f, cpa_cascade_attention cascade, int fuse
                                        .v_in_k = is_latent(c),
                                        .dtype = c->dtype,
                                        .kv_dtype = c->kv_dtype,
+                                       .k_scale = c->k_scale,
                                        .layout = c->layout};
     const cpa_attend_batch batch = {.size = sizeof batch,
                                     .map = f->map,

@@ -22,14 +22,15 @@ enum {
     /* Over latents: FLAT_COST where an item has so few rows that the reading binds; else rows are in tiles, as those of
      * a node are; and a tile as above. */
     LATENT_FLAT_COST = 14,
-    LATENT_CODE_COST = 9,
+    LATENT_CODE_COST = 12,
     LATENT_FEW_ROWS = 16,
-    LATENT_TILE_COST = 35,
-    LATENT_CODE_TILE_COST = 44,
-    PIECE_COST = 32,        /* beginning and ending a piece of a node */
-    LAUNCH_COST = 86,       /* of a kernel more, and of joining more states; */
-    WIDEN_LAUNCH_COST = 34, /* of one that widens */
-    LEAST_PIECE_TILES = 4,  /* of CPA_CUDA_PREFILL_KEYS */
+    LATENT_TILE_COST = 31,
+    LATENT_CODE_TILE_COST = 50,
+    LATENT_LAUNCH_COST = 400, /* of the kernel more, and of so many states as are 128 KiB a piece */
+    PIECE_COST = 32,          /* beginning and ending a piece of a node */
+    LAUNCH_COST = 86,         /* of a kernel more, and of joining more states; */
+    WIDEN_LAUNCH_COST = 34,   /* of one that widens */
+    LEAST_PIECE_TILES = 4,    /* of CPA_CUDA_PREFILL_KEYS */
     MOST_WAVES = 3,
     MOST_UNPAIRED_PART = 8 /* tiles go in pairs where no more than this part of all has no other */
 };
@@ -83,7 +84,7 @@ static cascade_costs costs_of(const cpa_cascade *tree, const cpa_attend_batch *b
                                .tile_entries = tile_entries,
                                .tile = codes ? LATENT_CODE_TILE_COST : LATENT_TILE_COST,
                                .flat = codes ? LATENT_CODE_COST : LATENT_FLAT_COST,
-                               .launch = LAUNCH_COST};
+                               .launch = LATENT_LAUNCH_COST};
     return (cascade_costs){.tree = tree,
                            .batch = batch,
                            .token_entries = token_entries,
