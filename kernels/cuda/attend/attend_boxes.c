@@ -146,8 +146,8 @@ static cpa_status launch_persistent(const cpa_cuda_attend_launch *launch, cpa_st
     return cpa_cuda_attend_persistent(a, &maps, launch->count, tickets, stream);
 }
 
-/* Whether the pieces of neighbouring CTAs have the same keys: rows of a token are those of a team of two, or the plan has
- * shared keys for two tiles each, of which a window might show them different ones. */
+/* Whether the pieces of neighbouring CTAs have the same keys: those of a team of two, or over keys that items share, of
+ * which a window might show them different ones. */
 static int is_paired(const cpa_cuda_attend_launch *launch) {
     const cpa_cuda_team team = cpa_cuda_team_of(launch->spec->shape, launch->kv->block_size);
     if (cpa_cuda_has_codes(launch->spec) || !launch->spec->shape->v_in_k) return 0;

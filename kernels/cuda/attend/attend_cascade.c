@@ -17,20 +17,18 @@ enum {
     RUN_COST = 8,      /* of rows in runs, */
     RUN_CODE_COST = 5, /* and of both */
     TILE_COST = 18,    /* a full tile of rows against CPA_CUDA_PREFILL_KEYS keys */
-    WIDEN_CODES_COST = 24, /* so many keys become elements; */
-    WIDEN_RUNS_COST = 32,  /* the same of rows in runs */
-    /* Over latents: FLAT_COST where an item has so few rows that the reading binds; else rows are in tiles, as those of
-     * a node are; and a tile as above. */
-    LATENT_FLAT_COST = 14,
-    LATENT_CODE_COST = 12,
-    LATENT_FEW_ROWS = 16,
-    LATENT_TILE_COST = 31,
-    LATENT_CODE_TILE_COST = 50,
-    LATENT_LAUNCH_COST = 400, /* of the kernel more, and of so many states as are 128 KiB a piece */
-    PIECE_COST = 32,          /* beginning and ending a piece of a node */
-    LAUNCH_COST = 86,         /* of a kernel more, and of joining more states; */
-    WIDEN_LAUNCH_COST = 34,   /* of one that widens */
-    LEAST_PIECE_TILES = 4,    /* of CPA_CUDA_PREFILL_KEYS */
+    WIDEN_CODES_COST = 24,      /* so many keys become elements; */
+    WIDEN_RUNS_COST = 32,       /* the same of rows in runs */
+    LATENT_FEW_ROWS = 16,       /* over latents: of an item, up to which the reading binds; more are in tiles */
+    LATENT_FLAT_COST = 14,      /* FLAT_COST for an item of so few rows, */
+    LATENT_CODE_COST = 12,      /* and CODE_COST */
+    LATENT_TILE_COST = 31,      /* TILE_COST, */
+    LATENT_CODE_TILE_COST = 50, /* and that over codes */
+    LATENT_LAUNCH_COST = 400,   /* of a kernel more, whose CTAs take long to begin, and of joining more states */
+    PIECE_COST = 32,            /* beginning and ending a piece of a node */
+    LAUNCH_COST = 86,           /* of a kernel more, and of joining more states; */
+    WIDEN_LAUNCH_COST = 34,     /* of one that widens */
+    LEAST_PIECE_TILES = 4,      /* of CPA_CUDA_PREFILL_KEYS */
     MOST_WAVES = 3,
     MOST_UNPAIRED_PART = 8 /* tiles go in pairs where no more than this part of all has no other */
 };
@@ -75,28 +73,21 @@ static int64_t tile_cost(const cpa_attend_batch *batch) {
 
 static cascade_costs costs_of(const cpa_cascade *tree, const cpa_attend_batch *batch, int32_t tile_rows) {
     const int codes = cpa_dtype_is_quantised(batch->shape.kv_dtype), runs = batch->shape.layout == CPA_VLLM_X;
-    const int64_t token_entries = cpa_cuda_token_entries(batch, tile_rows),
-                  tile_entries = cpa_cuda_tile_entries(batch, tile_rows);
-    if (batch->shape.v_in_k)
-        return (cascade_costs){.tree = tree,
-                               .batch = batch,
-                               .token_entries = token_entries,
-                               .tile_entries = tile_entries,
-                               .tile = codes ? LATENT_CODE_TILE_COST : LATENT_TILE_COST,
-                               .flat = codes ? LATENT_CODE_COST : LATENT_FLAT_COST,
-                               .launch = LATENT_LAUNCH_COST};
-    return (cascade_costs){.tree = tree,
+    cascade_costs costs = {.tree = tree,
                            .batch = batch,
-                           .token_entries = token_entries,
-                           .tile_entries = tile_entries,
-                           .tile = tile_cost(batch),
-                           .flat = runs    ? (codes ? RUN_CODE_COST : RUN_COST)
-                                   : codes ? CODE_COST
-                                           : FLAT_COST,
-                           .widen = codes  ? WIDEN_CODES_COST
-                                    : runs ? WIDEN_RUNS_COST
-                                           : 0,
-                           .launch = LAUNCH_COST + (codes || runs ? WIDEN_LAUNCH_COST : 0)};
+                           .token_entries = cpa_cuda_token_entries(batch, tile_rows),
+                           .tile_entries = cpa_cuda_tile_entries(batch, tile_rows)};
+    if (batch->shape.v_in_k) {
+        costs.tile = codes ? LATENT_CODE_TILE_COST : LATENT_TILE_COST;
+        costs.flat = codes ? LATENT_CODE_COST : LATENT_FLAT_COST;
+        costs.launch = LATENT_LAUNCH_COST;
+        return costs;
+    }
+    costs.tile = tile_cost(batch);
+    costs.flat = runs ? (codes ? RUN_CODE_COST : RUN_COST) : (codes ? CODE_COST : FLAT_COST);
+    costs.widen = codes ? WIDEN_CODES_COST : runs ? WIDEN_RUNS_COST : 0;
+    costs.launch = LAUNCH_COST + (codes || runs ? WIDEN_LAUNCH_COST : 0);
+    return costs;
 }
 
 static int64_t key_tiles_of(const cpa_cascade_node *node) {
@@ -176,8 +167,8 @@ static cpa_cuda_cascade_cut cut_nodes(const cascade_costs *c, int32_t multiproce
     return best;
 }
 
-/* Whether tiles of latents go in pairs, which read keys once: as elements, and where all rows of a node see all of its
- * keys, so that two tiles walk through the same ones. (A window is not known yet: see launch_latent.) */
+/* Whether tiles of latents go in pairs, which read keys once: elements do. (Where a window hides keys, two tiles walk
+ * through different ones: of that a call tells.) */
 static int goes_in_pairs(const cascade_costs *c) {
     int64_t all = 0, unpaired = 0;
     if (!c->batch->shape.v_in_k || cpa_dtype_is_quantised(c->batch->shape.kv_dtype)) return 0;
@@ -281,8 +272,8 @@ static void take_tile(cpa_cuda_piece *piece, int64_t entry, int64_t token_entrie
     piece->row_end = (int32_t)cpa_min64(piece->row_begin + tile_rows, group);
 }
 
-/* The entry of a tile of a token's rows. Tiles before it are full, and their states lie before its own; rows are counted
- * from the token's first. */
+/* The entry of a tile of a token's rows. Tiles before it are full, and their states lie before its own; rows count from
+ * the token's first. */
 static cpa_cuda_listed_row listed_row(const cpa_cuda_cascade_item *shared, const cpa_attend_item *item,
                                       const cpa_cascade_row *row, int64_t tile, int32_t tile_rows, int64_t group) {
     const int64_t before = tile * tile_rows, rows = cpa_min64(group - before, tile_rows);
