@@ -95,8 +95,9 @@ __global__ void __launch_bounds__(WARPS *WARP_LANES, 4)
     for (int at = blockIdx.x, next; at >= 0; at = next) {
         const cpa_cuda_piece &piece = a.pieces[at];
         const int rows = piece.row_end - piece.row_begin;
+        const int before = (piece.states - piece.pieces) * rows; /* states of shared keys come first */
         next = piece.next;
-        if (piece.partial < 0 || piece.partial != piece.first_partial) continue;
+        if (piece.partial < 0 || piece.partial != piece.first_partial + before) continue;
         for (int row = blockIdx.y; row < rows; row += gridDim.y) {
             const int64_t first = kv_group * a.partial_rows + piece.first_partial + row;
             const row_states states(a, piece.states, rows, first, lane);
