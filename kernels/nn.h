@@ -49,6 +49,10 @@ struct cpa_nn_table {
      * and rows, weights and the norm's lie at multiples of 16 bytes. NULL: the back end has none. */
     cpa_status (*linear_fused)(const cpa_linear_args *args, const cpa_linear_fusion *fusion, cpa_stream *stream);
     int32_t fused_rows, normed_inputs;
+    /* expert_linear whose weights are, of each expert, those of gates and, behind them, of what they scale: out [rows,
+     * outputs / 2] is what swiglu makes of the result. Whether it takes such a product; NULL: the back end has none. */
+    int (*gates_experts)(const cpa_expert_linear_args *args, const cpa_stream *stream);
+    cpa_status (*expert_gated)(const cpa_expert_linear_args *args, cpa_stream *stream);
 };
 
 #endif

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/min_max.h"
+#include "kernels/nn.h"
 #include "src/model/mixture_gathered.h"
 #include "src/model/mixture_sent.h"
 #include "src/model/sliced_linear.h"
@@ -52,6 +53,22 @@ static cpa_status activate(const cpa_feed_forward *f, int64_t rows, int64_t widt
     return cpa_swiglu(&args, stream);
 }
 
+/* inner = what the gates among the product's outputs make of the others, by the product itself where that can. */
+static cpa_status multiply_gates(const cpa_feed_forward *f, const cpa_linear_args *gate_up, cpa_stream *stream) {
+    const cpa_nn_table *nn = stream->device->nn;
+    const int32_t width = gate_up->outputs / 2;
+    const cpa_linear_fusion gated = {.gated = 1};
+    cpa_linear_args args = *gate_up;
+    if (args.rows == 0 || args.rows > nn->fused_rows || args.dtype == CPA_F32) {
+        CPA_TRY(cpa_linear(gate_up, stream));
+        return activate(f, gate_up->rows, width, stream);
+    }
+    args.x_stride = args.weight_stride = args.inputs;
+    args.out = f->inner;
+    args.out_stride = width;
+    return nn->linear_fused(&args, &gated, stream);
+}
+
 /* The gates of this rank's slice, and beside them what they scale. */
 static cpa_status sliced_gate_up(const cpa_feed_forward *f, const cpa_feed_forward_weights *w, const dense_rows *at,
                                  cpa_slice own, cpa_stream *stream) {
@@ -77,8 +94,7 @@ static cpa_status dense(const cpa_feed_forward *f, const cpa_feed_forward_weight
     const cpa_linear_args down =
         product(f, at->rows, f->inner, c->intermediate, w->down, w->down_bias, c->hidden, at->out);
     if (!at->slices) {
-        CPA_TRY(cpa_linear(&gate_up, stream));
-        CPA_TRY(activate(f, at->rows, c->intermediate, stream));
+        CPA_TRY(multiply_gates(f, &gate_up, stream));
         return cpa_linear(&down, stream);
     }
     const cpa_slice own = cpa_slice_of(c->intermediate, at->slices->ranks, at->slices->rank);
@@ -87,15 +103,32 @@ static cpa_status dense(const cpa_feed_forward *f, const cpa_feed_forward_weight
     return cpa_sliced_inputs(at->slices, &down, own, w->is_slice, f->wide, stream);
 }
 
+/* inner = what the shared experts' gates leave of x. */
+static cpa_status gate_shared(const cpa_feed_forward *f, const cpa_feed_forward_weights *w, int64_t rows, const void *x,
+                              cpa_stream *stream) {
+    const cpa_linear_args gate_up =
+        product(f, rows, x, f->config->hidden, w->shared_gate_up, NULL, 2 * f->config->moe.shared, f->wide);
+    return multiply_gates(f, &gate_up, stream);
+}
+
 /* What the experts that every token has give for x, to `wide`. */
 static cpa_status run_shared(const cpa_feed_forward *f, const cpa_feed_forward_weights *w, int64_t rows, const void *x,
                              cpa_stream *stream) {
-    const int32_t hidden = f->config->hidden, inner = f->config->moe.shared;
-    const cpa_linear_args gate_up = product(f, rows, x, hidden, w->shared_gate_up, NULL, 2 * inner, f->wide);
-    const cpa_linear_args down = product(f, rows, f->inner, inner, w->shared_down, NULL, hidden, f->wide);
-    CPA_TRY(cpa_linear(&gate_up, stream));
-    CPA_TRY(activate(f, rows, inner, stream));
+    const cpa_linear_args down =
+        product(f, rows, f->inner, f->config->moe.shared, w->shared_down, NULL, f->config->hidden, f->wide);
+    CPA_TRY(gate_shared(f, w, rows, x, stream));
     return cpa_linear(&down, stream);
+}
+
+cpa_status cpa_feed_forward_add_shared(const cpa_feed_forward *f, const cpa_feed_forward_weights *w, int64_t rows,
+                                       const void *x, void *out, cpa_stream *stream) {
+    const cpa_linear_fusion adds = {.adds = 1};
+    cpa_linear_args down =
+        product(f, rows, f->inner, f->config->moe.shared, w->shared_down, NULL, f->config->hidden, out);
+    down.x_stride = down.weight_stride = down.inputs;
+    down.out_stride = down.outputs;
+    CPA_TRY(gate_shared(f, w, rows, x, stream));
+    return stream->device->nn->linear_fused(&down, &adds, stream);
 }
 
 cpa_status cpa_feed_forward_mix(const cpa_feed_forward *f, const cpa_feed_forward_weights *w,

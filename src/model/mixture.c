@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/min_max.h"
+#include "kernels/nn.h"
 
 /* Of a piece in memory: as aligned as any operator asks for. */
 #define ALIGNMENT 256
@@ -127,14 +128,24 @@ cpa_status cpa_mixture_multiply(const cpa_mixture *m, const cpa_feed_forward_wei
         .out = m->inner,
     };
     cpa_expert_linear_args down = gate_up;
+    const cpa_nn_table *nn = stream->device->nn;
+    cpa_expert_linear_args gated = gate_up;
+    gated.x_stride = gated.weight_stride = hidden;
+    gated.expert_stride = 2 * (int64_t)inner * hidden;
+    gated.out = m->inner;
+    gated.out_stride = inner;
     down.inputs = inner;
     down.outputs = hidden;
     down.x = m->inner;
     down.x_rows = places;
     down.weight = (const char *)w->expert_down + skipped * matrix;
     down.tokens = NULL;
-    CPA_TRY(cpa_expert_linear(&gate_up, stream));
-    CPA_TRY(cpa_swiglu(&activate, stream));
+    if (places > 0 && nn->gates_experts && nn->gates_experts(&gated, stream)) {
+        CPA_TRY(nn->expert_gated(&gated, stream));
+    } else {
+        CPA_TRY(cpa_expert_linear(&gate_up, stream));
+        CPA_TRY(cpa_swiglu(&activate, stream));
+    }
     return cpa_expert_linear(&down, stream);
 }
 

@@ -8,6 +8,7 @@
 #include "base/hash.h"
 #include "kernels/host/cache/quantise.h"
 #include "kernels/host/device/host.h"
+#include "kernels/nn.h"
 #include "tests/fixtures/nn_fixture.h"
 #include "tests/fixtures/unit.h"
 
@@ -189,6 +190,9 @@ static void products_are_those_of_float64(void) {
         {300, 3, 1, 96, 200, CPA_BF16, CPA_BF16, PLAIN, 0, 0, 0},
         {210, 2, 1, 1032, 300, CPA_BF16, CPA_BF16, PLAIN, 1, 1, 0},
         {333, 8, 2, 64, 256, CPA_BF16, CPA_BF16, PLAIN, 1, 0, 1},
+        {9, 8, 2, 1416, 4104, CPA_BF16, CPA_BF16, PLAIN, 1, 0, 0},
+        {30, 16, 4, 1032, 264, CPA_F16, CPA_F32, PLAIN, 1, 1, 0},
+        {20, 8, 2, 520, 136, CPA_BF16, CPA_BF16, PLAIN, 0, 0, 1},
         {256, 2, 1, 136, 257, CPA_F16, CPA_F32, PLAIN, 1, 0, 0},
         {340, 2, 1, 8, 520, CPA_BF16, CPA_BF16, PLAIN, 1, 0, 0},
         {3, 4, 2, 7, 9, CPA_BF16, CPA_BF16, BLOCKS, 1, 0, 0},
@@ -281,6 +285,56 @@ static void a_row_has_the_bits_of_linear_alone(void) {
         destroy(&p);
         cpa_test_device_close(device, stream);
     }
+}
+
+/* Of the places that experts have, the results that differ from those of expert_linear and swiglu in turn. */
+static int64_t wrong_gates(const shape *s) {
+    const int32_t width = s->outputs / 2;
+    product p;
+    int64_t wrong = 0;
+    make(&p, s);
+    const int64_t rows = p.places + p.spare;
+    cpa_test_tensor want = cpa_test_tensor_blank(stream, s->dtype, rows, width, 0);
+    cpa_test_tensor got = cpa_test_tensor_blank(stream, s->dtype, rows, width, 0);
+    const cpa_swiglu_args gate = {.size = sizeof gate,
+                                  .rows = rows,
+                                  .width = width,
+                                  .dtype = s->dtype,
+                                  .gate_up = p.out.device,
+                                  .out = want.device};
+    cpa_expert_linear_args gated = p.args;
+    gated.expert_stride = s->outputs * gated.weight_stride;
+    gated.out = got.device;
+    gated.out_stride = width;
+    CU_ASSERT_EQUAL(cpa_expert_linear(&p.args, stream), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_swiglu(&gate, stream), CPA_OK);
+    CU_ASSERT_NOT_EQUAL(device->nn->gates_experts(&gated, stream), 0);
+    CU_ASSERT_EQUAL(device->nn->expert_gated(&gated, stream), CPA_OK);
+    cpa_test_tensor_fetch(&want, stream);
+    cpa_test_tensor_fetch(&got, stream);
+    for (int64_t place = 0; place < rows; place++) {
+        const size_t bytes = (size_t)width * sizeof *got.values;
+        if (place < p.places) wrong += memcmp(cpa_test_row(&got, place), cpa_test_row(&want, place), bytes) != 0;
+        if (place >= p.places) wrong += !isnan(cpa_test_row(&got, place)[0]);
+    }
+    cpa_test_tensor_free(&want, stream);
+    cpa_test_tensor_free(&got, stream);
+    destroy(&p);
+    return wrong;
+}
+
+static void gated_products_are_the_operators_in_turn(void) {
+    static const shape shapes[] = {
+        {1, 64, 6, 2048, 2816, CPA_BF16, CPA_BF16, PLAIN, 1, 0, 0},
+        {32, 64, 6, 264, 272, CPA_F16, CPA_F16, PLAIN, 1, 0, 0},
+        {40, 8, 1, 1032, 80, CPA_BF16, CPA_BF16, PLAIN, 0, 0, 1},
+        {50, 16, 2, 72, 528, CPA_BF16, CPA_BF16, PLAIN, 1, 0, 0},
+        {3, 4, 2, 8, 2, CPA_BF16, CPA_BF16, PLAIN, 1, 0, 0},
+    };
+    cpa_test_device_open(1, &device, &stream);
+    for (size_t i = 0; device->nn->gates_experts && i < sizeof shapes / sizeof *shapes; i++)
+        CU_ASSERT_EQUAL(wrong_gates(&shapes[i]), 0);
+    cpa_test_device_close(device, stream);
 }
 
 /* What no place names is not read; a token that x does not have, and a row of NaN, stay alone. */
@@ -400,6 +454,7 @@ static const cpa_test tests[] = {
     {"the grid of tokens, experts and choices is right", the_grid_of_tokens_experts_and_choices_is_right},
     {"every instruction set multiplies right", every_instruction_set_multiplies_right},
     {"a row has the bits of linear alone", a_row_has_the_bits_of_linear_alone},
+    {"gated products are the operators in turn", gated_products_are_the_operators_in_turn},
     {"what is not there stays alone", what_is_not_there_stays_alone},
     {"a weight of NaN spoils its output alone", a_weight_of_nan_spoils_its_output_alone},
     {"linear takes weights in FP8", linear_takes_weights_in_fp8},

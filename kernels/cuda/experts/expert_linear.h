@@ -18,10 +18,18 @@ typedef struct cpa_cuda_expert_product {
     const void *bias; /* [outputs] in dtype */
 } cpa_cuda_expert_product;
 
+/* gates_experts and expert_gated of kernels/nn.h: few places of each expert, in 16-bit elements and vectors of 16 bytes. */
+int cpa_cuda_gates_experts(const cpa_expert_linear_args *args, const cpa_stream *stream);
+cpa_status cpa_cuda_expert_gated(const cpa_expert_linear_args *args, cpa_stream *stream);
+
 /* By whichever kernel can. */
 cpa_status cpa_cuda_expert_multiply(const cpa_cuda_expert_product *product, cpa_stream *stream);
 /* 16-bit elements of x, and vectors of 16 bytes: by tensor cores of compute capability 8.0. */
 cpa_status cpa_cuda_expert_multiply_tiles(const cpa_cuda_expert_product *product, cpa_stream *stream);
+/* The same of few places, of weights in x's dtype, without a bias. Gated: the weights are those of gates and, behind them,
+ * of what they scale, and out [rows, outputs / 2] is what swiglu makes of the result. */
+int cpa_cuda_expert_is_few(const cpa_expert_linear_args *args);
+cpa_status cpa_cuda_expert_multiply_few(const cpa_expert_linear_args *args, int gated, cpa_stream *stream);
 /* The same on devices of CPA_CUDA_HOPPER, for experts with many places: weights of x's dtype; codes, and x in bf16. */
 cpa_status cpa_cuda_expert_multiply_hopper(const cpa_cuda_expert_product *product, cpa_stream *stream);
 cpa_status cpa_cuda_expert_multiply_hopper_codes(const cpa_cuda_expert_product *product, cpa_stream *stream);

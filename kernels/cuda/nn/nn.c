@@ -1,6 +1,7 @@
 /* The table of operators beside attention. */
 #include "kernels/cuda/nn/nn.h"
 
+#include "kernels/cuda/experts/expert_linear.h"
 #include "kernels/cuda/nn/linear.h"
 
 #define ROW(name) .name = cpa_cuda_##name,
@@ -10,4 +11,6 @@ const cpa_nn_table cpa_cuda_nn = {
         .linear_fused = cpa_cuda_linear_few,
     .fused_rows = CPA_CUDA_FEW_ROWS,
     .normed_inputs = CPA_CUDA_NORMED_INPUTS,
+    .gates_experts = cpa_cuda_gates_experts,
+    .expert_gated = cpa_cuda_expert_gated,
 };
