@@ -435,10 +435,8 @@ static cpa_status fused_feed_forward(const cpa_transformer *t, const cpa_layer_w
     const cpa_feed_forward_weights *f = &w->feed_forward;
     const int64_t rows = step->rows.count;
     if (f->router) {
-        const cpa_mixture_rows at = {.step = step, .x = t->x, .out = t->residual, .added = t->residual};
         CPA_TRY(norm(t, rows, t->residual, NULL, w->mlp_norm, t->x, stream));
-        if (f->shared_down) CPA_TRY(cpa_feed_forward_add_shared(&t->feed_forward, f, rows, t->x, t->residual, stream));
-        return cpa_feed_forward_mix(&t->feed_forward, f, &at, stream);
+        return cpa_feed_forward_add(&t->feed_forward, f, step, t->x, t->residual, stream);
     }
     const cpa_linear_args gates =
         product(t, rows, t->x, c->hidden, f->gate_up, f->gate_up_bias, 2 * c->intermediate, t->inner);

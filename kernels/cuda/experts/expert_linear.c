@@ -22,10 +22,7 @@ cpa_status cpa_cuda_expert_multiply(const cpa_cuda_expert_product *product, cpa_
     CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
     if (a->dtype == CPA_F32 || !in_vectors(a) || path == CPA_CUDA_SIMPLE)
         return cpa_cuda_expert_multiply_simple(product, stream);
-    if (a->offsets && !a->weight_scale && !product->bias && cpa_cuda_expert_is_few(a))
-        return cpa_cuda_expert_multiply_few(a, 0, stream);
-    if (path != CPA_CUDA_HOPPER || a->rows / a->experts <= MANY_PLACES || a->x_rows > INT32_MAX ||
-        (a->weight_scale && a->dtype != CPA_BF16))
+    if (path != CPA_CUDA_HOPPER || a->rows / a->experts <= MANY_PLACES || (a->weight_scale && a->dtype != CPA_BF16))
         return cpa_cuda_expert_multiply_tiles(product, stream);
     return a->weight_scale ? cpa_cuda_expert_multiply_hopper_codes(product, stream)
                            : cpa_cuda_expert_multiply_hopper(product, stream);
@@ -36,12 +33,13 @@ cpa_status cpa_cuda_expert_linear(const cpa_expert_linear_args *args, cpa_stream
     return cpa_cuda_expert_multiply(&product, stream);
 }
 
-int cpa_cuda_gates_experts(const cpa_expert_linear_args *args, const cpa_stream *stream) {
+int cpa_cuda_fuses_experts(const cpa_expert_linear_args *args, const cpa_stream *stream) {
     return args->dtype != CPA_F32 && !args->weight_scale && in_vectors(args) && cpa_cuda_expert_is_few(args) &&
            cpa_cuda_device_of(stream)->path != CPA_CUDA_SIMPLE;
 }
 
-cpa_status cpa_cuda_expert_gated(const cpa_expert_linear_args *args, cpa_stream *stream) {
+cpa_status cpa_cuda_expert_fused(const cpa_expert_linear_args *args, const cpa_expert_fusion *fusion,
+                                 cpa_stream *stream) {
     CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
-    return cpa_cuda_expert_multiply_few(args, 1, stream);
+    return cpa_cuda_expert_multiply_few(args, fusion, stream);
 }

@@ -35,8 +35,7 @@ __device__ void multiply(ring_of_stages &ring, int32_t inputs, uint32_t first, f
 }
 
 template <typename T>
-__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
-    expert_linear_hopper(const __grid_constant__ expert_args args) {
+__global__ void __launch_bounds__(THREADS, 1) expert_linear_hopper(const __grid_constant__ expert_args args) {
     extern __shared__ __align__(128) char shared[];
     run<T, ring_of_stages>(args, shared, [&](ring_of_stages &ring, const expert_work &, uint32_t n, auto &sums) {
         multiply<T>(ring, args.product.args.inputs, n, sums);

@@ -123,8 +123,7 @@ __device__ void scale_outputs(const cpa_expert_linear_args &a, const expert_work
     }
 }
 
-__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
-    expert_linear_codes(const __grid_constant__ expert_args args) {
+__global__ void __launch_bounds__(THREADS, 1) expert_linear_codes(const __grid_constant__ expert_args args) {
     extern __shared__ __align__(128) char shared[];
     const cpa_expert_linear_args &a = args.product.args;
     run<element, ring_of_stages>(

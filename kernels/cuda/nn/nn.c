@@ -11,6 +11,8 @@ const cpa_nn_table cpa_cuda_nn = {
         .linear_fused = cpa_cuda_linear_few,
     .fused_rows = CPA_CUDA_FEW_ROWS,
     .normed_inputs = CPA_CUDA_NORMED_INPUTS,
-    .gates_experts = cpa_cuda_gates_experts,
-    .expert_gated = cpa_cuda_expert_gated,
+    .fuses_experts = cpa_cuda_fuses_experts,
+    .expert_fused = cpa_cuda_expert_fused,
+    .chooses_experts = cpa_cuda_chooses_experts,
+    .expert_choose = cpa_cuda_expert_choose,
 };
