@@ -61,6 +61,8 @@ static cpa_cuda_chosen choose(const cpa_cuda_attend_spec *spec, cpa_cuda_pieces 
         if (kernel->takes.path != CPA_CUDA_SIMPLE && kernel->takes.latents != spec->shape->v_in_k) continue;
         if (kernel->takes.path != CPA_CUDA_SIMPLE && (kernel->takes.rules ^ spec->call.rules) & CPA_CUDA_LISTS)
             continue;
+        if (kernel->takes.rules & ~spec->call.rules & CPA_CUDA_BLOCKS && kernel->takes.path != CPA_CUDA_SIMPLE)
+            continue;
         if (spec->width < kernel->takes.narrowest) continue;
         const char *why = cpa_cuda_kernel_refuses(kernel, spec);
         if (!chosen.fastest) chosen.fastest = kernel, chosen.why = why;
