@@ -348,7 +348,9 @@ void cpa_job_name_option(cpa_error *err) {
 cpa_engine_options cpa_job_engine_options(const cpa_job *job, cpa_cache_size cache, const cpa_workload *workload) {
     const cpa_settings *settings = &job->settings;
     cpa_speculative speculative = {.drafter = CPA_DRAFT_NONE};
+    cpa_sparse_prompts sparse = {0, 0};
     (void)cpa_settings_speculative(settings, &speculative, NULL); /* right, as they are loaded */
+    (void)cpa_settings_sparse(settings, &sparse, NULL);
     return (cpa_engine_options){
         .size = sizeof(cpa_engine_options),
         .model = cpa_model_shape_of(&job->model),
@@ -386,6 +388,8 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, cpa_cache_size cac
         .local_context = settings->local_context < 0   ? 0
                          : settings->local_context > 0 ? settings->local_context
                                                        : CPA_LOCAL_CONTEXT_NONE,
+        .sparse_stride = sparse.stride,
+        .sparse_tau = sparse.tau,
         .drafter = speculative.drafter,
         .draft_tokens = speculative.draft_tokens,
         .ngram_min = speculative.ngram_min,

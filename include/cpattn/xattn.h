@@ -25,7 +25,7 @@
  * Pointers lie on the stream's device. Structs, errors and streams are as in cpattn/ops.h. Sums are fp32. On the host
  * results have the same bits however queries and keys are cut, with resumed statistics; on a device whenever they are
  * repeated, and up to the rounding of sums otherwise. On compute capability 9.0 bf16 and fp16 run on tensor cores, with
- * blocks of 8, 16 or 32 groups and heads that are a multiple of 8 columns; all else is computed by plain kernels. */
+ * blocks of 8, 16 or 32 groups, whose z is within 3e-5 (1 + |z|); all else is computed by plain kernels. */
 #ifndef CPATTN_XATTN_H
 #define CPATTN_XATTN_H
 
@@ -190,10 +190,11 @@ typedef struct cpa_xattn_select_args {
     float tau;            /* above 0, at most 1 */
     const float *taus;    /* [q_heads], taken in place of tau; or NULL */
     int32_t recent;       /* causal alone */
-    uint32_t *bits;       /* [q_heads, q_blocks, words]: block J is bit J mod 32 of word J / 32 */
-    int64_t words;        /* of a block row; 0 = cpa_mask_words(k_blocks) */
-    int32_t *counts;      /* [q_heads, q_blocks]: blocks that are kept; or NULL */
-    float *kept;          /* [q_heads, q_blocks]: their share of the row's A, 1 where that is 0; or NULL */
+    uint32_t *bits; /* [q_heads, q_blocks, words], heads bits_stride apart: block J is bit J mod 32 of word J / 32 */
+    int64_t words;  /* of a block row; 0 = cpa_mask_words(k_blocks) */
+    int64_t bits_stride; /* words from head to head; 0 = q_blocks * words */
+    int32_t *counts;     /* [q_heads, q_blocks]: blocks that are kept; or NULL */
+    float *kept;         /* [q_heads, q_blocks]: their share of the row's A, 1 where that is 0; or NULL */
 } cpa_xattn_select_args;
 CPA_API cpa_status cpa_xattn_select(const cpa_xattn_select_args *args, cpa_stream *stream);
 

@@ -225,6 +225,9 @@ static cpa_status check_select(cpa_xattn_select_args *a, cpa_error *err) {
     CPA_TRY(cpa_check_rows(where, "shard_stride", a->map.cp_size, a->shard_stride, 0, 4, err));
     const cpa_nn_tensor bits = {"bits", "words", a->bits, &a->words, rows, words, 4, 0};
     CPA_TRY(cpa_nn_check_tensor(where, bits, err));
+    CPA_TRY(cpa_check_rows(where, "bits_stride", rows ? a->shape.q_heads : 0, a->bits_stride, a->q_blocks * a->words, 4,
+                           err));
+    if (a->bits_stride == 0) a->bits_stride = a->q_blocks * a->words;
     CPA_TRY(check_numbers(where, "counts", a->counts, rows, 1, NULL, 1, err));
     return check_numbers(where, "kept", a->kept, rows, 1, NULL, 1, err);
 }

@@ -76,15 +76,16 @@ static int64_t count_wrong_rows(const cpa_xattn_fixture *f, const cpa_xattn_run 
     return wrong;
 }
 
-/* All that a run makes, beside float64. */
+/* All that a run makes, beside float64. Tensor cores keep fewer bits of long sums. */
 static void check_run(const cpa_xattn_fixture *f, const cpa_xattn_run *run) {
     const int64_t heads = f->what.shape.q_heads, groups = heads * f->groups;
+    const double bound = cpa_test_promises_bits() ? 1e-5 : 3e-5;
     cpa_xattn_result r;
     cpa_xattn_fixture_run(f, run, stream, &r);
-    if (run->with_scores) CU_ASSERT_EQUAL(count_off(r.scores, f->z, groups * f->groups, 1e-5), 0);
-    CU_ASSERT_EQUAL(count_off(r.max, f->max, groups, 1e-5), 0);
-    CU_ASSERT_EQUAL(count_off(r.sum, f->sum, groups, 1e-4), 0);
-    CU_ASSERT_EQUAL(count_off(r.sums, f->sums, heads * f->blocks * f->blocks, 1e-5), 0);
+    if (run->with_scores) CU_ASSERT_EQUAL(count_off(r.scores, f->z, groups * f->groups, bound), 0);
+    CU_ASSERT_EQUAL(count_off(r.max, f->max, groups, bound), 0);
+    CU_ASSERT_EQUAL(count_off(r.sum, f->sum, groups, 10 * bound), 0);
+    CU_ASSERT_EQUAL(count_off(r.sums, f->sums, heads * f->blocks * f->blocks, bound), 0);
     CU_ASSERT_EQUAL(count_wrong_rows(f, run, &r), 0);
     cpa_xattn_result_free(&r);
 }

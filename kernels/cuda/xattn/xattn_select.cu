@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(MOST_THREADS) xattn_select(const __grid_consta
     sum_before(kept, &kept);
     const int64_t all = block_sum(count); /* with a barrier behind the bits */
     for (int64_t i = threadIdx.x; i < a.words; i += blockDim.x)
-        a.bits[row * a.words + i] = i < MOST_WORDS ? words[i] : 0;
+        a.bits[head * a.bits_stride + row % a.q_blocks * a.words + i] = i < MOST_WORDS ? words[i] : 0;
     if (threadIdx.x != 0) return;
     if (a.counts) a.counts[row] = (int32_t)all + of.end - n;
     if (a.kept) a.kept[row] = is_nan || !(total > 0) ? 1 : (float)((forced + kept) / total);

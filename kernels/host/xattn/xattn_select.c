@@ -41,7 +41,7 @@ static void select_row(void *ctx, int64_t item, int32_t thread) {
     const int64_t head = item / a->q_blocks;
     const cpa_xattn_row row = cpa_xattn_row_of(a, item % a->q_blocks);
     const float *sums = a->sums + item * a->row_stride;
-    uint32_t *bits = a->bits + item * a->words;
+    uint32_t *bits = a->bits + head * a->bits_stride + item % a->q_blocks * a->words;
     candidate others[CPA_XATTN_MOST_BLOCKS];
     (void)thread;
     double kept = 0, total;
