@@ -49,9 +49,9 @@ CPA_HOST_DEVICE static inline cpa_xattn_row cpa_xattn_row_of(const cpa_xattn_sel
 CPA_HOST_DEVICE static inline int64_t cpa_xattn_sum_at(const cpa_xattn_select_args *a, int32_t block) {
     if (a->map.cp_size == 1 || a->shard_stride == 0) return block;
     const cpa_owner_map of_blocks = {a->map.cp_size, a->map.interleave / a->shape.block};
-    const cpa_placement sharded = {CPA_SHARDED, 0};
-    const int32_t shard = cpa_owner_rank(of_blocks, sharded, block);
-    return shard * a->shard_stride + cpa_shard_len(of_blocks, shard, block);
+    const cpa_placement sharded = {CPA_SHARDED, a->first_rank};
+    const int32_t rank = cpa_owner_rank(of_blocks, sharded, block);
+    return rank * a->shard_stride + cpa_shard_len(of_blocks, cpa_tokens_on(of_blocks, sharded, rank).shard, block);
 }
 
 #endif

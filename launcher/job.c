@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <cpattn/xattn.h>
+
 #include "base/check.h"
 #include "base/min_max.h"
 #include "launcher/output/timeline_json.h"
@@ -104,7 +106,12 @@ static cpa_status read_model(cpa_job *job, cpa_error *err) {
     CPA_TRY(set_scales(settings, shape, err));
     shape->layout = (cpa_kv_layout)settings->kv_layout;
     CPA_TRY(cpa_job_set_rules(job, err));
-    job->interleave = (int32_t)(settings->interleave ? settings->interleave : settings->block_size);
+    cpa_sparse_prompts sparse = {0, 0};
+    CPA_TRY(cpa_settings_sparse(settings, &sparse, err));
+    const int64_t run = sparse.stride ? CPA_XATTN_MOST_BLOCK : 1; /* blocks of XAttention stay whole */
+    job->interleave = (int32_t)(settings->interleave         ? settings->interleave
+                                : settings->block_size < run ? run
+                                                             : settings->block_size);
     return CPA_OK;
 }
 

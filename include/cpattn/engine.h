@@ -128,9 +128,10 @@ typedef struct cpa_engine_options {
     const cpa_block_store *block_store;
     cpa_block_event_fn on_block_event; /* rank 0; NULL = nothing is called */
     void *block_event_ctx;
-    /* Prompts attend the blocks of keys that XAttention selects (cpattn/xattn.h), in layers without a window, on one rank:
-     * the tokens of a group, 4, 8 or 16; and the share of the estimated attention that each row of blocks keeps, above 0
-     * and at most 1. Prompts of fewer than 128 sparse_stride tokens, and decode, attend all keys. 0 = all do. */
+    /* Prompts attend the blocks of 128 keys that XAttention selects (cpattn/xattn.h), in layers without a window: the
+     * tokens of a group, 4, 8 or 16; and the share of the estimated attention that each row of blocks keeps, above 0 and
+     * at most 1. Prompts of fewer than 128 sparse_stride tokens, and decode, attend all keys. With several ranks the
+     * interleave is a multiple of 128, which 0 stands for then. 0 = all attend all keys. */
     int32_t sparse_stride;
     float sparse_tau;
 } cpa_engine_options;

@@ -186,7 +186,8 @@ typedef struct cpa_xattn_select_args {
     int64_t k_blocks;     /* blocks of keys of the sequence, up to CPA_XATTN_MOST_BLOCKS */
     const float *sums;    /* A: [q_heads, q_blocks, k_blocks]; or of each shard of map those of its own blocks */
     int64_t row_stride;   /* elements from block row to block row; 0 = k_blocks */
-    int64_t shard_stride; /* elements from the A of a shard to that of the next; 0 where map has one */
+    int64_t shard_stride; /* elements from the A of a rank to that of the next; 0 where map has one */
+    int32_t first_rank;   /* the rank that has shard 0 */
     float tau;            /* above 0, at most 1 */
     const float *taus;    /* [q_heads], taken in place of tau; or NULL */
     int32_t recent;       /* causal alone */

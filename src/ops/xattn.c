@@ -217,6 +217,8 @@ static cpa_status check_select(cpa_xattn_select_args *a, cpa_error *err) {
     CPA_TRY(cpa_nn_check_count(where, "k_blocks", a->k_blocks, 1, CPA_XATTN_MOST_BLOCKS, err));
     REQUIRE(err, a->map.cp_size == 1 || a->shard_stride == 0 || a->map.interleave % a->shape.block == 0,
             "%s: the interleave is %d, expected a multiple of the block, %d", where, a->map.interleave, a->shape.block);
+    REQUIRE(err, a->first_rank >= 0 && a->first_rank < a->map.cp_size, "%s: first_rank is %d, expected 0 to %d", where,
+            a->first_rank, a->map.cp_size - 1);
     CPA_TRY(check_tau(where, a, err));
     const int64_t rows = a->shape.q_heads * a->q_blocks, words = cpa_mask_words(a->k_blocks);
     const int64_t least = a->shard_stride ? 1 : a->k_blocks;

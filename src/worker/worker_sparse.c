@@ -14,13 +14,24 @@ enum { BLOCK = CPA_XATTN_MOST_BLOCK };
 /* Keys whose groups lie packed at once. */
 static const int64_t KEYS_AT_ONCE = 32768;
 
-/* A chunk that takes part, from its first whole block on. */
+/* The rows of a chunk on a rank, from its first whole block on: of the tokens that the rank holds. */
+typedef struct sparse_part {
+    int64_t first, tokens; /* local index of the first, a multiple of a block, and how many */
+    int64_t groups, q_blocks;
+    int64_t group;       /* groups of the parts before, times heads */
+    int64_t block;       /* block rows of the parts before, times heads */
+    int64_t word, count; /* where its bits, and the counts of a layer, begin */
+} sparse_part;
+
+/* A chunk that takes part. */
 typedef struct sparse_chunk {
     int32_t seq;
-    int64_t row; /* of the step */
-    int64_t first, tokens, keys;
-    int64_t q_blocks, k_blocks;
-    int64_t word, count; /* where its bits, and the counts of its rows of a layer, begin */
+    cpa_placement placement;
+    int64_t row;                 /* of worker->q, of the first of own rows */
+    int64_t keys, k_blocks;      /* of the sequence, up to the end of the chunk */
+    int64_t own_keys, most_keys; /* of this rank, and of the rank with the most */
+    int64_t groups, q_blocks;    /* of all parts, times heads */
+    int64_t part;                /* the first of its parts, one a rank */
 } sparse_chunk;
 
 typedef struct buffer {
@@ -28,13 +39,15 @@ typedef struct buffer {
     int64_t bytes;
 } buffer;
 
-/* On the device. */
-enum { PACKED_Q, PACKED_K, MAX, SUM, SUMS, BITS, ROW_WORD, COUNTS, N_BUFFERS };
+/* On the device. STATS are those of own keys, the maxima of all parts and then the sums; ALL_STATS those of each rank. A
+ * rank alone has no others. */
+enum { PACKED_OWN, PACKED_Q, PACKED_K, STATS, ALL_STATS, MERGED, SUMS, ALL_SUMS, BITS, ROW_WORD, COUNTS, N_BUFFERS };
 
 struct cpa_worker_sparse {
     cpa_xattn_shape shape;
     sparse_chunk *chunks;
-    int64_t n_chunks, cap_chunks;
+    sparse_part *parts;
+    int64_t n_chunks, cap_chunks, cap_parts;
     int64_t rows, words, head_words, layer_counts; /* of the step; of a block row, of a head; counts of a layer */
     int64_t seen;                                  /* blocks that the block rows of the step see, in a layer */
     int32_t layers;                                /* of the step that have selected so far */
@@ -47,12 +60,22 @@ struct cpa_worker_sparse {
     cpa_worker_sparse_stats totals;
 };
 
+static int32_t ranks_of(const cpa_worker *worker) {
+    return worker->options.map.cp_size;
+}
+static float *floats_at(const cpa_worker_sparse *s, int which, int64_t at) {
+    return (float *)s->buffers[which].memory + at;
+}
+
 /* ---- what is taken ---- */
 
 static cpa_status check_worker(const cpa_worker *worker, cpa_error *err) {
     const cpa_worker_options *o = &worker->options;
     const char *why = NULL;
-    if (o->map.cp_size > 1) why = "several ranks";
+    if (o->map.cp_size > 1 && o->map.interleave % BLOCK != 0)
+        return cpa_fail(err, CPA_INVALID,
+                        "sparse: the interleave is %d, expected a multiple of the %d tokens of a block of XAttention",
+                        o->map.interleave, BLOCK);
     if (o->model.attention.v_in_k || worker->forms.count > 1) why = "latents";
     if (worker->network->select) why = "a model that selects keys itself";
     if (o->model.attention.k_dim > CPA_XATTN_MOST_DIM || o->model.attention.k_dim % 8 != 0)
@@ -66,16 +89,24 @@ static cpa_status check_worker(const cpa_worker *worker, cpa_error *err) {
     return cpa_fail(err, CPA_UNSUPPORTED, "sparse: XAttention with %s, expected none", why);
 }
 
-/* Prompts of fewer keys than stride blocks attend all, as a whole of a chunk without a whole block does. */
+/* The first token of a whole block. */
+static int64_t first_of(const cpa_plan_chunk *chunk) {
+    return (chunk->start + BLOCK - 1) / BLOCK * BLOCK;
+}
+
+/* Prompts of fewer keys than stride blocks attend all, as do sequences that lie on one rank of several, which are short,
+ * and what of a chunk is no whole block. */
 static int takes_chunk(const cpa_worker *worker, const cpa_plan_chunk *chunk) {
-    const int64_t end = chunk->start + chunk->count, first = (chunk->start + BLOCK - 1) / BLOCK * BLOCK;
-    return chunk->drafts == 0 && end >= (int64_t)worker->options.sparse_stride * BLOCK && end - first >= BLOCK &&
-           end <= (int64_t)CPA_XATTN_MOST_BLOCKS * BLOCK;
+    const int64_t end = chunk->start + chunk->count;
+    return chunk->drafts == 0 && end >= (int64_t)worker->options.sparse_stride * BLOCK &&
+           end - first_of(chunk) >= BLOCK && end <= (int64_t)CPA_XATTN_MOST_BLOCKS * BLOCK &&
+           (ranks_of(worker) == 1 || chunk->placement.kind == CPA_SHARDED);
 }
 
 int cpa_worker_sparse_takes(const cpa_worker *worker, const cpa_step_plan *plan) {
+    const cpa_worker_rows *rows = worker->rows;
     int takes = 0;
-    if (!worker->sparse || worker->rows->sizes.masked_rows > 0) return 0;
+    if (!worker->sparse || rows->sizes.masked_rows > 0 || (rows->replicated && ranks_of(worker) > 1)) return 0;
     for (int64_t i = 0; i < plan->n_chunks; i++) takes |= takes_chunk(worker, &plan->chunks[i]);
     return takes;
 }
@@ -83,6 +114,15 @@ int cpa_worker_sparse_takes(const cpa_worker *worker, const cpa_step_plan *plan)
 static int takes_layer(const cpa_worker *worker, int32_t layer) {
     const cpa_mask mask = cpa_model_mask(&worker->options.model, layer);
     return mask.causal && mask.window == 0;
+}
+
+/* The tokens of a chunk's sequence that a rank has. */
+static cpa_token_set set_of(const cpa_worker *worker, cpa_placement placement, int32_t rank) {
+    const cpa_token_set all = {CPA_TOKENS_ALL, 0};
+    return ranks_of(worker) == 1 ? all : cpa_tokens_on(worker->options.map, placement, rank);
+}
+static int64_t tokens_before(const cpa_worker *worker, cpa_placement placement, int32_t rank, int64_t index) {
+    return cpa_tokens_before(worker->options.map, set_of(worker, placement, rank), index);
 }
 
 /* ---- room ---- */
@@ -108,20 +148,27 @@ static cpa_status reserve_host(cpa_worker *worker, void **memory, int64_t *capac
 }
 
 /* The chunks of a step share what a chunk needs by itself. */
+static cpa_status make_room_for(cpa_worker *worker, const sparse_chunk *c, cpa_error *err) {
+    const cpa_worker_sparse *s = worker->sparse;
+    const int64_t n = ranks_of(worker), element = cpa_dtype_bytes(s->shape.dtype), number = (int64_t)sizeof(float);
+    const int64_t keys = cpa_min64(c->own_keys, KEYS_AT_ONCE), row = cpa_xattn_width(&s->shape) * element;
+    const int64_t sums = c->q_blocks * cpa_xattn_blocks(&s->shape, c->most_keys) * number;
+    CPA_TRY(reserve(worker, PACKED_Q, c->groups * row, err));
+    CPA_TRY(reserve(worker, PACKED_K, cpa_xattn_packed_bytes(&s->shape, s->shape.kv_heads, keys), err));
+    CPA_TRY(reserve(worker, STATS, 2 * c->groups * number, err));
+    CPA_TRY(reserve(worker, SUMS, sums, err));
+    if (n == 1) return CPA_OK;
+    CPA_TRY(reserve(worker, PACKED_OWN, s->parts[c->part + worker->rank].groups * s->shape.q_heads * row, err));
+    CPA_TRY(reserve(worker, ALL_STATS, n * 2 * c->groups * number, err));
+    CPA_TRY(reserve(worker, MERGED, 2 * c->groups * number, err));
+    return reserve(worker, ALL_SUMS, n * sums, err);
+}
+
 static cpa_status make_room(cpa_worker *worker, cpa_error *err) {
     cpa_worker_sparse *s = worker->sparse;
-    const cpa_xattn_shape *shape = &s->shape;
-    for (int64_t i = 0; i < s->n_chunks; i++) {
-        const sparse_chunk *c = &s->chunks[i];
-        const int64_t keys = cpa_min64(c->keys, KEYS_AT_ONCE);
-        CPA_TRY(reserve(worker, PACKED_Q, cpa_xattn_packed_bytes(shape, shape->q_heads, c->tokens), err));
-        CPA_TRY(reserve(worker, PACKED_K, cpa_xattn_packed_bytes(shape, shape->kv_heads, keys), err));
-        CPA_TRY(reserve(worker, MAX, cpa_xattn_stats_bytes(shape, c->tokens) / 2, err));
-        CPA_TRY(reserve(worker, SUM, cpa_xattn_stats_bytes(shape, c->tokens) / 2, err));
-        CPA_TRY(reserve(worker, SUMS, cpa_xattn_sums_bytes(shape, c->tokens, c->keys), err));
-    }
     const int64_t counts = worker->options.model.layers * s->layer_counts;
-    CPA_TRY(reserve(worker, BITS, shape->q_heads * s->head_words * (int64_t)sizeof(uint32_t), err));
+    for (int64_t i = 0; i < s->n_chunks; i++) CPA_TRY(make_room_for(worker, &s->chunks[i], err));
+    CPA_TRY(reserve(worker, BITS, s->shape.q_heads * s->head_words * (int64_t)sizeof(uint32_t), err));
     CPA_TRY(reserve(worker, ROW_WORD, s->rows * (int64_t)sizeof *s->row_word, err));
     CPA_TRY(reserve(worker, COUNTS, counts * (int64_t)sizeof *s->counts, err));
     CPA_TRY(reserve_host(worker, (void **)&s->counts, &s->cap_counts, counts, sizeof *s->counts, err));
@@ -130,37 +177,85 @@ static cpa_status make_room(cpa_worker *worker, cpa_error *err) {
 
 /* ---- a step ---- */
 
+/* The parts of a chunk, and what is counted of all. */
+static void list_parts(cpa_worker *worker, const cpa_plan_chunk *chunk, sparse_chunk *c) {
+    cpa_worker_sparse *s = worker->sparse;
+    const int64_t end = chunk->start + chunk->count, first = first_of(chunk), heads = s->shape.q_heads;
+    for (int32_t rank = 0; rank < ranks_of(worker); rank++) {
+        sparse_part *part = &s->parts[c->part + rank];
+        const int64_t keys = tokens_before(worker, c->placement, rank, end);
+        *part = (sparse_part){.first = tokens_before(worker, c->placement, rank, first)};
+        part->tokens = keys - part->first;
+        part->groups = cpa_xattn_groups(&s->shape, part->tokens);
+        part->q_blocks = cpa_xattn_blocks(&s->shape, part->tokens);
+        part->group = c->groups, part->block = c->q_blocks;
+        c->groups += heads * part->groups;
+        c->q_blocks += heads * part->q_blocks;
+        if (keys > c->most_keys) c->most_keys = keys;
+        if (rank == worker->rank) c->own_keys = keys;
+        for (int64_t block = 0; block < part->q_blocks; block++)
+            s->seen += heads * (cpa_token_index(worker->options.map, set_of(worker, c->placement, rank),
+                                                part->first + block * BLOCK) /
+                                    BLOCK +
+                                1);
+    }
+}
+
 static cpa_status list_chunks(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err) {
     cpa_worker_sparse *s = worker->sparse;
-    s->n_chunks = s->rows = s->words = s->k_blocks = s->seen = 0;
-    if (!cpa_array_reserve(&s->chunks, &s->cap_chunks, plan->n_chunks, sizeof *s->chunks))
+    const int32_t n = ranks_of(worker);
+    int64_t own_row = 0;
+    s->n_chunks = s->rows = s->k_blocks = s->seen = 0;
+    if (!cpa_array_reserve(&s->chunks, &s->cap_chunks, plan->n_chunks, sizeof *s->chunks) ||
+        !cpa_array_reserve(&s->parts, &s->cap_parts, plan->n_chunks * n, sizeof *s->parts))
         return cpa_fail(err, CPA_NO_MEMORY, "sparse: no memory for %lld chunks", (long long)plan->n_chunks);
     for (int64_t i = 0; i < plan->n_chunks; i++) {
         const cpa_plan_chunk *chunk = &plan->chunks[i];
-        const int64_t end = chunk->start + chunk->count, first = (chunk->start + BLOCK - 1) / BLOCK * BLOCK;
-        const sparse_chunk listed = {.seq = chunk->seq,
-                                     .row = s->rows + first - chunk->start,
-                                     .first = first,
-                                     .tokens = end - first,
-                                     .keys = end,
-                                     .q_blocks = cpa_xattn_blocks(&s->shape, end - first),
-                                     .k_blocks = cpa_xattn_blocks(&s->shape, end)};
+        const int64_t end = chunk->start + chunk->count;
+        const int64_t before = tokens_before(worker, chunk->placement, worker->rank, chunk->start);
+        const int64_t row = own_row + tokens_before(worker, chunk->placement, worker->rank, first_of(chunk)) - before;
+        own_row += tokens_before(worker, chunk->placement, worker->rank, end) - before;
         s->rows += chunk->count;
         if (!takes_chunk(worker, chunk)) continue;
-        s->chunks[s->n_chunks++] = listed;
-        s->k_blocks = cpa_max64(s->k_blocks, listed.k_blocks);
-        for (int64_t block = 0; block < listed.q_blocks; block++) s->seen += first / BLOCK + block + 1;
+        sparse_chunk *c = &s->chunks[s->n_chunks];
+        *c = (sparse_chunk){.seq = chunk->seq,
+                            .placement = chunk->placement,
+                            .row = row,
+                            .keys = end,
+                            .k_blocks = cpa_xattn_blocks(&s->shape, end),
+                            .part = s->n_chunks++ * n};
+        list_parts(worker, chunk, c);
+        s->k_blocks = cpa_max64(s->k_blocks, c->k_blocks);
     }
-    s->seen *= s->shape.q_heads;
     s->words = cpa_mask_words(s->k_blocks);
     s->head_words = s->layer_counts = 0;
-    for (int64_t i = 0; i < s->n_chunks; i++) {
-        s->chunks[i].word = s->head_words;
-        s->chunks[i].count = s->layer_counts;
-        s->head_words += s->chunks[i].q_blocks * s->words;
-        s->layer_counts += s->shape.q_heads * s->chunks[i].q_blocks;
+    for (int64_t i = 0; i < s->n_chunks * n; i++) {
+        s->parts[i].word = s->head_words;
+        s->parts[i].count = s->layer_counts;
+        s->head_words += s->parts[i].q_blocks * s->words;
+        s->layer_counts += s->shape.q_heads * s->parts[i].q_blocks;
     }
     return CPA_OK;
+}
+
+/* The words of all rows of the step, chunk after chunk. */
+static void list_words(cpa_worker *worker, const cpa_step_plan *plan) {
+    cpa_worker_sparse *s = worker->sparse;
+    const cpa_owner_map map = worker->options.map;
+    int64_t row = 0, taken = 0;
+    for (int64_t i = 0; i < plan->n_chunks; i++) {
+        const cpa_plan_chunk *chunk = &plan->chunks[i];
+        const int takes = takes_chunk(worker, chunk);
+        for (int64_t t = chunk->start; t < chunk->start + chunk->count; t++, row++) {
+            s->row_word[row] = -1;
+            if (!takes || t < first_of(chunk)) continue;
+            const int32_t rank = ranks_of(worker) == 1 ? 0 : cpa_owner_rank(map, chunk->placement, t);
+            const sparse_part *part = &s->parts[s->chunks[taken].part + rank];
+            const int64_t local = tokens_before(worker, chunk->placement, rank, t) - part->first;
+            s->row_word[row] = part->word + local / BLOCK * s->words;
+        }
+        taken += takes;
+    }
 }
 
 cpa_status cpa_worker_sparse_begin(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err) {
@@ -171,10 +266,7 @@ cpa_status cpa_worker_sparse_begin(cpa_worker *worker, const cpa_step_plan *plan
     if (!cpa_worker_sparse_takes(worker, plan)) return CPA_OK;
     CPA_TRY(list_chunks(worker, plan, err));
     CPA_TRY(make_room(worker, err));
-    for (int64_t row = 0; row < s->rows; row++) s->row_word[row] = -1;
-    for (int64_t i = 0; i < s->n_chunks; i++)
-        for (int64_t t = 0; t < s->chunks[i].tokens; t++)
-            s->row_word[s->chunks[i].row + t] = s->chunks[i].word + t / BLOCK * s->words;
+    list_words(worker, plan);
     s->blocks = (cpa_key_blocks){.bits = s->buffers[BITS].memory,
                                  .row_word = s->buffers[ROW_WORD].memory,
                                  .head_stride = s->head_words,
@@ -190,7 +282,47 @@ int64_t cpa_worker_sparse_word(const cpa_worker *worker, int64_t row) {
 
 /* ---- a layer ---- */
 
-/* The groups of keys [first, first + tokens) of a chunk's sequence. */
+/* What each rank has goes to all: `rows` of so many bytes of each, in the order of the ranks. */
+static cpa_status share(cpa_worker *worker, const void *own, void *all, const int64_t *rows, int64_t row_bytes) {
+    int64_t send[CPA_MERGE_MAX_STATES];
+    const cpa_row_exchange *exchange = &worker->row_exchange;
+    for (int32_t rank = 0; rank < ranks_of(worker); rank++) send[rank] = rows[worker->rank];
+    const cpa_row_exchange_args args = {.size = sizeof args,
+                                        .row_bytes = row_bytes,
+                                        .send_rows = send,
+                                        .receive_rows = rows,
+                                        .send = own,
+                                        .receive = all,
+                                        .to_all = 1};
+    return exchange->exchange(exchange->ctx, &args, worker->stream);
+}
+static cpa_status share_evenly(cpa_worker *worker, int from, int to, int64_t rows, int64_t row_bytes) {
+    int64_t each[CPA_MERGE_MAX_STATES];
+    const cpa_worker_sparse *s = worker->sparse;
+    for (int32_t rank = 0; rank < ranks_of(worker); rank++) each[rank] = rows;
+    return share(worker, s->buffers[from].memory, s->buffers[to].memory, each, row_bytes);
+}
+
+/* The groups of queries of all parts, on all ranks. */
+static cpa_status pack_queries(cpa_worker *worker, const sparse_chunk *c) {
+    const cpa_worker_sparse *s = worker->sparse;
+    const sparse_part *own = &s->parts[c->part + worker->rank];
+    const int32_t n = ranks_of(worker);
+    const int64_t row_bytes = cpa_shape_q_bytes(&worker->options.model.attention);
+    int64_t rows[CPA_MERGE_MAX_STATES];
+    const cpa_xattn_pack_q_args q = {.size = sizeof q,
+                                     .shape = s->shape,
+                                     .tokens = own->tokens,
+                                     .q = (const char *)worker->q + c->row * row_bytes,
+                                     .out = s->buffers[n > 1 ? PACKED_OWN : PACKED_Q].memory};
+    CPA_TRY(cpa_xattn_pack_q(&q, worker->stream));
+    if (n == 1) return CPA_OK;
+    for (int32_t rank = 0; rank < n; rank++) rows[rank] = s->parts[c->part + rank].groups * s->shape.q_heads;
+    return share(worker, s->buffers[PACKED_OWN].memory, s->buffers[PACKED_Q].memory, rows,
+                 cpa_xattn_width(&s->shape) * cpa_dtype_bytes(s->shape.dtype));
+}
+
+/* The groups of own keys [first, first + tokens) of a chunk's sequence. */
 static cpa_status pack_keys(cpa_worker *worker, const sparse_chunk *c, const cpa_kv_view *kv, int32_t group,
                             int64_t first, int64_t tokens) {
     const cpa_worker_sparse *s = worker->sparse;
@@ -205,67 +337,122 @@ static cpa_status pack_keys(cpa_worker *worker, const sparse_chunk *c, const cpa
     return cpa_xattn_pack_k(&args, worker->stream);
 }
 
-/* The statistics of all keys, or once they are there the sums, by chunks of keys. */
+/* A part of the queries against packed keys. */
+static cpa_xattn_chunks chunks_of(const cpa_worker *worker, const sparse_chunk *c, int32_t rank, int64_t first,
+                                  int64_t tokens) {
+    const cpa_worker_sparse *s = worker->sparse;
+    const sparse_part *part = &s->parts[c->part + rank];
+    const int64_t width = cpa_xattn_width(&s->shape) * cpa_dtype_bytes(s->shape.dtype);
+    return (cpa_xattn_chunks){.map = worker->options.map,
+                              .q_set = set_of(worker, c->placement, rank),
+                              .k_set = set_of(worker, c->placement, worker->rank),
+                              .q_first = part->first,
+                              .k_first = first,
+                              .q_tokens = part->tokens,
+                              .k_tokens = tokens,
+                              .q = (const char *)s->buffers[PACKED_Q].memory + part->group * width,
+                              .k = s->buffers[PACKED_K].memory};
+}
+
+static cpa_status add_stats(cpa_worker *worker, const sparse_chunk *c, int64_t first, int64_t tokens) {
+    const cpa_worker_sparse *s = worker->sparse;
+    for (int32_t rank = 0; rank < ranks_of(worker); rank++) {
+        const int64_t at = s->parts[c->part + rank].group;
+        const cpa_xattn_stats_args args = {.size = sizeof args,
+                                           .shape = s->shape,
+                                           .chunks = chunks_of(worker, c, rank, first, tokens),
+                                           .max = floats_at(s, STATS, at),
+                                           .sum = floats_at(s, STATS, c->groups + at),
+                                           .resume = first > 0};
+        CPA_TRY(cpa_xattn_stats(&args, worker->stream));
+    }
+    return CPA_OK;
+}
+
+static cpa_status add_sums(cpa_worker *worker, const sparse_chunk *c, int64_t first, int64_t tokens) {
+    const cpa_worker_sparse *s = worker->sparse;
+    const int64_t width = cpa_xattn_blocks(&s->shape, c->most_keys);
+    const int stats = ranks_of(worker) > 1 ? MERGED : STATS;
+    for (int32_t rank = 0; rank < ranks_of(worker); rank++) {
+        const sparse_part *part = &s->parts[c->part + rank];
+        const cpa_xattn_block_sums_args args = {.size = sizeof args,
+                                                .shape = s->shape,
+                                                .chunks = chunks_of(worker, c, rank, first, tokens),
+                                                .max = floats_at(s, stats, part->group),
+                                                .sum = floats_at(s, stats, c->groups + part->group),
+                                                .sums = floats_at(s, SUMS, part->block * width + first / BLOCK),
+                                                .row_stride = width};
+        CPA_TRY(cpa_xattn_block_sums(&args, worker->stream));
+    }
+    return CPA_OK;
+}
+
+/* The statistics over own keys, or once those of all are there the sums, by chunks of keys. */
 static cpa_status walk_keys(cpa_worker *worker, const sparse_chunk *c, const cpa_kv_view *kv, int32_t group,
                             int for_sums) {
+    int64_t first = 0;
+    do {
+        const int64_t tokens = cpa_min64(KEYS_AT_ONCE, c->own_keys - first);
+        if (!for_sums || c->own_keys > KEYS_AT_ONCE) CPA_TRY(pack_keys(worker, c, kv, group, first, tokens));
+        CPA_TRY(for_sums ? add_sums(worker, c, first, tokens) : add_stats(worker, c, first, tokens));
+        first += KEYS_AT_ONCE;
+    } while (first < c->own_keys); /* without keys, too: statistics of none */
+    return CPA_OK;
+}
+
+/* Statistics over the keys of all ranks, joined in the order of these. */
+static cpa_status join_stats(cpa_worker *worker, const sparse_chunk *c) {
     const cpa_worker_sparse *s = worker->sparse;
-    for (int64_t first = 0; first < c->keys; first += KEYS_AT_ONCE) {
-        const int64_t tokens = cpa_min64(KEYS_AT_ONCE, c->keys - first);
-        const cpa_xattn_chunks chunks = {.map = {.cp_size = 1, .interleave = BLOCK},
-                                         .q_set = {CPA_TOKENS_ALL, 0},
-                                         .k_set = {CPA_TOKENS_ALL, 0},
-                                         .q_first = c->first,
-                                         .k_first = first,
-                                         .q_tokens = c->tokens,
-                                         .k_tokens = tokens,
-                                         .q = s->buffers[PACKED_Q].memory,
-                                         .k = s->buffers[PACKED_K].memory};
-        const cpa_xattn_stats_args stats = {.size = sizeof stats,
-                                            .shape = s->shape,
-                                            .chunks = chunks,
-                                            .max = s->buffers[MAX].memory,
-                                            .sum = s->buffers[SUM].memory,
-                                            .resume = first > 0};
-        const cpa_xattn_block_sums_args sums = {.size = sizeof sums,
-                                                .shape = s->shape,
-                                                .chunks = chunks,
-                                                .max = s->buffers[MAX].memory,
-                                                .sum = s->buffers[SUM].memory,
-                                                .sums = (float *)s->buffers[SUMS].memory + first / BLOCK,
-                                                .row_stride = c->k_blocks};
-        if (!for_sums || c->keys > KEYS_AT_ONCE) CPA_TRY(pack_keys(worker, c, kv, group, first, tokens));
-        CPA_TRY(for_sums ? cpa_xattn_block_sums(&sums, worker->stream) : cpa_xattn_stats(&stats, worker->stream));
+    if (ranks_of(worker) == 1) return CPA_OK;
+    CPA_TRY(share_evenly(worker, STATS, ALL_STATS, 2 * c->groups, (int64_t)sizeof(float)));
+    const cpa_xattn_merge_stats_args merge = {.size = sizeof merge,
+                                              .rows = c->groups,
+                                              .n = ranks_of(worker),
+                                              .part_max = floats_at(s, ALL_STATS, 0),
+                                              .part_sum = floats_at(s, ALL_STATS, c->groups),
+                                              .part_stride = 2 * c->groups,
+                                              .max = floats_at(s, MERGED, 0),
+                                              .sum = floats_at(s, MERGED, c->groups)};
+    return cpa_xattn_merge_stats(&merge, worker->stream);
+}
+
+/* All ranks have the same sums, and so the same bits. */
+static cpa_status select_parts(cpa_worker *worker, const sparse_chunk *c) {
+    const cpa_worker_sparse *s = worker->sparse;
+    const int64_t width = cpa_xattn_blocks(&s->shape, c->most_keys), of_rank = c->q_blocks * width;
+    const int several = ranks_of(worker) > 1;
+    if (several) CPA_TRY(share_evenly(worker, SUMS, ALL_SUMS, of_rank, (int64_t)sizeof(float)));
+    for (int32_t rank = 0; rank < ranks_of(worker); rank++) {
+        const sparse_part *part = &s->parts[c->part + rank];
+        const cpa_xattn_select_args args = {
+            .size = sizeof args,
+            .shape = s->shape,
+            .map = worker->options.map,
+            .q_set = set_of(worker, c->placement, rank),
+            .q_first = part->first,
+            .q_blocks = part->q_blocks,
+            .k_blocks = c->k_blocks,
+            .sums = floats_at(s, several ? ALL_SUMS : SUMS, part->block * width),
+            .row_stride = width,
+            .shard_stride = several ? of_rank : 0,
+            .first_rank = several ? c->placement.rank : 0,
+            .tau = worker->options.sparse_tau,
+            .bits = (uint32_t *)s->buffers[BITS].memory + part->word,
+            .words = s->words,
+            .bits_stride = s->head_words,
+            .counts = (int32_t *)s->buffers[COUNTS].memory + s->layers * s->layer_counts + part->count};
+        CPA_TRY(cpa_xattn_select(&args, worker->stream));
     }
     return CPA_OK;
 }
 
 static cpa_status select_chunk(cpa_worker *worker, const sparse_chunk *c, int32_t layer, const cpa_kv_view *kv) {
-    const cpa_worker_sparse *s = worker->sparse;
     const int32_t group = worker->places[layer].group;
-    const int64_t row_bytes = cpa_shape_q_bytes(&worker->options.model.attention);
-    const cpa_xattn_pack_q_args q = {.size = sizeof q,
-                                     .shape = s->shape,
-                                     .tokens = c->tokens,
-                                     .q = (const char *)worker->q + c->row * row_bytes,
-                                     .out = s->buffers[PACKED_Q].memory};
-    const cpa_xattn_select_args select = {
-        .size = sizeof select,
-        .shape = s->shape,
-        .map = {.cp_size = 1, .interleave = BLOCK},
-        .q_set = {CPA_TOKENS_ALL, 0},
-        .q_first = c->first,
-        .q_blocks = c->q_blocks,
-        .k_blocks = c->k_blocks,
-        .sums = s->buffers[SUMS].memory,
-        .tau = worker->options.sparse_tau,
-        .bits = (uint32_t *)s->buffers[BITS].memory + c->word,
-        .words = s->words,
-        .bits_stride = s->head_words,
-        .counts = (int32_t *)s->buffers[COUNTS].memory + s->layers * s->layer_counts + c->count};
-    CPA_TRY(cpa_xattn_pack_q(&q, worker->stream));
+    CPA_TRY(pack_queries(worker, c));
     CPA_TRY(walk_keys(worker, c, kv, group, 0));
+    CPA_TRY(join_stats(worker, c));
     CPA_TRY(walk_keys(worker, c, kv, group, 1));
-    return cpa_xattn_select(&select, worker->stream);
+    return select_parts(worker, c);
 }
 
 static cpa_status copy_counts(cpa_worker *worker) {
@@ -328,6 +515,7 @@ void cpa_worker_sparse_destroy(cpa_worker *worker) {
     worker->device->table->free_host(worker->device, s->row_word);
     worker->device->table->free_host(worker->device, s->counts);
     free(s->chunks);
+    free(s->parts);
     free(s);
     worker->sparse = NULL;
 }

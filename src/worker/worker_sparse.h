@@ -1,6 +1,9 @@
 /* Prompts that attend by blocks which XAttention selects (cpattn/xattn.h), layer by layer. A chunk of a prompt takes part
  * from its first whole block on, where the keys are enough; other rows attend all keys, as do layers with a window, whose
- * keys are few. */
+ * keys are few.
+ *
+ * Of several ranks each estimates all queries of a chunk over its own keys: groups of queries, statistics and sums go to
+ * all, three exchanges a layer and chunk, and all select the same. */
 #ifndef CPA_WORKER_SPARSE_H
 #define CPA_WORKER_SPARSE_H
 
@@ -8,8 +11,8 @@
 
 typedef struct cpa_worker_sparse cpa_worker_sparse;
 
-/* CPA_UNSUPPORTED, and a line, for what is not estimated: latents, rules that change scores, keys that the model selects,
- * several ranks. Nothing is made where the options ask for none. */
+/* CPA_UNSUPPORTED, and a line, for what is not estimated: latents, rules that change scores, keys that the model selects.
+ * CPA_INVALID for an interleave that cuts blocks. Nothing is made where the options ask for none. */
 cpa_status cpa_worker_sparse_create(cpa_worker *worker, cpa_error *err);
 void cpa_worker_sparse_destroy(cpa_worker *worker);
 
