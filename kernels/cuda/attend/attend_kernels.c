@@ -7,6 +7,7 @@ const cpa_cuda_attend_kernel *const cpa_cuda_attend_kernels[] = {CPA_CUDA_ATTEND
 /* What is asked of scores that a kernel does not know. */
 static const char *unknown_rules(const cpa_cuda_attend_kernel *kernel, int32_t rules) {
     if (rules & CPA_CUDA_BLOCKS) return "keys by blocks";
+    if (kernel->takes.rules & CPA_CUDA_BLOCKS) return "score rules beside keys by blocks";
     if (kernel->takes.rules & CPA_CUDA_LISTS) return "score rules beside keys by lists";
     return kernel->takes.rules & CPA_CUDA_BITS ? "a bias of scores" : "score rules";
 }
