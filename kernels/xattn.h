@@ -8,6 +8,11 @@
 /* Tokens of a chunk, so that its groups are counted in 32 bits. */
 #define CPA_XATTN_MOST_TOKENS ((int64_t)1 << 30)
 
+/* Whether groups are packed out of such a cache. */
+static inline int cpa_xattn_reads(cpa_dtype dtype) {
+    return cpa_dtype_is_plain(dtype) || dtype == CPA_FP8_E4M3 || dtype == CPA_INT8 || dtype == CPA_FP8_E5M2;
+}
+
 /* The place in the sequence, in blocks, of the `block`-th from the local index `first` of a set on. */
 CPA_HOST_DEVICE static inline int64_t cpa_xattn_place(const cpa_xattn_shape *shape, cpa_owner_map map,
                                                       cpa_token_set set, int64_t first, int64_t block) {

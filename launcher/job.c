@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/min_max.h"
+#include "launcher/block_store.h"
 #include "launcher/output/timeline_json.h"
 #include "launcher/settings/settings_check.h"
 #include "launcher/settings/settings_table.h"
@@ -187,7 +188,7 @@ static cpa_status prepare(int argc, char **argv, cpa_job *job, cpa_workload *wor
     if (settings->metrics_file[0]) CPA_TRY(cpa_output_check("--metrics-file", settings->metrics_file, err));
     if (settings->violation_dump[0])
         CPA_TRY(cpa_output_check_folder("--violation-dump", settings->violation_dump, err));
-    if (settings->block_store[0]) CPA_TRY(cpa_output_check_folder("--block-store", settings->block_store, err));
+    CPA_TRY(cpa_job_store_check(settings, err));
     if (settings->block_transfer != 0 && !settings->block_store[0])
         return cpa_fail(err, CPA_INVALID, "--block-transfer: found without --block-store, expected with it");
     if (settings->generate) {

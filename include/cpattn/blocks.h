@@ -19,6 +19,7 @@
 #define CPATTN_BLOCKS_H
 
 #include <cpattn/device.h>
+#include <cpattn/shared_memory.h>
 #include <cpattn/types.h>
 
 #ifdef __cplusplus
@@ -42,8 +43,8 @@ typedef struct cpa_blocks_args {
     const int32_t *ids; /* [n], host; of an import no id is there twice */
     int64_t n;
     void *rows; /* [n * block_size, cpa_blocks_row_bytes], host: written by an export, read by an import */
-    /* Not 0: `rows` is memory of the stream's device, which may be that of another process, as cudaIpcOpenMemHandle gives
-     * it: what one exports there another imports without a copy to the host. Goes block by block. */
+    /* Not 0: `rows` is memory of the stream's device, which may be that of another process (cpa_shared_memory_open, or
+     * cudaIpcOpenMemHandle): what one exports there another imports without a copy to the host. Goes block by block. */
     int32_t rows_on_device;
 } cpa_blocks_args;
 CPA_API cpa_status cpa_blocks_export(const cpa_blocks_args *args, cpa_stream *stream);
@@ -129,6 +130,71 @@ CPA_API cpa_status cpa_folder_store_create(const char *path, cpa_folder_store **
 /* NULL does nothing; the files stay. */
 CPA_API void cpa_folder_store_destroy(cpa_folder_store *store);
 CPA_API void cpa_folder_store_table(cpa_folder_store *store, cpa_block_store *out);
+
+/* A store in memory of a device that processes of this host share (cpattn/shared_memory.h): parts go from process to process
+ * without a file or a socket. The process that has created the memory puts, and forgets the oldest part where there is
+ * no room for a new one; any process gets. Of 32 bytes one is for finding parts, and a few are forgotten early where
+ * parts are shorter than 2 KiB. Any thread may call the functions of its table at any time; on a CUDA device they copy to
+ * and from host memory on a stream of the store's own. */
+typedef struct cpa_shared_store cpa_shared_store;
+
+/* Memory that this process has created becomes an empty store; memory that it has opened is taken for a store that
+ * another process has made of it. CPA_INVALID for less than 16 KiB. The memory is destroyed after the store. */
+CPA_API cpa_status cpa_shared_store_create(cpa_shared_memory *memory, cpa_shared_store **out, cpa_error *err);
+/* NULL does nothing. No engine may use it any more. */
+CPA_API void cpa_shared_store_destroy(cpa_shared_store *store);
+/* put of a store in opened memory: CPA_UNSUPPORTED. get of what is no store: CPA_IO. */
+CPA_API void cpa_shared_store_table(cpa_shared_store *store, cpa_block_store *out);
+
+/* A store over NIXL (https://github.com/ai-dynamo/nixl), whose library libnixl_capi.so is opened when one is created:
+ * each process puts parts into memory of its own, and reads those of others from memory to memory, by what NIXL's back end
+ * has (UCX: RDMA, shared memory, TCP). A process that ends takes its parts with it; reads of one that has gone fail within
+ * 10 s, are logged once, and then count as none. Nothing tells who may read: whoever reaches the folder. Any thread may
+ * call the functions of its table at any time. */
+typedef struct cpa_nixl_store cpa_nixl_store;
+
+typedef struct cpa_nixl_options {
+    size_t size;
+    const char *folder;  /* that all processes reach, where those that put say how they are reached: a file each */
+    int64_t bytes;       /* of parts that this process puts, the oldest forgotten for a new one; 0: it only gets */
+    const char *backend; /* of NIXL; NULL: "UCX" */
+    const char *library; /* a path, or what the loader looks for; NULL: "libnixl_capi.so" */
+    int64_t reserved[4]; /* zero */
+} cpa_nixl_options;
+
+/* CPA_UNSUPPORTED without the library, CPA_IO without the folder, CPA_COMM where NIXL refuses. The options' texts are
+ * not needed afterwards. */
+CPA_API cpa_status cpa_nixl_store_create(const cpa_nixl_options *options, cpa_nixl_store **out, cpa_error *err);
+/* NULL does nothing. No engine may use it any more. */
+CPA_API void cpa_nixl_store_destroy(cpa_nixl_store *store);
+CPA_API void cpa_nixl_store_table(cpa_nixl_store *store, cpa_block_store *out);
+
+/* A store in Mooncake's distributed store (https://github.com/kvcache-ai/Mooncake), by the C interface of its library
+ * libmooncake_store.so, which is opened when one is created. A part is an object; of what is there by a key already,
+ * Mooncake keeps the first. Any thread may call the functions of its table at any time. */
+typedef struct cpa_mooncake_store cpa_mooncake_store;
+
+/* As mooncake_store_setup and Mooncake's configuration files have them. */
+typedef struct cpa_mooncake_options {
+    size_t size;
+    const char *local_hostname;  /* of this client, as others reach it */
+    const char *metadata_server; /* "P2PHANDSHAKE", or an address such as "http://HOST:8080/metadata" */
+    const char *master_server;   /* HOST:PORT */
+    const char *protocol;        /* NULL: "tcp" */
+    const char *device_name;     /* of RDMA; NULL: "" */
+    int64_t segment_bytes;       /* memory that this client gives to the store; 0: none */
+    int64_t buffer_bytes;        /* of what is put and on its way; 0: 64 MiB */
+    const char *library;         /* a path, or what the loader looks for; NULL: "libmooncake_store.so" */
+    int64_t reserved[4];         /* zero */
+} cpa_mooncake_options;
+
+/* CPA_UNSUPPORTED without the library, CPA_COMM where the master is not reached. The options' texts are not needed
+ * afterwards. */
+CPA_API cpa_status cpa_mooncake_store_create(const cpa_mooncake_options *options, cpa_mooncake_store **out,
+                                             cpa_error *err);
+/* NULL does nothing. No engine may use it any more. */
+CPA_API void cpa_mooncake_store_destroy(cpa_mooncake_store *store);
+CPA_API void cpa_mooncake_store_table(cpa_mooncake_store *store, cpa_block_store *out);
 
 #ifdef __cplusplus
 }

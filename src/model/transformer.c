@@ -367,6 +367,32 @@ static cpa_status begin_draft(const cpa_transformer *t, const cpa_model_step *st
     return cpa_draft_layer_begin(&t->config, &t->weights, t->options.dtype, &args, stream);
 }
 
+/* The same in two launches, where a row of the cache takes all of a head to make: keys and values first replace what
+ * they come from. */
+static cpa_status turn_then_write(const cpa_transformer *t, cpa_qk_norm_rope_args args, cpa_stream *stream) {
+    const cpa_model_config *c = &t->config;
+    const int64_t stride = qkv_width(c), bytes = cpa_dtype_bytes(t->options.dtype), head = c->head_dim;
+    char *k = (char *)t->wide + c->q_heads * head * bytes, *v = k + c->kv_heads * head * bytes;
+    const cpa_kv_write_args write = {
+        .size = sizeof write,
+        .tokens = args.rows,
+        .dtype = t->options.dtype,
+        .k = k,
+        .v = v,
+        .slot_mapping = args.slot_mapping,
+        .kv = args.kv,
+        .nonfinite = args.nonfinite,
+        .k_row_stride = stride,
+        .v_row_stride = stride,
+    };
+    args.slot_mapping = NULL;
+    args.nonfinite = NULL;
+    args.k = k, args.v = v;
+    args.k_stride = args.v_stride = stride;
+    CPA_TRY(cpa_qk_norm_rope(&args, stream));
+    return write.slot_mapping ? cpa_kv_write(&write, stream) : CPA_OK;
+}
+
 static cpa_status layer_in(void *ctx, int32_t layer, const cpa_model_step *step, const cpa_layer_args *layer_args,
                            cpa_stream *stream) {
     const cpa_transformer *t = ctx;
@@ -407,7 +433,8 @@ static cpa_status layer_in(void *ctx, int32_t layer, const cpa_model_step *step,
         .kv = layer_args->kv,
         .nonfinite = layer_args->nonfinite,
     };
-    return cpa_qk_norm_rope(&args, stream);
+    return cpa_dtype_is_turboquant(layer_args->kv.dtype) ? turn_then_write(t, args, stream)
+                                                         : cpa_qk_norm_rope(&args, stream);
 }
 
 static cpa_status select_keys(void *ctx, int32_t layer, const cpa_model_step *step, const cpa_select_args *args,

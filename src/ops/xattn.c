@@ -110,8 +110,8 @@ static cpa_status check_pack_k(cpa_xattn_pack_k_args *a, cpa_error *err) {
     REQUIRE(err, kv->kv_heads == a->shape.kv_heads && kv->k_dim == a->shape.dim,
             "%s: the cache has %d KV heads of %d columns, but the shape %d of %d", where, kv->kv_heads, kv->k_dim,
             a->shape.kv_heads, a->shape.dim);
-    REQUIRE(err, kv->dtype != CPA_FP8_T128 && kv->dtype != CPA_FP8_T64,
-            "%s: the cache is %s, expected rows without scales of tiles", where, cpa_dtype_name(kv->dtype));
+    REQUIRE(err, cpa_xattn_reads(kv->dtype), "%s: the cache is %s, expected elements, or codes of one scale a row",
+            where, cpa_dtype_name(kv->dtype));
     REQUIRE(err, a->table || a->tokens == 0, "%s: table is NULL", where);
     CPA_TRY(cpa_check_aligned(where, "table", a->table, sizeof *a->table, err));
     return check_packed(where, "out", a->out, &a->shape, a->shape.kv_heads, a->tokens, &a->out_stride, err);

@@ -132,11 +132,9 @@ static cpa_status clear_sums(cpa_worker *worker, cpa_error *err) {
     return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "worker: %s", worker->stream->error.message);
 }
 
-/* Steps may be captured where the device, the model and the options allow it. Plans of an indexer are those of one
- * step. */
+/* Steps may be captured where the device, the model and the options allow it. */
 static cpa_status make_graphs(cpa_worker *worker, cpa_control *control, cpa_error *err) {
-    if (worker->options.enforce_eager || !worker->device->caps.has_graphs || !worker->network->capturable ||
-        worker->options.model.index)
+    if (worker->options.enforce_eager || !worker->device->caps.has_graphs || !worker->network->capturable)
         return CPA_OK;
     return cpa_graphs_create(control, worker->context, worker->stream, &worker->graphs, err);
 }

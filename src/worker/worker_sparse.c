@@ -8,6 +8,7 @@
 #include "base/array.h"
 #include "base/check.h"
 #include "base/min_max.h"
+#include "kernels/xattn.h"
 #include "src/context/context_plan.h"
 
 enum { BLOCK = CPA_XATTN_MOST_BLOCK };
@@ -77,6 +78,7 @@ static cpa_status check_worker(const cpa_worker *worker, cpa_error *err) {
                         "sparse: the interleave is %d, expected a multiple of the %d tokens of a block of XAttention",
                         o->map.interleave, BLOCK);
     if (o->model.attention.v_in_k || worker->forms.count > 1) why = "latents";
+    if (!cpa_xattn_reads(o->model.attention.kv_dtype)) why = "a cache of several scales a row";
     if (worker->network->select) why = "a model that selects keys itself";
     if (o->model.attention.k_dim > CPA_XATTN_MOST_DIM || o->model.attention.k_dim % 8 != 0)
         why = "heads that are no multiple of 8 columns up to 256";

@@ -8,6 +8,7 @@
 
 #include "base/convert.h"
 #include "tests/fixtures/device_fixture.h"
+#include "tests/fixtures/entry_oracle.h"
 #include "tests/fixtures/unit.h"
 
 static cpa_device *device;
@@ -136,27 +137,6 @@ static float codes_of(const form *f, const float *x, uint8_t *codes, int pow2) {
     }
     for (int i = 0; i < f->dim; i++) codes[i] = isinf(x[i]) ? (x[i] > 0 ? 0x7e : 0xfe) : nearest_code(x[i] / scale);
     return scale;
-}
-
-/* Of MXFP4: the nearest of its numbers, the even one of two, for the largest to become 6 or somewhat less. */
-static void mxfp4_of(const float *x, uint8_t *codes, uint8_t *scales, int n) {
-    static const double NUMBERS[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
-    memset(codes, 0, (size_t)n / 2);
-    for (int block = 0; block < n / 32; block++) {
-        int exponent = -126;
-        for (int i = block * 32; i < block * 32 + 32; i++)
-            while (isfinite(x[i]) && fabs((double)x[i]) > ldexp(6, exponent)) exponent++;
-        scales[block] = (uint8_t)(exponent + 127);
-        for (int i = block * 32; i < block * 32 + 32; i++) {
-            const double size = fabs(ldexp((double)x[i], -exponent));
-            int best = 0;
-            for (int code = 1; code < 8 && !isnan(x[i]); code++) {
-                const double closer = fabs(size - NUMBERS[best]) - fabs(size - NUMBERS[code]);
-                if (closer > 0 || (closer == 0 && code % 2 == 0) || isinf(size)) best = code;
-            }
-            codes[i / 2] |= (uint8_t)((best | (x[i] < 0 ? 8 : 0)) << (i % 2 * 4));
-        }
-    }
 }
 
 /* ---- inputs ---- */
@@ -340,7 +320,7 @@ static void expect_queries(const form *f, const float *q, int64_t stride, const 
         if (f->to == CPA_INDEX_BF16)
             cpa_narrow(out + i * row, x, CPA_BF16, f->dim);
         else if (f->to == CPA_INDEX_MXFP4)
-            mxfp4_of(x, out + i * row, scales + i * (f->dim / 32), f->dim);
+            cpa_test_mxfp4(x, out + i * row, scales + i * (f->dim / 32), f->dim);
         else
             scale = codes_of(f, x, out + i * row, 1);
         const float scaled = weight_of(f, i) * scale, twice = scaled * of_dim;

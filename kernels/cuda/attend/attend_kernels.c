@@ -117,7 +117,7 @@ const cpa_cuda_attend_kernel cpa_cuda_kernel_decode_blocks = {
 };
 const cpa_cuda_attend_kernel cpa_cuda_kernel_decode = {
     .name = "decode",
-    .takes = {OF_DECODE, CPA_CUDA_ALL_CACHES, 0, CPA_CUDA_PORTABLE, CPA_CUDA_256},
+    .takes = {OF_DECODE, CPA_CUDA_ALL_CACHES - CPA_CUDA_TURBOQUANT, 0, CPA_CUDA_PORTABLE, CPA_CUDA_256},
     .geometry = cpa_cuda_decode_geometry,
     .launch = cpa_cuda_attend_decode,
 };
@@ -129,9 +129,16 @@ const cpa_cuda_attend_kernel cpa_cuda_kernel_decode_ruled = {
 };
 const cpa_cuda_attend_kernel cpa_cuda_kernel_decode_ruled_caches = {
     .name = "decode_ruled_caches",
-    .takes = {OF_DECODE, CPA_CUDA_ALL_CACHES - CPA_CUDA_ELEMENTS, CPA_CUDA_ALL_RULES, CPA_CUDA_HOPPER, CPA_CUDA_256},
+    .takes = {OF_DECODE, CPA_CUDA_ALL_CACHES - CPA_CUDA_ELEMENTS - CPA_CUDA_TURBOQUANT, CPA_CUDA_ALL_RULES,
+              CPA_CUDA_HOPPER, CPA_CUDA_256},
     .geometry = cpa_cuda_decode_geometry,
     .launch = cpa_cuda_attend_decode_ruled_caches,
+};
+const cpa_cuda_attend_kernel cpa_cuda_kernel_decode_turboquant = {
+    .name = "decode_turboquant",
+    .takes = {OF_DECODE, CPA_CUDA_TURBOQUANT, CPA_CUDA_ALL_RULES, CPA_CUDA_HOPPER, CPA_CUDA_128},
+    .geometry = cpa_cuda_decode_geometry,
+    .launch = cpa_cuda_attend_decode_turboquant,
 };
 const cpa_cuda_attend_kernel cpa_cuda_kernel_portable = {
     .name = "portable",

@@ -28,8 +28,9 @@ typedef enum cpa_cuda_cache {
     CPA_CUDA_CODES = 4,          /* of a quantised dtype */
     CPA_CUDA_RUNS = 8,           /* elements whose rows lie in runs, CPA_VLLM_X */
     CPA_CUDA_RUN_CODES = 16,     /* codes that do so */
+    CPA_CUDA_TURBOQUANT = 32,    /* codes of CPA_TQ_ */
     CPA_CUDA_ROWS = CPA_CUDA_ELEMENTS | CPA_CUDA_ELEMENTS_APART,
-    CPA_CUDA_ALL_CACHES = 31
+    CPA_CUDA_ALL_CACHES = 63
 } cpa_cuda_cache;
 
 /* What is done to scores (cpattn/score.h), and which keys are attended (cpattn/selection.h), as a set. Sinks are part of
@@ -101,7 +102,7 @@ typedef struct cpa_cuda_attend_spec {
 } cpa_cuda_attend_spec;
 
 static inline int cpa_cuda_has_codes(const cpa_cuda_attend_spec *spec) {
-    return (spec->call.cache & (CPA_CUDA_CODES | CPA_CUDA_RUN_CODES)) != 0;
+    return (spec->call.cache & (CPA_CUDA_CODES | CPA_CUDA_RUN_CODES | CPA_CUDA_TURBOQUANT)) != 0;
 }
 static inline int cpa_cuda_in_runs(const cpa_cuda_attend_spec *spec) {
     return (spec->call.cache & (CPA_CUDA_RUNS | CPA_CUDA_RUN_CODES)) != 0;
@@ -125,7 +126,7 @@ typedef struct cpa_cuda_attend_launch {
 } cpa_cuda_attend_launch;
 typedef cpa_status cpa_cuda_attend_launcher(const cpa_cuda_attend_launch *launch, cpa_stream *stream);
 cpa_cuda_attend_launcher cpa_cuda_attend_decode_blocks, cpa_cuda_attend_decode, cpa_cuda_attend_decode_ruled,
-    cpa_cuda_attend_decode_ruled_caches, cpa_cuda_attend_portable, cpa_cuda_attend_portable_ruled_codes,
+    cpa_cuda_attend_decode_ruled_caches, cpa_cuda_attend_decode_turboquant, cpa_cuda_attend_portable, cpa_cuda_attend_portable_ruled_codes,
     cpa_cuda_attend_simple;
 
 /* How work is cut for a kernel: before the plan knows what calls ask for. */
@@ -179,6 +180,7 @@ typedef struct cpa_cuda_attend_kernel {
     KERNEL(latent)                                                                                                     \
     KERNEL(wide)                                                                                                       \
     KERNEL(decode_blocks)                                                                                              \
+    KERNEL(decode_turboquant)                                                                                          \
     KERNEL(decode)                                                                                                     \
     KERNEL(decode_ruled)                                                                                               \
     KERNEL(decode_ruled_caches)                                                                                        \

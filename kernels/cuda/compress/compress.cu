@@ -338,11 +338,21 @@ extern "C" cpa_status cpa_cuda_compress_halo_pack(const cpa_compress_halo_pack_a
                         stream, "compress_halo_pack");
 }
 
+static entry_pool pool_of(const cpa_compress_write_args &args, cpa_stream *stream) {
+    entry_pool pool = {};
+    if (!args.mxfp4) return entry_pool_of(args.kv, stream);
+    pool.slots = args.mxfp4_rows;
+    pool.dim = args.state.head;
+    pool.bad_slot = ((cpa_cuda_stream *)stream)->bad_slot;
+    pool.mxfp4 = args.mxfp4, pool.mxfp4_scales = args.mxfp4_scales;
+    return pool;
+}
+
 extern "C" cpa_status cpa_cuda_compress_write(const cpa_compress_write_args *args, cpa_stream *stream) {
     const int64_t few = 4096; /* tokens that have a CTA each */
     const cpa_status status = cpa_cuda_select(stream->device, &stream->error);
     if (status != CPA_OK) return status;
-    const compress_args c = {*args, entry_pool_of(args->kv, stream), args->tokens <= few ? 1 : args->state.ratio};
+    const compress_args c = {*args, pool_of(*args, stream), args->tokens <= few ? 1 : args->state.ratio};
     const int64_t ctas = (args->tokens + c.chunk - 1) / c.chunk;
     if (ctas > INT32_MAX)
         return cpa_cuda_unsupported(stream, "compress_write: more tokens than a grid takes", args->tokens);

@@ -8,6 +8,7 @@
 #include "kernels/cuda/cache/tiles.cuh"
 #include "kernels/cuda/device/warp.cuh"
 #include "kernels/cuda/nn/rows.cuh"
+#include "kernels/indexer.h"
 #include "kernels/kv_view.h"
 
 namespace {
@@ -30,6 +31,7 @@ struct entry_pool {
     int32_t block_shift, dim;
     float scale; /* of codes of e4m3; 0: each row has its own */
     cpa_cuda_bad_slot *bad_slot;
+    uint8_t *mxfp4, *mxfp4_scales; /* rows go there; NULL: to the cache */
 };
 
 inline entry_pool entry_pool_of(const cpa_kv_view &view, cpa_stream *stream) {
@@ -228,6 +230,26 @@ __device__ inline void store_codes_of_row(const entry_pool &pool, char *row, flo
     }
 }
 
+/* Four lanes have the 32 elements of a scale. */
+__device__ inline void store_mxfp4_row(const entry_pool &pool, int64_t slot, const lane_row &x, int lane) {
+    constexpr int LANES = CPA_INDEX_MXFP4_BLOCK / PART;
+#pragma unroll
+    for (int p = 0; p < PARTS; p++) {
+        const float scale = cpa_index_mxfp4_scale(lanes_most(largest_finite<PART>(x[p]), LANES));
+        const uint32_t exponent = __float_as_uint(scale) >> 23;
+        const int32_t first = part_first(p, lane);
+        uint32_t codes = 0;
+        if (first >= pool.dim) continue;
+#pragma unroll
+        for (int e = 0; e < PART; e++)
+            codes |= (uint32_t)cpa_index_e2m1(x[p][e] * inverse_power(exponent)) << (4 * e);
+        *(uint32_t *)(pool.mxfp4 + slot * (pool.dim / 2) + first / 2) = codes;
+        if (lane % LANES == 0)
+            pool.mxfp4_scales[slot * (pool.dim / CPA_INDEX_MXFP4_BLOCK) + first / CPA_INDEX_MXFP4_BLOCK] =
+                (uint8_t)exponent;
+    }
+}
+
 /* A row, rounded to bf16, into the cache; slots below 0 skip it. All lanes of the warp come here. */
 __device__ inline void store_entry(const entry_pool &pool, int64_t token, int64_t slot, const lane_row &given,
                                    int lane) {
@@ -244,6 +266,10 @@ __device__ inline void store_entry(const entry_pool &pool, int64_t token, int64_
     for (int p = 0; p < PARTS; p++) {
 #pragma unroll
         for (int e = 0; e < PART; e++) x[p][e] = to_float(from_float<__nv_bfloat16>(given[p][e]));
+    }
+    if (pool.mxfp4) {
+        store_mxfp4_row(pool, slot, x, lane);
+        return;
     }
     if (pool.dtype == CPA_FP8_T64) {
         store_power_tiles(row, (uint8_t *)words + offset * POWER_SCALES, x, lane);
