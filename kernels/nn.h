@@ -1,6 +1,6 @@
 /* The table of operators beside attention. The argument structs are those of the public headers cpattn/nn.h,
- * cpattn/experts.h, cpattn/topk.h, cpattn/compress.h and, for making rows, cpattn/indexer.h, checked: no stride is 0 any
- * more, and there is at least one row (of mark_tokens: a restart or a token; expert_permute: any number). CPA_UNSUPPORTED
+ * cpattn/experts.h, cpattn/topk.h, cpattn/compress.h, cpattn/xattn.h and, for making rows, cpattn/indexer.h, checked: no stride is 0 any
+ * more, and there is at least one row (of mark_tokens: a restart or a token; expert_permute: any number; xattn_stats: keys need not be). CPA_UNSUPPORTED
  * says that there is no kernel for a shape. */
 #ifndef CPA_KERNELS_NN_H
 #define CPA_KERNELS_NN_H
@@ -10,6 +10,7 @@
 #include <cpattn/indexer.h>
 #include <cpattn/nn.h>
 #include <cpattn/topk.h>
+#include <cpattn/xattn.h>
 
 #include "kernels/device.h"
 
@@ -19,6 +20,9 @@
 #define CPA_INDEX_OPERATORS(X) X(index_write) X(index_q) X(topk) X(topk_merge)
 #define CPA_COMPRESS_OPERATORS(X)                                                                                      \
     X(inverse_rope_quant) X(compress_state_write) X(compress_write) X(compress_halo_pack) X(q_norm_rope_kv_write)
+#define CPA_XATTN_OPERATORS(X)                                                                                         \
+    X(xattn_pack_q)                                                                                                    \
+    X(xattn_pack_k) X(xattn_stats) X(xattn_merge_stats) X(xattn_block_sums) X(xattn_scores) X(xattn_select)
 #define CPA_EXPERT_OPERATORS(X) X(expert_route) X(expert_permute) X(expert_linear) X(expert_combine)
 #define CPA_NN_OPERATORS(X)                                                                                            \
     X(rmsnorm)                                                                                                         \
@@ -29,7 +33,9 @@
     X(swiglu)                                                                                                          \
     X(embed)                                                                                                           \
     X(linear)                                                                                                          \
-    X(sample) X(rank_tokens) X(mark_tokens) CPA_INDEX_OPERATORS(X) CPA_EXPERT_OPERATORS(X) CPA_COMPRESS_OPERATORS(X)
+    X(sample)                                                                                                          \
+    X(rank_tokens)                                                                                                     \
+    X(mark_tokens) CPA_INDEX_OPERATORS(X) CPA_EXPERT_OPERATORS(X) CPA_COMPRESS_OPERATORS(X) CPA_XATTN_OPERATORS(X)
 
 /* What linear of few rows does by itself, so that no kernel comes between two products of a layer. */
 typedef struct cpa_linear_fusion {

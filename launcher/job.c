@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <cpattn/xattn.h>
+
 #include "base/check.h"
 #include "base/min_max.h"
 #include "launcher/block_store.h"
@@ -105,7 +107,12 @@ static cpa_status read_model(cpa_job *job, cpa_error *err) {
     CPA_TRY(set_scales(settings, shape, err));
     shape->layout = (cpa_kv_layout)settings->kv_layout;
     CPA_TRY(cpa_job_set_rules(job, err));
-    job->interleave = (int32_t)(settings->interleave ? settings->interleave : settings->block_size);
+    cpa_sparse_prompts sparse = {0, 0};
+    CPA_TRY(cpa_settings_sparse(settings, &sparse, err));
+    const int64_t run = sparse.stride ? CPA_XATTN_MOST_BLOCK : 1; /* blocks of XAttention stay whole */
+    job->interleave = (int32_t)(settings->interleave         ? settings->interleave
+                                : settings->block_size < run ? run
+                                                             : settings->block_size);
     return CPA_OK;
 }
 
@@ -349,7 +356,9 @@ void cpa_job_name_option(cpa_error *err) {
 cpa_engine_options cpa_job_engine_options(const cpa_job *job, cpa_cache_size cache, const cpa_workload *workload) {
     const cpa_settings *settings = &job->settings;
     cpa_speculative speculative = {.drafter = CPA_DRAFT_NONE};
+    cpa_sparse_prompts sparse = {0, 0};
     (void)cpa_settings_speculative(settings, &speculative, NULL); /* right, as they are loaded */
+    (void)cpa_settings_sparse(settings, &sparse, NULL);
     return (cpa_engine_options){
         .size = sizeof(cpa_engine_options),
         .model = cpa_model_shape_of(&job->model),
@@ -387,6 +396,8 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, cpa_cache_size cac
         .local_context = settings->local_context < 0   ? 0
                          : settings->local_context > 0 ? settings->local_context
                                                        : CPA_LOCAL_CONTEXT_NONE,
+        .sparse_stride = sparse.stride,
+        .sparse_tau = sparse.tau,
         .drafter = speculative.drafter,
         .draft_tokens = speculative.draft_tokens,
         .ngram_min = speculative.ngram_min,

@@ -102,6 +102,7 @@ typedef struct cpa_settings {
     int64_t adaptive_chunks;
     int64_t short_prompts; /* cpa_short_prompts */
     char speculative[CPA_TEXT_BYTES];
+    char sparse[CPA_TEXT_BYTES];
     int64_t algorithm; /* cpa_algorithm */
     int64_t transport; /* cpa_transport_kind */
     int64_t staging_bytes;

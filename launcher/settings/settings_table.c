@@ -223,6 +223,11 @@ const cpa_field cpa_settings_rows[] = {
      .help = "over latents, chunks of prompts of few tokens against what is cached: expand keys as the others do, or "
              "absorb, "
              "attending latents as decode does, where that is less work; auto: absorb on a GPU"},
+    {"Scheduling", "sparse", "METHOD", CPA_FIELD_TEXT, offsetof(cpa_settings, sparse), "off",
+     .help =
+         "prompts attend the blocks of 128 keys that XAttention estimates to have the share TAU of their attention, "
+         "by sums over antidiagonals of S tokens, 8 where it is not said: xattn:TAU or xattn:TAU,S; on one rank; "
+         "short prompts and decode attend all keys"},
     {"Scheduling", "speculative", "METHOD", CPA_FIELD_TEXT, offsetof(cpa_settings, speculative), "off",
      .help = "ngram:K, ngram:KxB or these with :MIN..MAX: a step may draw 1 + K tokens of a request, of which K were "
              "guessed: what followed the last time that its MAX (or fewer, down to MIN) last tokens were there before, "

@@ -7,6 +7,7 @@ const cpa_cuda_attend_kernel *const cpa_cuda_attend_kernels[] = {CPA_CUDA_ATTEND
 /* What is asked of scores that a kernel does not know. */
 static const char *unknown_rules(const cpa_cuda_attend_kernel *kernel, int32_t rules) {
     if (rules & CPA_CUDA_BLOCKS) return "keys by blocks";
+    if (kernel->takes.rules & CPA_CUDA_BLOCKS) return "score rules beside keys by blocks";
     if (kernel->takes.rules & CPA_CUDA_LISTS) return "score rules beside keys by lists";
     return kernel->takes.rules & CPA_CUDA_BITS ? "a bias of scores" : "score rules";
 }
@@ -60,6 +61,8 @@ static cpa_cuda_chosen choose(const cpa_cuda_attend_spec *spec, cpa_cuda_pieces 
         if (!(kernel->takes.pieces & 1 << pieces) || !(kernel->takes.caches & spec->call.cache)) continue;
         if (kernel->takes.path != CPA_CUDA_SIMPLE && kernel->takes.latents != spec->shape->v_in_k) continue;
         if (kernel->takes.path != CPA_CUDA_SIMPLE && (kernel->takes.rules ^ spec->call.rules) & CPA_CUDA_LISTS)
+            continue;
+        if (kernel->takes.rules & ~spec->call.rules & CPA_CUDA_BLOCKS && kernel->takes.path != CPA_CUDA_SIMPLE)
             continue;
         if (spec->width < kernel->takes.narrowest) continue;
         const char *why = cpa_cuda_kernel_refuses(kernel, spec);

@@ -165,7 +165,7 @@ typedef struct cpa_cuda_attend_kernel {
     const char *(*refuses)(const cpa_cuda_attend_spec *spec);
     cpa_cuda_attend_cut *geometry;
     cpa_cuda_attend_launcher *launch;
-    int32_t whole;        /* not 0: takes the whole plan at once, whatever its pieces, with keys by lists alone */
+    int32_t whole;        /* not 0: takes the whole plan at once, whatever its pieces, with selected keys alone */
     int32_t leaves_units; /* decode: not 0: the states of pieces are left to cpa_cuda_attend_combine_units */
     /* NULL; or what is done to the keys first, and the kernel for whose sake, which has its say before this one, then
      * cuts and runs. Such a row has no launch (attend_source.h). */
@@ -176,6 +176,7 @@ typedef struct cpa_cuda_attend_kernel {
 #define CPA_CUDA_ATTEND_KERNELS(KERNEL)                                                                                \
     KERNEL(lists_latent)                                                                                               \
     KERNEL(lists)                                                                                                      \
+    KERNEL(blocks)                                                                                                     \
     KERNEL(latent)                                                                                                     \
     KERNEL(wide)                                                                                                       \
     KERNEL(decode_blocks)                                                                                              \
