@@ -181,7 +181,8 @@ static int64_t count_misplaced(const cascade_batch *b, const cpa_cuda_cascade *c
     return wrong;
 }
 
-/* Few heads, of which tiles hold several tokens; more; and so many that a token has several tiles: of 70, one of six rows. */
+/* Few heads, of which tiles hold several tokens; more; and so many that a token has several tiles, of 70 one of six
+ * rows. */
 static void pieces_over_shared_latents_cover_them(void) {
     enum { MOST_PIECES = 1024, MOST_ROWS = 4 * SEQUENCES };
     static const int32_t heads[] = {1, 3, 16, 40, 64, 70, 128};
