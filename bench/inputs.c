@@ -6,6 +6,7 @@
 #include "bench/memory.h"
 #include "bench/noise.h"
 #include "src/check/reference.h"
+#include "src/check/reference_rows.h"
 #include "src/model/synthetic.h"
 
 enum { PIECE_TOKENS = 16384 }; /* given to one kv_write */
@@ -187,5 +188,5 @@ void cpa_bench_recalled_row(const cpa_kv_view *kv, cpa_synth_tensor tensor, int6
     const char *block = pool.memory + i / kv->block_size * pool.block_stride;
     cpa_reference_read_rows(block + offset * pool.token_stride + head * pool.head_stride,
                             block + pool.scales_at + (head * kv->block_size + offset) * pool.scale_bytes, kv->dtype,
-                            kv->k_scale, 1, pool.dim, dst);
+                            pool.part, kv->k_scale, 1, pool.dim, dst);
 }

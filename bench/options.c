@@ -17,8 +17,8 @@
 
 /* The dtypes by their number, and CPA_DTYPE_COUNT, or CPA_KV_DTYPE_COUNT, for none. */
 static const char *const dtypes[] = {"fp32", "bf16", "fp16", "auto", NULL};
-static const char *const kv_dtypes[] = {"fp32",     "bf16",     "fp16",    "fp8_e4m3", "int8",
-                                        "fp8_t128", "fp8_e5m2", "fp8_t64", "auto",     NULL};
+static const char *const kv_dtypes[] = {"fp32",    "bf16",    "fp16",    "fp8_e4m3", "int8",    "fp8_t128", "fp8_e5m2",
+                                        "fp8_t64", "tq_k8v4", "tq_4bit", "tq_k3v4",  "tq_3bit", "auto",     NULL};
 _Static_assert(sizeof dtypes / sizeof dtypes[0] == CPA_DTYPE_COUNT + 2, "a word for each dtype");
 _Static_assert(sizeof kv_dtypes / sizeof kv_dtypes[0] == CPA_KV_DTYPE_COUNT + 2, "a word for each dtype of a cache");
 static const char *const devices[] = {"auto", "host", "cuda", NULL};
@@ -46,7 +46,7 @@ static const cpa_field table[] = {
      .help = "fp32, bf16 or fp16; auto: fp32 on the host, bf16 on cuda"},
     {CASE, "kv-cache-dtype", "TYPE", CHOICE_AT(kv_dtype, kv_dtypes), .named = cpa_named_dtype, .initial = "auto",
      .help = "of the KV cache, fp8_e4m3, fp8_e5m2 and int8 with a scale for each token and head, fp8_t128 and "
-             "fp8_t64 of latents; auto: as --dtype"},
+             "fp8_t64 of latents, tq_k8v4, tq_4bit, tq_k3v4 and tq_3bit TurboQuant's; auto: as --dtype"},
     {CASE, "tensor-scale", "S", CPA_FIELD_REAL, offsetof(cpa_bench_options, tensor_scale), .initial = "0", .max = 1e6,
      .help = "one scale for all keys and values of a cache in fp8_e4m3 or fp8_e5m2; 0: one for each token and head"},
     {CASE, "q-heads", "N", INT_AT(q_heads, 1, 1024), .initial = "auto", .word = "auto",

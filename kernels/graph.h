@@ -2,6 +2,8 @@
 #ifndef CPA_KERNELS_GRAPH_H
 #define CPA_KERNELS_GRAPH_H
 
+#include <cpattn/indexer.h>
+
 #include "kernels/attend_plan.h"
 #include "kernels/device.h"
 
@@ -20,6 +22,8 @@ struct cpa_graph_table {
     /* For plans with padded_items: a number that two settings of one plan share only if their attends enqueue the same
      * operations on the same addresses. */
     uint64_t (*plan_shape)(const cpa_attend_plan *plan);
+    /* The same of two settings of a reserved plan of an indexer, and index_logits. */
+    uint64_t (*index_plan_shape)(const cpa_index_plan *plan);
     /* An item of a plan with padded_items, of this shape and with blocks of so many tokens, may have so many rows times
      * query heads of a KV head; where one has more, what an attend enqueues depends on its batch after all. */
     int32_t (*padded_rows)(const cpa_attention_shape *shape, int32_t block_size);

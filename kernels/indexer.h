@@ -41,9 +41,12 @@ struct cpa_index_plan {
     cpa_index_items items;
     cpa_attend_item *memory; /* that items are in */
     int64_t capacity;
+    /* Of a reserved plan, whose rows and most_keys are these; items 0: it is not reserved. Its items are filled up with
+     * some of no rows. */
+    cpa_index_limits limits;
 };
 
-/* Takes over what a batch says, but its tables. */
+/* Takes over what a batch says, but its tables; refuses what is beyond the limits of a reserved plan. */
 cpa_status cpa_index_plan_describe(cpa_index_plan *plan, const cpa_attend_batch *batch, int32_t tokens_per_key,
                                    cpa_error *err);
 void cpa_index_plan_release(cpa_index_plan *plan);

@@ -98,6 +98,7 @@ static inline cpa_attention_shape cpa_kv_view_shape(const cpa_kv_view *kv) {
  * of bytes, or under CPA_VLLM_X several. Values that lie in keys are their first elements. */
 typedef struct cpa_kv_pool {
     char *memory;
+    cpa_kv_part part;
     int32_t dim;     /* elements of a key, or a value */
     int32_t row_dim; /* elements of a row as it lies; more than dim where a value is a part of its key */
     float tensor_scale;
@@ -117,6 +118,7 @@ static inline cpa_kv_pool cpa_kv_pool_of(const cpa_kv_view *kv, cpa_kv_part part
     const int keys = part == CPA_KEYS;
     cpa_kv_pool pool;
     pool.memory = (char *)(keys ? kv->k : kv->v);
+    pool.part = part;
     pool.dim = keys ? kv->k_dim : kv->v_dim;
     pool.row_dim = keys || kv->v_in_k ? kv->k_dim : kv->v_dim;
     pool.tensor_scale = cpa_kv_tensor_scale(kv, part);

@@ -65,6 +65,14 @@ CPA_HOST_DEVICE static inline int32_t cpa_topk_index(const cpa_topk_args *a, int
     return table[column / a->block_size] * a->block_size + column % a->block_size;
 }
 
+/* Entries that a row of lists has room for, and the one behind what is chosen of a row; negative: none. */
+CPA_HOST_DEVICE static inline int32_t cpa_topk_list_width(int32_t k, const int32_t *tails) {
+    return tails ? k + 1 : k;
+}
+CPA_HOST_DEVICE static inline int32_t cpa_topk_tail(const int32_t *tails, int64_t row) {
+    return tails ? tails[row] : -1;
+}
+
 /* The row of the results that a row's go to; negative: none. */
 CPA_HOST_DEVICE static inline int64_t cpa_topk_out_row(const int32_t *out_rows, int64_t row) {
     return out_rows ? out_rows[row] : row;

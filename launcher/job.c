@@ -5,8 +5,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <cpattn/xattn.h>
+
 #include "base/check.h"
 #include "base/min_max.h"
+#include "launcher/block_store.h"
 #include "launcher/output/timeline_json.h"
 #include "launcher/settings/settings_check.h"
 #include "launcher/settings/settings_table.h"
@@ -104,7 +107,12 @@ static cpa_status read_model(cpa_job *job, cpa_error *err) {
     CPA_TRY(set_scales(settings, shape, err));
     shape->layout = (cpa_kv_layout)settings->kv_layout;
     CPA_TRY(cpa_job_set_rules(job, err));
-    job->interleave = (int32_t)(settings->interleave ? settings->interleave : settings->block_size);
+    cpa_sparse_prompts sparse = {0, 0};
+    CPA_TRY(cpa_settings_sparse(settings, &sparse, err));
+    const int64_t run = sparse.stride ? CPA_XATTN_MOST_BLOCK : 1; /* blocks of XAttention stay whole */
+    job->interleave = (int32_t)(settings->interleave         ? settings->interleave
+                                : settings->block_size < run ? run
+                                                             : settings->block_size);
     return CPA_OK;
 }
 
@@ -180,7 +188,7 @@ static cpa_status prepare(int argc, char **argv, cpa_job *job, cpa_workload *wor
     if (settings->metrics_file[0]) CPA_TRY(cpa_output_check("--metrics-file", settings->metrics_file, err));
     if (settings->violation_dump[0])
         CPA_TRY(cpa_output_check_folder("--violation-dump", settings->violation_dump, err));
-    if (settings->block_store[0]) CPA_TRY(cpa_output_check_folder("--block-store", settings->block_store, err));
+    CPA_TRY(cpa_job_store_check(settings, err));
     if (settings->block_transfer != 0 && !settings->block_store[0])
         return cpa_fail(err, CPA_INVALID, "--block-transfer: found without --block-store, expected with it");
     if (settings->generate) {
@@ -348,7 +356,9 @@ void cpa_job_name_option(cpa_error *err) {
 cpa_engine_options cpa_job_engine_options(const cpa_job *job, cpa_cache_size cache, const cpa_workload *workload) {
     const cpa_settings *settings = &job->settings;
     cpa_speculative speculative = {.drafter = CPA_DRAFT_NONE};
+    cpa_sparse_prompts sparse = {0, 0};
     (void)cpa_settings_speculative(settings, &speculative, NULL); /* right, as they are loaded */
+    (void)cpa_settings_sparse(settings, &sparse, NULL);
     return (cpa_engine_options){
         .size = sizeof(cpa_engine_options),
         .model = cpa_model_shape_of(&job->model),
@@ -386,6 +396,8 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, cpa_cache_size cac
         .local_context = settings->local_context < 0   ? 0
                          : settings->local_context > 0 ? settings->local_context
                                                        : CPA_LOCAL_CONTEXT_NONE,
+        .sparse_stride = sparse.stride,
+        .sparse_tau = sparse.tau,
         .drafter = speculative.drafter,
         .draft_tokens = speculative.draft_tokens,
         .ngram_min = speculative.ngram_min,

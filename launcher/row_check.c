@@ -13,6 +13,7 @@
 #include "program/exit_code.h"
 #include "src/check/cases/judge.h"
 #include "src/check/cases/row_file.h"
+#include "src/check/product.h"
 
 enum { RANGES = 16, BLOCK = 16 };
 
@@ -53,7 +54,9 @@ static double expect_over(const key_set *set, cpa_case_expected *out) {
                                     .given = is_in,
                                     .given_ctx = set},
                     out);
-    return cpa_reference_error(row->result, out->out, row->v_dim);
+    if (row->out_dim > 0)
+        cpa_reference_apply_matrix(row->matrix, row->v_dim, row->out_dim, row->dtype, out->out, &out->out_tolerance);
+    return cpa_reference_error(row->result, out->out, cpa_row_result_dim(row));
 }
 
 /* ---- the keys ---- */
@@ -133,7 +136,15 @@ static cpa_status make_host_row(const cpa_row_read *r, host_row *h, cpa_error *e
     return cpa_mask_pack(r->seen, 1, row->keys, 0, h->bits);
 }
 
-/* Attends the row with the device as it is; O of its state, what sinks leave of it, and its LSE. */
+/* O times the matrix of the row. */
+static void multiply(const cpa_row_file *row, const float *o, float *out) {
+    double wide[CPA_MAX_HEAD_DIM], tolerance = 0;
+    for (int32_t d = 0; d < row->v_dim; d++) wide[d] = (double)o[d];
+    cpa_reference_apply_matrix(row->matrix, row->v_dim, row->out_dim, row->dtype, wide, &tolerance);
+    for (int32_t d = 0; d < row->out_dim; d++) out[d] = (float)wide[d];
+}
+
+/* Attends the row with the device as it is; its result, in fp32 where it is O times a matrix, and its LSE. */
 static cpa_status attend(const cpa_row_read *r, const host_row *h, cpa_device *device, cpa_stream *stream, float *out,
                          float *lse, cpa_error *err) {
     const cpa_row_file *row = &r->row;
@@ -161,13 +172,14 @@ static cpa_status attend(const cpa_row_read *r, const host_row *h, cpa_device *d
                                     .block_tables = h->table,
                                     .n_table_entries = h->kv.num_blocks};
     char narrow[CPA_MAX_HEAD_DIM * sizeof(float)];
+    float o[CPA_MAX_HEAD_DIM];
     const cpa_attend_args args = {.size = sizeof args,
                                   .q = h->q,
                                   .q_dtype = row->dtype,
                                   .kv = h->kv,
                                   .scale = (float)row->scale,
-                                  .state = {.lse = lse},
-                                  .out = narrow,
+                                  .state = {.o = row->out_dim > 0 ? o : NULL, .lse = lse},
+                                  .out = row->out_dim > 0 ? NULL : narrow,
                                   .rules = &rules,
                                   .selection = &selection};
     cpa_attend_plan *plan = NULL;
@@ -176,8 +188,12 @@ static cpa_status attend(const cpa_row_read *r, const host_row *h, cpa_device *d
     if (status == CPA_OK && cpa_attend(plan, &args, stream) != CPA_OK)
         status = cpa_fail(err, CPA_INVALID, "attend: %s", cpa_stream_error(stream));
     cpa_attend_plan_destroy(plan);
-    if (status == CPA_OK) cpa_widen(out, narrow, row->dtype, row->v_dim);
-    return status;
+    if (status != CPA_OK) return status;
+    if (row->out_dim > 0)
+        multiply(row, o, out);
+    else
+        cpa_widen(out, narrow, row->dtype, row->v_dim);
+    return CPA_OK;
 }
 
 static cpa_status print_paths(const cpa_row_read *r, const host_row *h, const double *want, cpa_device *device,
@@ -189,7 +205,7 @@ static cpa_status print_paths(const cpa_row_read *r, const host_row *h, const do
         cpa_host_use_isa((cpa_host_device *)device, cpa_attend_isas[i]);
         CPA_TRY(attend(r, h, device, stream, out, &lse, err));
         snprintf(name, sizeof name, "host, %s", cpa_attend_isas[i]->name);
-        printf("%-24s %9.3g %14.9g\n", name, cpa_reference_error(out, want, r->row.v_dim), (double)lse);
+        printf("%-24s %9.3g %14.9g\n", name, cpa_reference_error(out, want, cpa_row_result_dim(&r->row)), (double)lse);
     }
     return CPA_OK;
 }
@@ -215,14 +231,17 @@ done:
 
 static void print_what(const cpa_row_read *r) {
     const cpa_row_file *row = &r->row;
+    char by_matrix[40] = "";
     int64_t seen = 0;
+    if (row->out_dim > 0) snprintf(by_matrix, sizeof by_matrix, ", results of %d by a matrix", row->out_dim);
     for (int64_t i = 0; i < row->keys; i++) seen += r->seen[i];
     printf(
-        "request %llu, token %lld, layer %d, head %d, KV head %d: %s, %s over %s, widths %d/%d, %lld keys, of which it "
+        "request %llu, token %lld, layer %d, head %d, KV head %d: %s, %s over %s, widths %d/%d%s, %lld keys, of which "
+        "it "
         "sees %lld\n",
         (unsigned long long)row->request, (long long)row->token, row->layer, row->head, row->kv_head,
         row->ranks == 1 ? "one rank" : cpa_algorithm_name((cpa_algorithm)row->algorithm), cpa_dtype_name(row->dtype),
-        cpa_dtype_name(row->kv_dtype), row->k_dim, row->v_dim, (long long)row->keys, (long long)seen);
+        cpa_dtype_name(row->kv_dtype), row->k_dim, row->v_dim, by_matrix, (long long)row->keys, (long long)seen);
     if (row->other_choice)
         printf("another choice: key %lld was chosen, with the index score %.9g, but not key %lld with %.9g\n",
                (long long)row->listed_key, row->listed_score, (long long)row->missing_key, row->missing_score);
@@ -236,14 +255,14 @@ static cpa_status check_row(const cpa_row_read *r, int *is_wrong, cpa_error *err
     const double error = expect_over(&all, &expected);
     const int is_off = !(error <= expected.out_tolerance);
     *is_wrong = is_off || row->other_choice;
-    for (int32_t d = 0; d < row->v_dim; d++) kept[d] = (float)row->reference[d];
+    for (int32_t d = 0; d < cpa_row_result_dim(row); d++) kept[d] = (float)row->reference[d];
     print_what(r);
     printf("\n%-24s %9s %14s\n", "", "off by", "LSE");
     printf("%-24s %9.3g %14s   allowed %.3g: %s\n", "result of the run", error, "", expected.out_tolerance,
            is_off ? "wrong" : "right");
     printf("%-24s %9.3g %14s   allowed %.3g\n", "as the run had it", row->error, "", row->tolerance);
-    printf("%-24s %9.3g %14.9g\n", "reference of the run", cpa_reference_error(kept, expected.out, row->v_dim),
-           expected.lse);
+    printf("%-24s %9.3g %14.9g\n", "reference of the run",
+           cpa_reference_error(kept, expected.out, cpa_row_result_dim(row)), expected.lse);
     CPA_TRY(attend_on_host(r, expected.out, err));
     print_keys(r, expected.lse);
     return CPA_OK;

@@ -52,7 +52,7 @@ cpa_exit_code cpa_service_create_engine(cpa_service *s, cpa_engine_options optio
     cpa_status status = cpa_job_store_open(&s->job.settings, s->ranks.control.rank, &s->store, &err);
     status = cpa_control_agree(&s->ranks.control, status, &err);
     if (status != CPA_OK) return cpa_job_ranks_explain(&s->ranks, status, err.message);
-    if (s->store.folder) options.block_store = &s->store.table;
+    if (s->store.is_open) options.block_store = &s->store.table;
     status = cpa_engine_create(s->ranks.comm, &options, &s->engine, &err);
     if (status != CPA_OK && !cpa_control_all_failed(&s->ranks.control))
         cpa_job_ranks_abort(&s->ranks, status, err.message);

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "bench/bench.h"
 #include "bench/serve/serve.h"
+#include "launcher/block_store.h"
 #include "launcher/dry_run.h"
 #include "launcher/ranks/ranks.h"
 #include "launcher/row_check.h"
@@ -106,5 +107,9 @@ int main(int argc, char **argv) {
     double timeout_s = 10; /* as --rank-timeout, which a job may set */
     int code = bench ? run_bench(comm, argc - 1, argv + 1) : (int)run_job(comm, argc, argv, &timeout_s);
     cpa_ranks_leave(comm, timeout_s, (cpa_exit_code)code);
+    if (cpa_job_store_has_library()) {
+        fflush(NULL);
+        _exit(code);
+    }
     return code;
 }

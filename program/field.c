@@ -39,12 +39,14 @@ void cpa_text_wrap(const char *text, int at, int indent, FILE *out) {
 }
 
 void cpa_field_print_help(const cpa_field *field, int show_initial, FILE *out) {
-    enum { COLUMN = 34 };
+    enum { COLUMN = 34, WIDTH = 100, INDENT = 6 };
     char text[512];
     int at = fprintf(out, "  --%s", field->name);
     if (field->value_name && !field->choices) at += fprintf(out, " %s", field->value_name);
-    for (int i = 0; field->choices && field->choices[i]; i++)
+    for (int i = 0; field->choices && field->choices[i]; i++) {
+        if (at + 1 + (int)strlen(field->choices[i]) > WIDTH) at = fprintf(out, "\n%*s", INDENT, "") - 1;
         at += fprintf(out, "%c%s", i ? '|' : ' ', field->choices[i]);
+    }
     if (at + 2 > COLUMN) at = fprintf(out, "\n") - 1;
     fprintf(out, "%*s", COLUMN - at, "");
     int shown = show_initial && field->initial[0];

@@ -95,9 +95,12 @@ typedef struct cpa_index_form {
     int32_t unit;           /* 0: 1 */
     int32_t tokens_per_key; /* 0: 1 */
     int32_t forced_first,
-        forced_last;     /* entries of a row's sequence that are always chosen (cpattn/topk.h): the last is that
+        forced_last; /* entries of a row's sequence that are always chosen (cpattn/topk.h): the last is that
                                           of the row itself */
-    int32_t reserved[5]; /* zero */
+    /* 1: with tokens_per_key above 1 and unit 1, tokens of a row's sequence behind its last whole key, of which the row
+     * itself may be one, are an entry that is listed beside the k. Lists have up to k + 1 entries. */
+    int32_t open_tail;
+    int32_t reserved[4]; /* zero */
 } cpa_index_form;
 
 typedef struct cpa_context cpa_context;

@@ -26,5 +26,6 @@
 #include <cpattn/topk.h>
 #include <cpattn/types.h>
 #include <cpattn/varlen.h>
+#include <cpattn/xattn.h>
 
 #endif

@@ -128,6 +128,12 @@ typedef struct cpa_engine_options {
     const cpa_block_store *block_store;
     cpa_block_event_fn on_block_event; /* rank 0; NULL = nothing is called */
     void *block_event_ctx;
+    /* Prompts attend the blocks of 128 keys that XAttention selects (cpattn/xattn.h), in layers without a window: the
+     * tokens of a group, 4, 8 or 16; and the share of the estimated attention that each row of blocks keeps, above 0 and
+     * at most 1. Prompts of fewer than 128 sparse_stride tokens, and decode, attend all keys. With several ranks the
+     * interleave is a multiple of 128, which 0 stands for then. 0 = all attend all keys. */
+    int32_t sparse_stride;
+    float sparse_tau;
 } cpa_engine_options;
 
 /* What a request has to do with the engine's store of blocks. */
@@ -292,6 +298,9 @@ typedef struct cpa_engine_stats {
      * lie on keys which the mask shows but the list lacks: their mean and the largest, 0 without such rows. */
     int64_t selection_rows;
     double selection_mass_left_out_mean, selection_mass_left_out_max;
+    /* With sparse_stride: blocks of keys that rows of blocks of prompts attend, in all layers and heads, and those that
+     * they would attend without. */
+    int64_t sparse_blocks_kept, sparse_blocks_seen;
 } cpa_engine_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */

@@ -9,6 +9,10 @@
  * | fp8_e5m2   | float8_e5m2                            |
  * | int8       | turboquant_int8 (affine, a scale and a zero for each token and head) |
  * | fp8_t128   | fp8_ds_mla                             |
+ * | tq_k8v4    | turboquant_k8v4                        |
+ * | tq_4bit    | turboquant_4bit_nc                     |
+ * | tq_k3v4    | turboquant_k3v4_nc                     |
+ * | tq_3bit    | turboquant_3bit_nc                     |
  * | token-major, head-major | NHD, HND                  |
  * | vllm-x     |                                        |
  *
@@ -25,9 +29,8 @@
 extern "C" {
 #endif
 
-/* *out becomes the dtype of the name. Otherwise it is left alone: CPA_UNSUPPORTED for a format of other libraries that
- * is none of ours but has a prefix of its own, which the rotated codes of vLLM's turboquant_* have; CPA_INVALID for any
- * other name, those of further formats (nvfp4, int4, fp8_inc, fp8_e4m3fnuz) among them, and NULL. */
+/* *out becomes the dtype of the name. Otherwise it is left alone, and CPA_INVALID returned: for the names of further
+ * formats (nvfp4, int4, fp8_inc, fp8_e4m3fnuz) as well, and NULL. */
 CPA_API cpa_status cpa_dtype_of_name(const char *name, cpa_dtype *out, cpa_error *err);
 
 /* The same of a layout of caches. */

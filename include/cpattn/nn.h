@@ -165,7 +165,8 @@ CPA_API cpa_status cpa_rotate(const cpa_rotate_args *args, cpa_stream *stream);
 /* qk_norm_rope: from the rows of one product, [q_heads queries | kv_heads keys | kv_heads values], makes queries, keys
  * and values: each head of queries and keys is normed over its k_dim as by rmsnorm, then rotated, and rounded to dtype
  * once. Keys and values go to their pages as by cpa_kv_write, from what was rounded, so that both ways give the same
- * bits; or to k and v; or both. The heads may be a slice of a model's, even none of a kind. */
+ * bits; or to k and v, which may be those columns of qkv, with its stride; or both. A cache of CPA_TQ_ is refused, as its
+ * rows are made of whole heads. The heads may be a slice of a model's, even none of a kind. */
 typedef struct cpa_qk_norm_rope_args {
     size_t size;
     int64_t rows;

@@ -331,7 +331,7 @@ enum { CPA_LOWEST_EXPONENT = -(1 << 24), CPA_HIGHEST_EXPONENT = 1 << 27 };
  * and scale is positive. Score rules, biases and masks of bits do so over every cache on compute capability 9.0, but for
  * an fp8 cache of CPA_VLLM_X in prefill, with a bias or heads above 128, and for a bias over keys that rows share; before
  * 9.0 over rows of q_dtype in blocks of 16 tokens and more. Keys selected by lists have kernels of their own
- * (cpattn/selection.h), those by blocks are left to the plain one, and so are latents (v_in_k), heads above 256, and CPA_FP8_E5M2 but for prefill on 9.0 without a bias over rows of one
+ * (cpattn/selection.h), and so have those by blocks on 9.0; left to the plain one are latents (v_in_k), heads above 256, and CPA_FP8_E5M2 but for prefill on 9.0 without a bias over rows of one
  * run, of a batch of which no item is one of few rows. All else is computed by plain kernels, often 100 to 1,000 times slower, which is told once for each reason at
  * CPA_LOG_WARN; cpa_attend_plan_kernel tells which kernels run.
  * Prefill over a quantised cache or one of CPA_VLLM_X widens keys and values first, in memory of the plan that grows with

@@ -3,19 +3,23 @@
  *
  * Keys go by their index in the sequence (0 for its first token), whatever shard holds them: a selection is the same on
  * every rank, and a rank attends what it owns of it. Each kind that is set has its say: a row attends a key that the
- * mask shows and that all of them name. So the bits of a tree of drafts go together with the lists of an indexer. A row
- * without any key has O = 0 and LSE = -inf. Keys that are not selected weigh nothing, as those do that the mask hides.
+ * mask shows and that all of them name. So the bits of a tree of drafts go together with the lists of an indexer; bits
+ * and blocks, which both say what whole prompts attend, do not go together. A row without any key has O = 0 and LSE =
+ * -inf. Keys that are not selected weigh nothing, as those do that the mask hides.
  *
  * On the host the result of a row has the same bits however its batch is made up, and with all keys selected those that
  * it has without a selection. CUDA devices attend by bits on tensor cores; by lists too, beside the mask and sinks, in
  * bf16 and fp16: latents as cpattn/sparse.h has them, and heads of up to 256 columns in groups of up to 16 over a cache
- * of their dtype. Other lists and blocks are their plain kernel's, which cpa_attend_plan_kernel tells. Sequences have up
- * to 2^30 tokens there.
+ * of their dtype; and by blocks, on compute capability 9.0 in bf16 and fp16 over such a cache in pages of 8 tokens and
+ * more, beside the mask and sinks: what costs is the keys that the rows of 128 neighbours of a head attend, best where
+ * blocks are multiples of 128 tokens (of 64 for heads above 192 columns). Other lists and blocks are their plain
+ * kernel's, which cpa_attend_plan_kernel tells. Sequences have up to 2^30 tokens there.
  *
  * Structs here are on the host, what they point to is on the device of the call; all zero is no selection. */
 #ifndef CPATTN_SELECTION_H
 #define CPATTN_SELECTION_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include <cpattn/status.h>
@@ -90,6 +94,27 @@ CPA_INLINE int64_t cpa_mask_words(int64_t width) {
  * words, on the host. CPA_INVALID for NULL and negative counts, without anything written. Pure; thread-safe. */
 CPA_API cpa_status cpa_mask_pack(const uint8_t *visible, int64_t rows, int64_t width, int64_t row_stride,
                                  uint32_t *bits);
+
+/* Blocks by a pattern, as vLLM's block-sparse parameters have it: head h of block row I attends the blocks J <= I with
+ *
+ *     J > I - local_blocks   or   (J + offset) mod vert_stride = 0
+ *
+ * where offset is (first_head + h) * head_step + 1 for head_step >= 0, and -head_step times the number of the KV head
+ * plus 1 below 0. */
+typedef struct cpa_block_pattern {
+    size_t size;
+    int32_t q_heads, kv_heads;
+    int32_t first_head; /* the first of these heads among those of the model, of which a rank may have a part */
+    int32_t local_blocks;
+    int32_t vert_stride; /* at least 1 */
+    int32_t head_step;
+    int64_t first_row, rows; /* block rows: blocks of the sequence that queries lie in */
+    int64_t k_blocks;        /* blocks of keys that have a bit */
+} cpa_block_pattern;
+
+/* The bits of a pattern on the host, [q_heads, rows, cpa_mask_words(k_blocks)]. CPA_INVALID, with a line, for numbers
+ * that are out of range; nothing is written then. Pure; thread-safe. */
+CPA_API cpa_status cpa_block_pattern_bits(const cpa_block_pattern *pattern, uint32_t *bits, cpa_error *err);
 
 #ifdef __cplusplus
 }

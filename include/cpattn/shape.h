@@ -24,6 +24,10 @@ typedef enum cpa_dtype {
     CPA_FP8_T128, /* rows of latents: e4m3 with a scale for every 128, and the last 64 elements in bf16 */
     CPA_FP8_E5M2, /* 1 sign, 5 exponent, 2 mantissa bits: the upper byte of fp16; finite up to 57,344 */
     CPA_FP8_T64,  /* rows of latents of 512: 448 of e4m3, a power of two for every 64, and the last 64 in bf16 */
+    CPA_TQ_K8V4,  /* TurboQuant: keys in e4m3 without a scale, values in 4 bits with a scale and a minimum */
+    CPA_TQ_4BIT,  /* keys, rotated, in 4 bits with their length, values in 4 bits */
+    CPA_TQ_K3V4,  /* keys in 3 bits, values in 4 */
+    CPA_TQ_3BIT,  /* both in 3 bits */
     CPA_KV_DTYPE_COUNT
 } cpa_dtype;
 
@@ -36,7 +40,7 @@ typedef enum cpa_kv_part { CPA_KEYS = 0, CPA_VALUES } cpa_kv_part;
 typedef struct cpa_row_traits {
     int32_t element_bits;
     int32_t scale_bytes;  /* of a row's scale, or a tile's; of all tiles of a row where they lie behind the rows */
-    int32_t scale_in_row; /* 1: behind the row's elements; 0: behind the rows of the block */
+    int32_t scale_in_row; /* 1: behind the row's elements, if it has any; 0: behind the rows of the block */
     int32_t tile;         /* elements that share a scale; 0: the row has one, if any */
     int32_t tail;         /* last elements of a row, which are bf16 whatever the others are */
     int32_t width;        /* elements of every row; 0: any number */
@@ -61,12 +65,16 @@ CPA_INLINE const cpa_dtype_traits *cpa_dtype_traits_of(cpa_dtype dtype) {
         {"fp8_t128", 1, 0, 16, {{8, 4, 1, 128, 64, 0}, {8, 4, 1, 128, 64, 0}}},
         {"fp8_e5m2", 1, 1, 16, {{8, 4, 0, 0, 0, 0}, {8, 4, 0, 0, 0, 0}}},
         {"fp8_t64", 1, 0, 576, {{8, 8, 0, 64, 64, 512}, {8, 8, 0, 64, 64, 512}}},
+        {"tq_k8v4", 1, 0, 16, {{8, 0, 1, 0, 0, 0}, {4, 4, 1, 0, 0, 0}}},
+        {"tq_4bit", 1, 0, 16, {{4, 2, 1, 0, 0, 0}, {4, 4, 1, 0, 0, 0}}},
+        {"tq_k3v4", 1, 0, 16, {{3, 2, 1, 0, 0, 0}, {4, 4, 1, 0, 0, 0}}},
+        {"tq_3bit", 1, 0, 16, {{3, 2, 1, 0, 0, 0}, {3, 4, 1, 0, 0, 0}}},
     };
     return (uint32_t)dtype < CPA_KV_DTYPE_COUNT ? &table[dtype] : NULL;
 }
 
-/* "fp32", "bf16", "fp16", "fp8_e4m3", "int8", "fp8_t128", "fp8_e5m2" or "fp8_t64"; "none" for a value that is no
- * dtype. */
+/* "fp32", "bf16", "fp16", "fp8_e4m3", "int8", "fp8_t128", "fp8_e5m2", "fp8_t64", "tq_k8v4", "tq_4bit", "tq_k3v4" or
+ * "tq_3bit"; "none" for a value that is no dtype. */
 CPA_INLINE const char *cpa_dtype_name(cpa_dtype dtype) {
     const cpa_dtype_traits *traits = cpa_dtype_traits_of(dtype);
     return traits ? traits->name : "none";
@@ -80,6 +88,11 @@ CPA_INLINE int cpa_dtype_is_plain(cpa_dtype dtype) {
 CPA_INLINE int cpa_dtype_is_quantised(cpa_dtype dtype) {
     const cpa_dtype_traits *traits = cpa_dtype_traits_of(dtype);
     return traits && traits->quantised;
+}
+
+/* Whether it is one of TurboQuant's, whose keys and values have codes of different kinds. */
+CPA_INLINE int cpa_dtype_is_turboquant(cpa_dtype dtype) {
+    return dtype >= CPA_TQ_K8V4 && dtype <= CPA_TQ_3BIT;
 }
 
 /* Bytes of what strides of a tensor or cache of the dtype count: of an element, or 1 where an element is less than a
@@ -107,6 +120,16 @@ CPA_INLINE int64_t cpa_dtype_bytes(cpa_dtype dtype) {
  *                   block, right where these end: the bytes of 7 tiles, and 0 (DeepSeek-V4's cache, FlashMLA's and
  *                   vLLM's). Blocks are a multiple of 576 bytes apart: 64 tokens are 37,440. Any bytes but 255 are
  *                   read.
+ *
+ *     CPA_TQ_*      TurboQuant (Zandieh et al., arXiv:2504.19874) as vLLM stores it. Keys of b = 3 or 4 bits: y = H x /
+ *                   |x|, H the Hadamard matrix in Sylvester's order, the width n a power of two; a code is the number
+ *                   of midpoints of the codebook that are at most y, and stands for c, its centroid (kernels/codebook.h:
+ *                   Lloyd's of the normal distribution). x = length / sqrt(n sum of c^2) * H c: the length, fp16, lies
+ *                   behind the codes. Values of b bits: x = scale * code + least, both fp16 behind the codes, scale that
+ *                   of (most - least) / (2^b - 1), at least 1e-8. Keys of CPA_TQ_K8V4: x = code, of e4m3. Two codes of 4
+ *                   bits lie in a byte, the first in its lower half; eight of 3 bits in three bytes, from the lowest bit
+ *                   on. What is not finite counts as 0; it is told of. At 128 columns a key and a value take 196,
+ *                   134, 118 and 102 bytes.
  *
  * Other scales of rows that do not lie in them travel with their block: the last kv_heads * block_size * 4 of its
  * cpa_kv_block_bytes are an array [kv_heads, block_size] of 32-bit words, whatever the order of the rows before it and whatever the stride. A word is

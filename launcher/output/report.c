@@ -194,6 +194,9 @@ void cpa_report_print(const cpa_outcome *outcome, FILE *out) {
                         " of these rows attend chosen keys, which leave out %.3g of their softmax on average, "
                         "%.3g at most",
                         stats->selection_rows, stats->selection_mass_left_out_mean, stats->selection_mass_left_out_max);
+    if (stats->sparse_blocks_seen > 0)
+        cpa_report_line(out, "sparse", "prompts attend %.3g of the blocks of keys that they see",
+                        (double)stats->sparse_blocks_kept / (double)stats->sparse_blocks_seen);
     if (outcome->checked_logits) cpa_report_logits(outcome, out);
     if (stats->nonfinite_rows > 0)
         cpa_report_line(

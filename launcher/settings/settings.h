@@ -88,6 +88,7 @@ typedef struct cpa_settings {
     int64_t cascade_attention; /* cpa_cascade_attention */
     char cache_salt[CPA_TEXT_BYTES];
     char block_store[CPA_TEXT_BYTES];
+    double block_store_size; /* GiB */
     int64_t block_transfer;  /* of cpa_transfer, or'ed */
     int64_t preemption_mode; /* cpa_preemption_mode */
     double swap_space;       /* GiB */
@@ -101,6 +102,7 @@ typedef struct cpa_settings {
     int64_t adaptive_chunks;
     int64_t short_prompts; /* cpa_short_prompts */
     char speculative[CPA_TEXT_BYTES];
+    char sparse[CPA_TEXT_BYTES];
     int64_t algorithm; /* cpa_algorithm */
     int64_t transport; /* cpa_transport_kind */
     int64_t staging_bytes;

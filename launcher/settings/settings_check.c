@@ -113,6 +113,10 @@ cpa_status cpa_settings_speculative(const cpa_settings *settings, cpa_speculativ
     return cpa_speculative_parse("--speculative", settings->speculative, out, err);
 }
 
+cpa_status cpa_settings_sparse(const cpa_settings *settings, cpa_sparse_prompts *out, cpa_error *err) {
+    return cpa_sparse_prompts_parse("--sparse", settings->sparse, out, err);
+}
+
 static cpa_status check_drafts(const cpa_settings *settings, cpa_error *err) {
     const struct {
         const char *name;
@@ -121,6 +125,8 @@ static cpa_status check_drafts(const cpa_settings *settings, cpa_error *err) {
     enum { WITHOUT = sizeof without / sizeof *without };
     cpa_speculative speculative;
     CPA_TRY(cpa_settings_speculative(settings, &speculative, err));
+    cpa_sparse_prompts sparse;
+    CPA_TRY(cpa_settings_sparse(settings, &sparse, err));
     if (speculative.drafter == CPA_DRAFT_MODEL && (!settings->model_dir[0] || settings->layers > 0))
         return cpa_fail(err, CPA_INVALID,
                         "--speculative: found mtp:1 %s, expected a --model-dir whose model drafts with all its layers",

@@ -3,6 +3,7 @@
 #define CPA_LAUNCHER_SETTINGS_CHECK_H
 
 #include "launcher/settings/settings.h"
+#include "launcher/settings/sparse_prompts.h"
 #include "launcher/settings/speculative.h"
 #include "program/metrics_options.h"
 
@@ -18,5 +19,7 @@ cpa_status cpa_settings_metrics(const cpa_settings *settings, cpa_metrics_option
 
 /* Who drafts: --speculative. Loaded settings are right in that, too. */
 cpa_status cpa_settings_speculative(const cpa_settings *settings, cpa_speculative *out, cpa_error *err);
+/* What prompts attend: --sparse. Loaded settings are right in that, too. */
+cpa_status cpa_settings_sparse(const cpa_settings *settings, cpa_sparse_prompts *out, cpa_error *err);
 
 #endif

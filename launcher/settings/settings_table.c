@@ -17,8 +17,8 @@
 static const char *const dtypes[] = {"auto", "fp32", "bf16", "fp16", NULL};
 static const char *const state_dtypes[] = {"fp32", "bf16", "fp16", NULL};
 static const char *const prompt_ways[] = {"auto", "expand", "absorb", NULL};
-static const char *const kv_dtypes[] = {"auto", "fp32",     "bf16",     "fp16",    "fp8_e4m3",
-                                        "int8", "fp8_t128", "fp8_e5m2", "fp8_t64", NULL};
+static const char *const kv_dtypes[] = {"auto",     "fp32",    "bf16",    "fp16",    "fp8_e4m3", "int8",    "fp8_t128",
+                                        "fp8_e5m2", "fp8_t64", "tq_k8v4", "tq_4bit", "tq_k3v4",  "tq_3bit", NULL};
 static const char *const layouts[] = {"token-major", "head-major", "vllm-x", NULL};
 static const char *const algorithms[] = {"auto", "pass-kv", "pass-q", NULL};
 static const char *const devices[] = {"auto", "host", "cuda", NULL};
@@ -157,8 +157,9 @@ const cpa_field cpa_settings_rows[] = {
      .help = "each head has a sink: one more term of every sum"},
     {"Cache", "kv-cache-dtype", NULL, CHOICE(kv_cache_dtype, "auto", kv_dtypes), .named = cpa_named_dtype,
      .help = "of the KV cache, here and in --dtype by the names of others as well (bfloat16, half, fp8); auto: that of "
-             "the model; fp8_e4m3, fp8_e5m2 and int8 have a scale for each token and head, "
-             "fp8_t128, of latents alone, four for each token, and fp8_t64, of latents of 512, seven"},
+             "the model; fp32, bf16, fp16; fp8_e4m3, fp8_e5m2 and int8 have a scale for each token and head, "
+             "fp8_t128, of latents alone, four for each token, and fp8_t64, of latents of 512, seven; "
+             "tq_k8v4, tq_4bit, tq_k3v4 and tq_3bit are TurboQuant's: keys in 8, 4 or 3 bits, values in 4 or 3"},
     {"Cache", "k-scale", "S", REAL(k_scale, "auto", FLT_MIN, 1e30), .word = "auto",
      .help = "keys in fp8_e4m3 or fp8_e5m2 are multiples of S, one scale for all of them; with --v-scale, but over "
              "latents, where it is "
@@ -189,9 +190,13 @@ const cpa_field cpa_settings_rows[] = {
              "off"},
     {"Cache", "cache-salt", "TEXT", TEXT(cache_salt), .secret = 1,
      .help = "requests share with those of the same salt only; a trace may have one in each line"},
-    {"Cache", "block-store", "FOLDER", TEXT(block_store),
+    {"Cache", "block-store", "STORE", TEXT(block_store),
      .help = "where keys and values of prompts go to, and come from, between jobs of whatever ranks, interleave, block "
-             "size and layout: all ranks reach it, and whoever owns it empties it"},
+             "size and layout: a folder that all ranks reach, and whoever owns it empties; nixl:FOLDER, memory of the "
+             "jobs, which NIXL reads and which meet in that folder; or mooncake:FILE, Mooncake's store, by its "
+             "configuration file"},
+    {"Cache", "block-store-size", "GIB", REAL(block_store_size, "1", 0.001, 0x1p20),
+     .help = "with --block-store nixl:FOLDER and exports: memory of one rank for them, the oldest forgotten first"},
     {"Cache", "block-transfer", NULL, CHOICE(block_transfer, "none", transfers),
      .help = "with --block-store: prompts are computed as far as they are not there (import), are put there when they "
              "are computed (export), or both; requests to a server may always ask for an import (kv_transfer_params)"},
@@ -218,6 +223,11 @@ const cpa_field cpa_settings_rows[] = {
      .help = "over latents, chunks of prompts of few tokens against what is cached: expand keys as the others do, or "
              "absorb, "
              "attending latents as decode does, where that is less work; auto: absorb on a GPU"},
+    {"Scheduling", "sparse", "METHOD", CPA_FIELD_TEXT, offsetof(cpa_settings, sparse), "off",
+     .help =
+         "prompts attend the blocks of 128 keys that XAttention estimates to have the share TAU of their attention, "
+         "by sums over antidiagonals of S tokens, 8 where it is not said: xattn:TAU or xattn:TAU,S; on one rank; "
+         "short prompts and decode attend all keys"},
     {"Scheduling", "speculative", "METHOD", CPA_FIELD_TEXT, offsetof(cpa_settings, speculative), "off",
      .help = "ngram:K, ngram:KxB or these with :MIN..MAX: a step may draw 1 + K tokens of a request, of which K were "
              "guessed: what followed the last time that its MAX (or fewer, down to MIN) last tokens were there before, "

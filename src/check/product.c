@@ -1,5 +1,6 @@
 #include "src/check/product.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "src/check/reference.h"
@@ -48,4 +49,24 @@ void cpa_reference_multiply(const float *w, int32_t rows, int32_t dim, int64_t n
             for (int32_t i = 0; i < rows; i++)
                 out[(first + t) * out_stride + i] = cpa_reference_round((float)sums[i * AT_ONCE + t], dtype);
     }
+}
+
+void cpa_reference_apply_matrix(const float *matrix, int32_t v_dim, int32_t out_dim, cpa_dtype dtype, double *o,
+                                double *tolerance) {
+    double result[CPA_MAX_HEAD_DIM], allowed = 0;
+    for (int32_t i = 0; i < out_dim; i++) {
+        double sum = 0, size = 0, weight = 0;
+        for (int32_t d = 0; d < v_dim; d++) {
+            const double factor = (double)matrix[d * out_dim + i];
+            sum += o[d] * factor;
+            size += fabs(o[d] * factor);
+            weight += fabs(factor);
+        }
+        result[i] = sum;
+        /* Sums of fp32 are off by a unit in the last place of their terms for each of them, at most. */
+        const double rounding = 2 * cpa_reference_unit_roundoff(dtype) * fabs(sum);
+        allowed = fmax(allowed, weight * *tolerance + rounding + v_dim * 0x1p-24 * size);
+    }
+    memcpy(o, result, (size_t)out_dim * sizeof *o);
+    *tolerance = allowed;
 }

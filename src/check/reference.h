@@ -83,14 +83,6 @@ double cpa_reference_lse_tolerance(cpa_dtype dtype, double lse);
 /* Whether a query at position q sees the key at position k. */
 int cpa_reference_sees(cpa_mask mask, int64_t q, int64_t k);
 
-/* n rows of a cache, of dim elements each, one behind the other, as floats; words [n]: their scales, read only where rows
- * have any behind those of their block (cpattn/shape.h). */
-void cpa_reference_read_rows(const void *rows, const void *words, cpa_dtype dtype, float tensor_scale, int64_t n,
-                             int32_t dim, float *out);
-/* Whether `have` may be what a cache of that dtype holds for the row `want`: want rounded, or off by no more than half
- * a step of the codes that the row's range, or the tensor's scale, calls for. */
-int cpa_reference_may_hold(const float *have, const float *want, cpa_dtype dtype, float tensor_scale, int32_t dim);
-
 /* n elements of a dtype as floats, and a float rounded to a dtype (nearest even). */
 void cpa_reference_widen(const void *src, cpa_dtype dtype, int64_t n, float *dst);
 float cpa_reference_round(float value, cpa_dtype dtype);

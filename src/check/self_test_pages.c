@@ -7,6 +7,7 @@
 #include "kernels/block_layout.h"
 #include "src/check/cases/inputs.h"
 #include "src/check/reference.h"
+#include "src/check/reference_rows.h"
 #include "src/check/self_test_pages.h"
 
 cpa_status cpa_self_test_host(cpa_kernel_test *t, int64_t bytes, void *out, cpa_error *err) {
@@ -148,12 +149,12 @@ static cpa_status check_block(cpa_kernel_test *t, const cpa_kv_view *view, cpa_k
                    t->got + token * pool.token_stride + head * pool.head_stride + run * pool.run_stride,
                    (size_t)pool.run_bytes);
         cpa_reference_read_rows(row, t->got + pool.scales_at + (head * view->block_size + token) * pool.scale_bytes,
-                                view->dtype, pool.tensor_scale, 1, dim, got);
+                                view->dtype, part, pool.tensor_scale, 1, dim, got);
         int32_t worst = 0;
         for (int32_t d = 1; d < dim; d++) {
             if (!(fabsf(got[d] - want[d]) <= fabsf(got[worst] - want[worst]))) worst = d;
         }
-        if (!cpa_reference_may_hold(got, want, view->dtype, pool.tensor_scale, dim))
+        if (!cpa_reference_may_hold(got, want, view->dtype, part, pool.tensor_scale, dim))
             return wrong_pages(t, part == CPA_VALUES, (first_row + r) * dim + worst, dim, got[worst], want[worst], err);
         memcpy(want, got, (size_t)dim * sizeof *got);
     }

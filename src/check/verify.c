@@ -4,6 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <cpattn/selection.h>
+#include <cpattn/xattn.h>
+
 #include "base/array.h"
 #include "base/check.h"
 #include "base/clock.h"
@@ -12,6 +15,7 @@
 #include "src/check/verify_internal.h"
 #include "src/worker/worker_forms.h"
 #include "src/worker/worker_rows.h"
+#include "src/worker/worker_sparse.h"
 
 /* splitmix64: one stream of random numbers for each (seed, step, layer), the same on every rank. */
 static uint64_t next_random(uint64_t *state) {
@@ -130,6 +134,20 @@ static cpa_status keep_choice(cpa_verify *verify, char *to, int64_t row, cpa_str
     return table->copy(to + q_bytes, by->weights + row * index->heads, verify->index_bytes - q_bytes, stream);
 }
 
+/* Keeps the bits of the blocks of a sample. */
+static cpa_status keep_blocks(cpa_verify *verify, int64_t index, int64_t row, cpa_stream *stream) {
+    const cpa_key_blocks *blocks = verify->worker->selection->blocks;
+    const int64_t word = cpa_worker_sparse_word(verify->worker, row);
+    char *data = verify->data.bytes + index * verify->sample_bytes + verify->list_at;
+    const cpa_verify_list list = {
+        .unit = blocks->block, .count = word < 0 ? -1 : blocks->width, .width = blocks->width, .is_bits = 1};
+    memcpy(data, &list, sizeof list);
+    if (word < 0) return CPA_OK;
+    return verify->worker->device->table->copy(data + sizeof list,
+                                               blocks->bits + word + verify->samples[index].head * blocks->head_stride,
+                                               cpa_mask_words(blocks->width) * (int64_t)sizeof *blocks->bits, stream);
+}
+
 /* Keeps the list of a sample, whose row is one of those of the whole step. */
 static cpa_status keep_list(cpa_verify *verify, int64_t index, int64_t row, cpa_stream *stream, cpa_error *err) {
     const cpa_attention_shape *shape = &verify->worker->options.model.attention;
@@ -141,6 +159,7 @@ static cpa_status keep_list(cpa_verify *verify, int64_t index, int64_t row, cpa_
                                   .count = lists ? lists->width : -1,
                                   .width = lists ? lists->width : 0,
                                   .is_chosen = verify->worker->chosen_by != NULL};
+    if (selection && selection->blocks && verify->worker->sparse) return keep_blocks(verify, index, row, stream);
     if (selection && selection->blocks)
         return cpa_fail(err, CPA_UNSUPPORTED, "layer %d: the model selects keys by blocks, whose rows are not checked",
                         verify->samples[index].layer);
@@ -268,6 +287,8 @@ static void size_samples(cpa_verify *verify) {
     if (worker->network->select)
         verify->list_bytes =
             (int64_t)sizeof(cpa_verify_list) + worker->network->select_width * (int64_t)sizeof(int32_t);
+    if (worker->sparse)
+        verify->list_bytes = (int64_t)sizeof(cpa_verify_list) + cpa_mask_words(CPA_XATTN_MOST_BLOCKS) * 4;
     const cpa_index_form *index = worker->options.model.index;
     if (index && verify->list_bytes > 0)
         verify->index_bytes = index->heads * (index->dim * cpa_dtype_bytes(index->dtype) +

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "kernels/device.h"
+#include "src/check/reference_rows.h"
 #include "src/check/vector_loops.h"
 
 enum { LANES = 16, TENSOR_CORE_TERMS = 32 };
@@ -16,7 +17,7 @@ static const cpa_index_form *form_of(const cpa_verify *verify) {
 
 /* Codes or elements as floats, without a scale. */
 static void widen(const void *from, cpa_dtype dtype, int32_t n, float *out) {
-    cpa_reference_read_rows(from, NULL, dtype, 1, 1, n, out);
+    cpa_reference_read_rows(from, NULL, dtype, CPA_KEYS, 1, 1, n, out);
 }
 
 void cpa_verify_read_index(const cpa_verify *verify, const cpa_verify_piece *piece, int64_t first, int64_t n,

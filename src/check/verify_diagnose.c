@@ -140,10 +140,9 @@ static void name_mistake(diagnosis *d, int32_t kv_head) {
     }
 }
 
-/* Whether a file can hold the row: neither matrices nor codes of tiles. */
+/* Whether a file can hold the row: not the codes of tiles. */
 static int may_keep(const diagnosis *d) {
-    const cpa_attention_shape *shape = &d->verify->worker->options.model.attention;
-    return !cpa_verify_form(d->verify, d->sample)->has_matrix && !cpa_dtype_has_tiles(shape->kv_dtype);
+    return !cpa_dtype_has_tiles(d->verify->worker->options.model.attention.kv_dtype);
 }
 
 /* Begins what is compared, and the file of the row. */

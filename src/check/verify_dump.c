@@ -20,6 +20,8 @@ void cpa_verify_dump_begin(cpa_verify_dump *dump, const cpa_verify *verify, cons
                                .kv_dtype = shape->kv_dtype,
                                .k_dim = row->k_dim,
                                .v_dim = row->v_dim,
+                               .out_dim = verify->matrix.out_dim,
+                               .matrix = verify->matrix.out_dim > 0 ? verify->matrix.tensor.values : NULL,
                                .scale = row->scale,
                                .softcap = row->rules.softcap,
                                .temperature_len = row->rules.temperature_len,

@@ -29,6 +29,7 @@ typedef struct cpa_verify_list {
     int32_t unit, count; /* count negative: all keys */
     int32_t width;       /* entries that there are at most */
     int32_t is_chosen;   /* by an indexer */
+    int32_t is_bits;     /* the entries are the words of bits, `width` of them, each for `unit` keys */
 } cpa_verify_list;
 
 /* Host memory that the device copies to. */
@@ -107,6 +108,10 @@ static inline int cpa_verify_selects(const cpa_verify_list *list, int64_t key) {
     const int32_t *entries = cpa_verify_entries(list), count = list->count < list->width ? list->count : list->width;
     int32_t low = 0, high = count;
     if (list->count < 0) return 1;
+    if (list->is_bits) {
+        const int64_t bit = key / list->unit;
+        return bit < list->width && ((uint32_t)entries[bit / 32] >> bit % 32 & 1);
+    }
     while (low < high) {
         const int32_t middle = low + (high - low) / 2;
         if (entries[middle] >= 0 && entries[middle] < key / list->unit)

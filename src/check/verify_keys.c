@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "src/check/product.h"
+#include "src/check/reference_rows.h"
 
 /* Elements of the matrix of a head. */
 static int64_t expansion_size(const cpa_attention_shape *cache, const cpa_form *form) {
@@ -28,10 +29,10 @@ void cpa_verify_read_keys(const cpa_verify *verify, const cpa_verify_part *part,
     const int64_t k_row = cpa_shape_row_bytes(shape, CPA_KEYS), v_row = cpa_shape_row_bytes(shape, CPA_VALUES);
     const int64_t word = cpa_dtype_traits_of(shape->kv_dtype)->rows[CPA_KEYS].scale_bytes;
     const char *k_words = piece->k + piece->tokens * k_row, *v_words = piece->v + piece->tokens * v_row;
-    cpa_reference_read_rows(piece->k + first * k_row, k_words + first * word, shape->kv_dtype,
+    cpa_reference_read_rows(piece->k + first * k_row, k_words + first * word, shape->kv_dtype, CPA_KEYS,
                             cpa_verify_scale(verify, CPA_KEYS, part->group->kv_head), n, shape->k_dim, keys->k_raw);
     if (shape->v_in_k) return;
-    cpa_reference_read_rows(piece->v + first * v_row, v_words + first * word, shape->kv_dtype,
+    cpa_reference_read_rows(piece->v + first * v_row, v_words + first * word, shape->kv_dtype, CPA_VALUES,
                             cpa_verify_scale(verify, CPA_VALUES, part->group->kv_head), n, shape->v_dim, keys->v_raw);
 }
 

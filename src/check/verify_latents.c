@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "src/check/reference_rows.h"
+
 enum { SWAPPED_HALVES = 0, LATE_VALUES, FIRST_TILE };
 
 /* Tiles that have a scale, of a row of latents. */
@@ -33,7 +35,7 @@ static void take_scale(const cpa_attention_shape *cache, const cpa_verify_piece 
     memcpy(raw, piece->k + index * bytes, (size_t)bytes);
     memcpy(words, piece->k + piece->tokens * bytes + index * behind, (size_t)behind);
     memcpy(scale + scale_bytes, scale, (size_t)scale_bytes);
-    cpa_reference_read_rows(raw, words, cache->kv_dtype, 0, 1, cache->k_dim, row);
+    cpa_reference_read_rows(raw, words, cache->kv_dtype, CPA_KEYS, 0, 1, cache->k_dim, row);
 }
 
 /* The columns [from, from + count) of a row and those behind them change places. */

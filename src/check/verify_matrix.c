@@ -1,10 +1,7 @@
 #include "src/check/verify_matrix.h"
 
-#include <math.h>
-#include <string.h>
-
 #include "base/check.h"
-#include "src/check/reference.h"
+#include "src/check/product.h"
 
 cpa_status cpa_verify_matrix_take(cpa_verify_matrix *matrix, const cpa_worker *worker, int32_t form, int32_t layer,
                                   int32_t head, cpa_error *err) {
@@ -21,23 +18,8 @@ cpa_status cpa_verify_matrix_take(cpa_verify_matrix *matrix, const cpa_worker *w
 }
 
 void cpa_verify_matrix_apply(const cpa_verify_matrix *matrix, double *o, double *tolerance) {
-    double result[CPA_MAX_HEAD_DIM], allowed = 0;
     if (matrix->out_dim == 0) return;
-    for (int32_t i = 0; i < matrix->out_dim; i++) {
-        double sum = 0, size = 0, weight = 0;
-        for (int32_t d = 0; d < matrix->v_dim; d++) {
-            const double factor = (double)matrix->tensor.values[d * matrix->out_dim + i];
-            sum += o[d] * factor;
-            size += fabs(o[d] * factor);
-            weight += fabs(factor);
-        }
-        result[i] = sum;
-        /* Sums of fp32 are off by a unit in the last place of their terms for each of them, at most. */
-        const double rounding = 2 * cpa_reference_unit_roundoff(matrix->dtype) * fabs(sum);
-        allowed = fmax(allowed, weight * *tolerance + rounding + matrix->v_dim * 0x1p-24 * size);
-    }
-    memcpy(o, result, (size_t)matrix->out_dim * sizeof *o);
-    *tolerance = allowed;
+    cpa_reference_apply_matrix(matrix->tensor.values, matrix->v_dim, matrix->out_dim, matrix->dtype, o, tolerance);
 }
 
 void cpa_verify_matrix_free(cpa_verify_matrix *matrix) {

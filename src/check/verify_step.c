@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "src/check/reference.h"
+#include "src/check/reference_rows.h"
 #include "src/check/verify_diagnose.h"
 #include "src/check/verify_groups.h"
 #include "src/check/verify_keys.h"
@@ -101,13 +102,13 @@ static void begin_rows(const check *c, const cpa_verify_part *part, cpa_referenc
 }
 
 /* Whether a row of the cache, as it lies there (`raw`) and as floats, is what the model gave in the cache's dtype. */
-static int is_fresh(const cpa_attention_shape *shape, const char *raw, const float *have, const char *recalled,
-                    float tensor_scale, int32_t dim) {
+static int is_fresh(const cpa_attention_shape *shape, cpa_kv_part part, const char *raw, const float *have,
+                    const char *recalled, float tensor_scale, int32_t dim) {
     float want[CPA_MAX_HEAD_DIM];
     if (shape->dtype == shape->kv_dtype)
         return memcmp(raw, recalled, (size_t)(dim * cpa_dtype_bytes(shape->dtype))) == 0;
     cpa_reference_widen(recalled, shape->dtype, dim, want);
-    return cpa_reference_may_hold(have, want, shape->kv_dtype, tensor_scale, dim);
+    return cpa_reference_may_hold(have, want, shape->kv_dtype, part, tensor_scale, dim);
 }
 
 /* Asks the model again for n tokens of a piece; the position of the first one that the cache does not hold, or -1. */
@@ -134,10 +135,10 @@ static int64_t find_stale(const check *c, const item *it, int64_t first, int64_t
     for (int64_t t = 0; t < n; t++) {
         /* What no query of the step sees may be in a block that is someone else's by now. */
         if (s->positions[t] < start && !cpa_reference_sees(mask, start, s->positions[t])) continue;
-        if (!is_fresh(shape, piece->k + (first + t) * k_row, s->keys.k_raw + t * k_dim, k + t * k_dim * bytes, k_scale,
-                      k_dim))
+        if (!is_fresh(shape, CPA_KEYS, piece->k + (first + t) * k_row, s->keys.k_raw + t * k_dim, k + t * k_dim * bytes,
+                      k_scale, k_dim))
             return s->positions[t];
-        if (!shape->v_in_k && !is_fresh(shape, piece->v + (first + t) * v_row, s->keys.v_raw + t * v_dim,
+        if (!shape->v_in_k && !is_fresh(shape, CPA_VALUES, piece->v + (first + t) * v_row, s->keys.v_raw + t * v_dim,
                                         v + t * v_dim * bytes, v_scale, v_dim))
             return s->positions[t];
     }

@@ -321,7 +321,8 @@ static uint64_t lane_shape(const cpa_context *c, const cpa_form_lane *lane) {
 
 uint64_t cpa_context_shape(const cpa_context *c) {
     const uint64_t slices = cpa_step_is_replicated(&c->step) ? (uintptr_t)c->slices_memory.memory : 0;
-    const uint64_t shape[] = {(uint64_t)cpa_step_exchanges(&c->step), slices, cpa_score_rows_shape(&c->score_rows)};
+    const uint64_t shape[] = {(uint64_t)cpa_step_exchanges(&c->step), slices, cpa_score_rows_shape(&c->score_rows),
+                              cpa_index_choice_shape(&c->choice)};
     uint64_t hash = cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
     for (int32_t f = 0; f < c->ops.forms.count; f++) {
         const uint64_t of_form[] = {(uint64_t)c->step.rows[f], lane_shape(c, &c->lanes[f])};

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 
 #include "base/check.h"
+#include "base/hash.h"
+#include "kernels/graph.h"
 
 void cpa_index_choice_create(cpa_index_choice *choice, cpa_context_ops *ops, const cpa_planned_step *step) {
     choice->ops = ops;
@@ -14,8 +16,9 @@ void cpa_index_choice_create(cpa_index_choice *choice, cpa_context_ops *ops, con
 void cpa_index_choice_destroy(cpa_index_choice *choice) {
     cpa_context_ops *ops = choice->ops;
     if (!ops) return;
-    for (int turn = 0; turn < 2; turn++) {
-        cpa_choice_pieces *pieces = &choice->pieces[turn];
+    cpa_choice_pieces *const all[] = {&choice->pieces[0], &choice->pieces[1], &choice->padded_pieces};
+    for (size_t p = 0; p < sizeof all / sizeof *all; p++) {
+        cpa_choice_pieces *pieces = all[p];
         for (int64_t i = 0; i < pieces->made; i++)
             for (int32_t set = 0; set < CPA_MOST_TABLE_SETS; set++) cpa_index_plan_destroy(pieces->list[i].plans[set]);
         free(pieces->list);
@@ -38,8 +41,43 @@ int cpa_index_choice_exchanges(const cpa_index_choice *choice) {
 }
 
 cpa_status cpa_index_choice_upload(cpa_index_choice *choice, cpa_stream *stream) {
-    if (choice->ops->options.index.heads == 0) return CPA_OK;
-    return cpa_step_maps_upload(&choice->maps, choice->ops, stream);
+    cpa_context_ops *ops = choice->ops;
+    const cpa_choice_pieces *pieces = choice->of_step;
+    if (ops->options.index.heads == 0 || choice->maps.uploaded == stream) return CPA_OK;
+    for (int64_t i = 0; choice->step->padded_rows && i < pieces->count; i++)
+        for (int32_t set = 0; set < cpa_block_tables_sets(choice->step->tables); set++)
+            CPA_TRY(cpa_context_check(
+                ops, ops->device->operators->index_plan_upload(pieces->list[i].plans[set], stream), stream));
+    return cpa_step_maps_upload(&choice->maps, ops, stream);
+}
+
+uint64_t cpa_index_choice_shape(const cpa_index_choice *choice) {
+    const cpa_context_ops *ops = choice->ops;
+    const cpa_choice_part *shared = &choice->shared, *own = &choice->own;
+    if (ops->options.index.heads == 0) return 0;
+    const uint64_t shape[] = {
+        (uint64_t)shared->rows,
+        (uint64_t)shared->most_rows,
+        (uint64_t)shared->columns,
+        (uint64_t)own->rows,
+        (uint64_t)own->most_rows,
+        (uint64_t)own->columns,
+        (uint64_t)choice->foreign_rows,
+        (uintptr_t)choice->maps.device.memory,
+        (uintptr_t)choice->queries.memory,
+        (uintptr_t)choice->scores.memory,
+        (uintptr_t)choice->candidates.memory,
+        (uintptr_t)choice->lists.memory,
+        (uintptr_t)choice->counts.memory,
+    };
+    uint64_t hash = cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
+    for (int64_t i = 0; i < choice->of_step->count; i++) {
+        for (int32_t set = 0; set < cpa_block_tables_sets(choice->step->tables); set++) {
+            const uint64_t of_plan = ops->device->graphs->index_plan_shape(choice->of_step->list[i].plans[set]);
+            hash = cpa_hash_bytes(hash, &of_plan, sizeof of_plan);
+        }
+    }
+    return hash;
 }
 
 /* Counts what is sent. */
@@ -69,11 +107,24 @@ static cpa_status pack_rows(cpa_index_choice *choice, int64_t row, int64_t at, c
         stream);
 }
 
-/* Own queries and their weights to their rows; what lies side by side in both goes at once. */
-static cpa_status pack_queries(cpa_index_choice *choice, const cpa_context_select_args *args, cpa_stream *stream) {
+/* Own queries from a row of the caller's on, and their weights, to rows from `row` on. */
+static cpa_status pack_run(cpa_index_choice *choice, const cpa_context_select_args *args, int64_t row, int64_t given_at,
+                           int64_t rows, cpa_stream *stream) {
     const cpa_index_form *form = &choice->ops->options.index;
     const int64_t q_bytes = (int64_t)form->heads * form->dim * cpa_dtype_bytes(form->dtype);
     const int64_t weight_bytes = form->heads * (int64_t)sizeof(float);
+    CPA_TRY(pack_rows(choice, row, 0, (const char *)args->q + given_at * q_bytes, q_bytes, rows, stream));
+    if (!form->has_weights) return CPA_OK;
+    return pack_rows(choice, row, q_bytes, args->weights + given_at * form->heads, weight_bytes, rows, stream);
+}
+
+/* What lies side by side in both goes at once; of a padded step all rows, whatever they are. */
+static cpa_status pack_queries(cpa_index_choice *choice, const cpa_context_select_args *args, cpa_stream *stream) {
+    const int64_t padded_rows = choice->step->padded_rows;
+    if (padded_rows > 0) {
+        const int64_t own = choice->shared.rows > padded_rows ? choice->ops->rank * padded_rows : 0;
+        return pack_run(choice, args, own, 0, padded_rows, stream);
+    }
     for (int64_t i = 0; i < choice->n_groups;) {
         const cpa_choice_group *first = &choice->groups[i++];
         int64_t rows = first->rows;
@@ -82,18 +133,16 @@ static cpa_status pack_queries(cpa_index_choice *choice, const cpa_context_selec
                choice->groups[i].row == first->row + rows;
              i++)
             rows += choice->groups[i].rows;
-        CPA_TRY(
-            pack_rows(choice, first->row, 0, (const char *)args->q + first->given_at * q_bytes, q_bytes, rows, stream));
-        if (form->has_weights)
-            CPA_TRY(pack_rows(choice, first->row, q_bytes, args->weights + first->given_at * form->heads, weight_bytes,
-                              rows, stream));
+        CPA_TRY(pack_run(choice, args, first->row, first->given_at, rows, stream));
     }
     return CPA_OK;
 }
 
 /* The shared rows of a rank. */
 static cpa_row_run rows_of_rank(const cpa_index_choice *choice, int32_t rank) {
+    const int64_t padded_rows = choice->step->padded_rows;
     cpa_row_run run = {choice->shared.rows, 0};
+    if (padded_rows > 0) return (cpa_row_run){rank * padded_rows, padded_rows};
     for (int64_t i = 0; i < choice->n_groups; i++) {
         const cpa_choice_group *group = &choice->groups[i];
         if (group->rank != rank || group->row >= choice->shared.rows) continue;
@@ -155,6 +204,9 @@ static const int32_t *shards_at(const cpa_index_choice *choice, int64_t row) {
 static const int32_t *lengths_at(const cpa_index_choice *choice, int64_t row) {
     return ends_at(choice, row) + 2 * choice->rows;
 }
+static const int32_t *tails_at(const cpa_index_choice *choice, int64_t row) {
+    return choice->ops->options.index.open_tail ? ends_at(choice, row) + 4 * choice->rows : NULL;
+}
 static const int32_t *out_rows_at(const cpa_index_choice *choice, int64_t row) {
     return ends_at(choice, row) + 3 * choice->rows;
 }
@@ -182,6 +234,7 @@ static cpa_status choose_own(cpa_index_choice *choice, int64_t row, int64_t rows
         .lengths = is_one ? NULL : lengths_at(choice, row),
         .map = entries,
         .out_rows = out_rows_at(choice, row),
+        .tails = tails_at(choice, row),
     };
     if (candidates) {
         args.scores = candidates;
@@ -189,6 +242,7 @@ static cpa_status choose_own(cpa_index_choice *choice, int64_t row, int64_t rows
         args.scores_stride = args.indices_stride = 2 * form->k;
         args.counts = NULL;
         args.out_rows = NULL;
+        args.tails = NULL;
     }
     return cpa_context_check(ops, cpa_topk(&args, stream), stream);
 }
@@ -220,6 +274,7 @@ static cpa_status choose_shared(cpa_index_choice *choice, const cpa_choice_piece
         .forced_last = form->forced_last,
         .lengths = lengths_at(choice, piece->row),
         .out_rows = out_rows_at(choice, piece->row),
+        .tails = tails_at(choice, piece->row),
     };
     return cpa_context_check(ops, cpa_topk_merge(&args, stream), stream);
 }
@@ -237,7 +292,7 @@ cpa_status cpa_index_choice_run(cpa_index_choice *choice, const cpa_context_sele
                                 cpa_stream *stream) {
     cpa_context_ops *ops = choice->ops;
     const cpa_index_form *form = &ops->options.index;
-    const cpa_choice_pieces *pieces = &choice->pieces[choice->turn];
+    const cpa_choice_pieces *pieces = choice->of_step;
     CPA_TRY(cpa_index_choice_upload(choice, stream));
     CPA_TRY(pack_queries(choice, args, stream));
     CPA_TRY(share_queries(choice, stream));
@@ -253,8 +308,8 @@ cpa_status cpa_index_choice_run(cpa_index_choice *choice, const cpa_context_sele
     ops->chosen_lists = choice->lists.memory;
     *out = (cpa_key_indices){.indices = choice->lists.memory,
                              .counts = choice->counts.memory,
-                             .row_stride = form->k,
-                             .width = form->k,
+                             .row_stride = cpa_index_list_width(form),
+                             .width = cpa_index_list_width(form),
                              .unit = form->unit * form->tokens_per_key};
     return CPA_OK;
 }

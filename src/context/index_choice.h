@@ -29,7 +29,8 @@ typedef struct cpa_choice_piece {
     cpa_index_plan *plans[CPA_MOST_TABLE_SETS];
 } cpa_choice_piece;
 
-/* Pieces of a step, and of the one before, which may be under way. */
+/* Pieces of a step. Those of padded steps have plans that are reserved, and stay; others are the step's, or those of
+ * the one before, which may be under way. */
 typedef struct cpa_choice_pieces {
     cpa_choice_piece *list;
     int64_t count, capacity, made; /* the first `made` have plans */
@@ -40,14 +41,17 @@ typedef struct cpa_index_choice {
     const cpa_planned_step *step;
     cpa_choice_group *groups;
     int64_t n_groups, groups_capacity;
-    cpa_choice_pieces pieces[2];
-    int turn; /* index of the pieces of the step */
+    cpa_choice_pieces pieces[2], padded_pieces;
+    int turn;                   /* which of `pieces` is next */
+    cpa_choice_pieces *of_step; /* those of the planned step */
     /* Rows, in this order: those of sharded sequences, rank after rank, or chunk after chunk where rows are replicated;
-     * own rows of sequences that lie here; and rows of sequences that lie on other ranks, of which nothing is known. */
+     * own rows of sequences that lie here; and rows of sequences that lie on other ranks, of which nothing is known. In
+     * a padded step that exchanges all are shared, so that its launches do not depend on where sequences lie; each rank
+     * has the rows that the step is padded to, the last of which may be of no sequence and get empty lists. */
     cpa_choice_part shared, own;
     int64_t foreign_rows, rows; /* rows: all of them, as many as the step has */
-    /* Of each row how many entries it sees here, its shard, how many entries it sees in all, and its row in the
-     * step. */
+    /* Of each row how many entries it sees here, its shard, how many entries it sees in all, its row in the step, and
+     * the entry that is listed behind what is chosen. */
     cpa_step_maps maps;
     cpa_context_buffer queries, scores, candidates, lists, counts;
 } cpa_index_choice;
@@ -55,13 +59,20 @@ typedef struct cpa_index_choice {
 void cpa_index_choice_create(cpa_index_choice *choice, cpa_context_ops *ops, const cpa_planned_step *step);
 void cpa_index_choice_destroy(cpa_index_choice *choice);
 
-/* Enqueues what brings the plan to the device. */
+/* Enqueues what brings the plan to the device, once for each stream. */
 cpa_status cpa_index_choice_upload(cpa_index_choice *choice, cpa_stream *stream);
+/* A number that two padded plans share only if choices enqueue the same on this rank. */
+uint64_t cpa_index_choice_shape(const cpa_index_choice *choice);
 
 /* Bytes of the queries of a row, and of their weights behind them, as they travel. */
 static inline int64_t cpa_index_choice_row_bytes(const cpa_index_form *form) {
     const int64_t head = form->dim * cpa_dtype_bytes(form->dtype) + (form->has_weights ? (int64_t)sizeof(float) : 0);
     return (form->heads * head + 15) / 16 * 16;
+}
+
+/* The most entries of a list. */
+static inline int32_t cpa_index_list_width(const cpa_index_form *form) {
+    return form->open_tail ? form->k + 1 : form->k;
 }
 
 /* Whether something travels. */

@@ -28,6 +28,8 @@ static cpa_worker_options worker_options(const cpa_engine *engine) {
         .enforce_eager = o->enforce_eager,
         .cascade_attention = engine->options.cascade_attention,
         .state_dtype = o->state_dtype,
+        .sparse_stride = o->sparse_stride,
+        .sparse_tau = o->sparse_tau,
         .absorb_prompts = o->short_prompts == CPA_SHORT_PROMPTS_ABSORB ||
                           (o->short_prompts == CPA_SHORT_PROMPTS_AUTO && !engine->device->caps.bit_exact),
         .staging_bytes = o->staging_bytes,

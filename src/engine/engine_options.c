@@ -63,6 +63,16 @@ static cpa_status check_choices(const cpa_engine_options *o, cpa_error *err) {
     return CPA_OK;
 }
 
+/* What prompts attend, where that is not all keys. */
+static cpa_status check_sparse(const cpa_engine_options *o, cpa_error *err) {
+    const int32_t stride = o->sparse_stride;
+    if (stride != 0 && stride != 4 && stride != 8 && stride != 16)
+        return cpa_fail(err, CPA_INVALID, "sparse_stride: %d, expected 4, 8 or 16, or 0", stride);
+    if (stride != 0 && !(o->sparse_tau > 0 && o->sparse_tau <= 1))
+        return cpa_fail(err, CPA_INVALID, "sparse_tau: %g, expected above 0 and at most 1", (double)o->sparse_tau);
+    return CPA_OK;
+}
+
 static void fill_defaults(cpa_engine_options *o) {
     if (o->device.size == 0) o->device.size = sizeof o->device;
     if (o->model.attention.v_dim == 0) o->model.attention.v_dim = o->model.attention.k_dim;
@@ -137,6 +147,7 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
     fill_defaults(&o);
     CPA_TRY(check_model(&o.model, o.network != NULL, err));
     CPA_TRY(check_choices(&o, err));
+    CPA_TRY(check_sparse(&o, err));
     if (!is_power_of_two(o.block_size) || o.block_size > MAX_BLOCK_SIZE) {
         return cpa_fail(err, CPA_INVALID, "block_size: %d, expected a power of two up to %d", o.block_size,
                         MAX_BLOCK_SIZE);

@@ -9,6 +9,7 @@
 #include "base/struct_size.h"
 #include "src/context/context.h"
 #include "src/engine/engine_options.h"
+#include "src/worker/worker_sparse.h"
 
 /* What the scheduler knows, on rank 0. */
 static void collect_scheduler_stats(cpa_engine *engine) {
@@ -144,6 +145,9 @@ cpa_status cpa_engine_collect_stats(cpa_engine *engine, cpa_error *err) {
     CPA_TRY(gather_totals(engine, err));
     CPA_TRY(count_nonfinite(engine, err));
     s->graph_steps = engine->worker->graph_steps;
+    const cpa_worker_sparse_stats sparse = cpa_worker_sparse_totals(engine->worker);
+    s->sparse_blocks_kept = sparse.kept;
+    s->sparse_blocks_seen = sparse.seen;
     s->chunks_pass_kv = context.chunks_pass_kv;
     s->chunks_pass_q = context.chunks_pass_q;
     s->staging_bytes = (int64_t)most[0];

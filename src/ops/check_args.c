@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/struct_size.h"
+#include "kernels/codebook.h"
 #include "kernels/kv_view.h"
 
 cpa_status cpa_check_heads(const char *where, int32_t q_heads, int32_t kv_heads, cpa_error *err) {
@@ -209,12 +210,30 @@ static cpa_status check_scales(const char *where, const cpa_attention_shape *s, 
     return CPA_OK;
 }
 
+/* Codes of CPA_TQ_ fill bytes, and a matrix of Hadamard has a power of two of columns; 32 lanes share a row. */
+static cpa_status check_turboquant(const char *where, const cpa_attention_shape *s, cpa_error *err) {
+    const char *name = cpa_dtype_name(s->kv_dtype);
+    const cpa_row_traits *keys = &cpa_dtype_traits_of(s->kv_dtype)->rows[CPA_KEYS];
+    if (!cpa_dtype_is_turboquant(s->kv_dtype)) return CPA_OK;
+    REQUIRE(err, !s->v_in_k && s->layout != CPA_VLLM_X,
+            "%s: kv_dtype is %s with v_in_k %d and layout %d, expected 0 and rows of one piece", where, name, s->v_in_k,
+            (int)s->layout);
+    const int rotated = keys->element_bits < 8, power = (s->k_dim & (s->k_dim - 1)) == 0;
+    if (s->k_dim % CPA_TQ_MULTIPLE || s->v_dim % CPA_TQ_MULTIPLE || s->k_dim > CPA_TQ_MOST_DIM ||
+        s->v_dim > CPA_TQ_MOST_DIM || (rotated && !power))
+        return cpa_fail(err, CPA_UNSUPPORTED, "%s: k_dim is %d and v_dim is %d for a cache of %s, expected %s up to %d",
+                        where, s->k_dim, s->v_dim, name,
+                        rotated ? "a power of two from 32, and a multiple of 32" : "multiples of 32", CPA_TQ_MOST_DIM);
+    return CPA_OK;
+}
+
 cpa_status cpa_check_cache_shape(const char *where, const cpa_attention_shape *s, cpa_error *err) {
     REQUIRE(err, s->kv_heads > 0 && s->kv_heads <= CPA_MOST_HEADS, "%s: kv_heads is %d, expected 1..%d", where,
             s->kv_heads, CPA_MOST_HEADS);
     CPA_TRY(check_widths(where, s, err));
     REQUIRE(err, cpa_dtype_traits_of(s->kv_dtype), "%s: kv_dtype is %d, which is none", where, (int)s->kv_dtype);
     CPA_TRY(check_tiles(where, s, err));
+    CPA_TRY(check_turboquant(where, s, err));
     CPA_TRY(check_layout(where, s, err));
     CPA_TRY(check_head_scales(where, s, err));
     return check_scales(where, s, err);
@@ -281,13 +300,15 @@ static cpa_status check_row_scales(const char *where, const cpa_kv_view *kv, cpa
     return CPA_OK;
 }
 
-/* Rows with scales of tiles hold them as floats, and bf16 behind; or have them right behind the last row of a block. */
+/* Rows with scales of tiles hold them as floats, and bf16 behind; or have them right behind the last row of a block.
+ * Those of CPA_TQ_ have fp16 behind their codes. */
 static cpa_status check_tiled_rows(const char *where, const cpa_kv_view *kv, const view_side *resolved,
                                    cpa_error *err) {
     const cpa_row_traits *row = &cpa_dtype_traits_of(kv->dtype)->rows[CPA_KEYS];
-    const int64_t *strides = resolved->strides, bytes = row->width ? 16 : sizeof(float);
+    const int turboquant = cpa_dtype_is_turboquant(kv->dtype);
+    const int64_t *strides = resolved->strides, bytes = turboquant ? 2 : row->width ? 16 : sizeof(float);
     const int64_t places = (int64_t)(uintptr_t)resolved->pool | strides[BLOCK] | strides[TOKEN] | strides[HEAD];
-    REQUIRE(err, !cpa_dtype_has_tiles(kv->dtype) || places % bytes == 0,
+    REQUIRE(err, !(turboquant || cpa_dtype_has_tiles(kv->dtype)) || places % bytes == 0,
             "%s: the pool at %p has the strides %lld, %lld and %lld, expected multiples of %lld bytes for %s", where,
             resolved->pool, (long long)strides[BLOCK], (long long)strides[TOKEN], (long long)strides[HEAD],
             (long long)bytes, cpa_dtype_name(kv->dtype));

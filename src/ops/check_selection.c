@@ -55,6 +55,8 @@ static cpa_status check_blocks(const char *where, const cpa_key_blocks *of, cpa_
 
 cpa_status cpa_check_selection(const char *where, const cpa_key_selection *selection, cpa_error *err) {
     REQUIRE(err, CPA_RESERVED_IS_ZERO(*selection), "%s: the reserved bytes of the selection are not zero", where);
+    REQUIRE(err, !selection->bits || !selection->blocks,
+            "%s: the selection has bits and blocks, expected one of them: a custom mask or a mask of blocks", where);
     if (selection->bits) CPA_TRY(check_bits(where, selection->bits, err));
     if (selection->indices) CPA_TRY(check_indices(where, selection->indices, err));
     return selection->blocks ? check_blocks(where, selection->blocks, err) : CPA_OK;

@@ -157,6 +157,18 @@ static cpa_status check_halo(const char *where, const cpa_compress_write_args *a
     return cpa_check_aligned(where, "halo_slots", a->halo_slots, sizeof *a->halo_slots, err);
 }
 
+/* Where entries of MXFP4 go. */
+static cpa_status check_mxfp4(const char *where, const cpa_compress_write_args *a, cpa_error *err) {
+    const int32_t of_scale = 32;
+    REQUIRE(err, !a->kv.k, "%s: kv.k and mxfp4 are both set, expected one", where);
+    CPA_TRY(cpa_nn_check_count(where, "mxfp4_rows", a->mxfp4_rows, 0, CPA_MOST_TOKENS, err));
+    CPA_TRY(cpa_check_aligned(where, "mxfp4", a->mxfp4, 4, err));
+    return cpa_nn_check_tensor(
+        where,
+        (cpa_nn_tensor){"mxfp4_scales", NULL, a->mxfp4_scales, NULL, a->mxfp4_rows, a->state.head / of_scale, 1, 0},
+        err);
+}
+
 static cpa_status check_compress(cpa_compress_write_args *a, cpa_error *err) {
     const char *where = "compress_write";
     CPA_TRY(cpa_nn_check_count(where, "tokens", a->tokens, 0, CPA_MOST_TOKENS, err));
@@ -172,7 +184,7 @@ static cpa_status check_compress(cpa_compress_write_args *a, cpa_error *err) {
     CPA_TRY(check_rows(where, (cpa_nn_tensor){"weight", NULL, a->weight, NULL, 1, a->state.head, 4, 0}, err));
     CPA_TRY(cpa_nn_check_finite(where, "eps", a->eps, 0, err));
     CPA_TRY(check_each(where, "slots", a->slots, a->tokens, sizeof *a->slots, err));
-    return check_cache(where, &a->kv, a->state.head, err);
+    return a->mxfp4 ? check_mxfp4(where, a, err) : check_cache(where, &a->kv, a->state.head, err);
 }
 
 cpa_status cpa_compress_write(const cpa_compress_write_args *given, cpa_stream *stream) {

@@ -163,6 +163,37 @@ void cpa_index_plan_destroy(cpa_index_plan *plan) {
     if (plan) plan->device->operators->index_plan_destroy(plan);
 }
 
+cpa_status cpa_index_plan_reserve(cpa_index_plan *plan, const cpa_index_limits *given, cpa_error *err) {
+    const int64_t most_keys = (int64_t)1 << 30;
+    cpa_index_limits l;
+    REQUIRE(err, plan, "index plan: the plan is NULL");
+    CPA_TRY(CPA_STRUCT_TAKE("index plan", given, cpa_index_limits, keys, &l, err));
+    REQUIRE(err, l.items >= 1 && l.items <= INT32_MAX, "index plan: reserved for %lld items, expected 1..%d",
+            (long long)l.items, INT32_MAX);
+    REQUIRE(err, l.rows >= 1 && l.rows <= INT32_MAX, "index plan: reserved for %lld rows, expected 1..%d",
+            (long long)l.rows, INT32_MAX);
+    REQUIRE(err, l.item_rows >= 1 && l.item_rows <= l.rows,
+            "index plan: reserved for %lld rows an item, expected 1..%lld, all rows", (long long)l.item_rows,
+            (long long)l.rows);
+    REQUIRE(err, l.keys >= 0 && l.keys <= most_keys, "index plan: reserved for %lld keys an item, expected 0 to 2^30",
+            (long long)l.keys);
+    REQUIRE(err, l.table_entries >= 0 && l.table_entries <= CPA_MOST_TOKENS,
+            "index plan: reserved for %lld table entries, expected 0 to 2^44", (long long)l.table_entries);
+    plan->is_set = 0;
+    CPA_TRY(plan->device->operators->index_plan_reserve(plan, &l, err));
+    plan->device->table->release(plan->device);
+    return CPA_OK;
+}
+
+cpa_status cpa_index_plan_upload(const cpa_index_plan *plan, cpa_stream *stream) {
+    if (!stream) return CPA_INVALID;
+    REQUIRE(&stream->error, plan && plan->device == stream->device, "index plan: %s is uploaded",
+            plan ? "a plan of another device" : "NULL");
+    REQUIRE(&stream->error, plan->limits.items > 0 && plan->is_set, "index plan: an upload of a plan that is not %s",
+            plan->limits.items > 0 ? "set" : "reserved");
+    return plan->device->operators->index_plan_upload(plan, stream);
+}
+
 cpa_status cpa_index_plan_set(cpa_index_plan *plan, const cpa_attend_batch *given, int32_t tokens_per_key,
                               cpa_error *err) {
     cpa_attend_batch batch;

@@ -20,6 +20,8 @@ _Static_assert(sizeof(cpa_key_indices) == 80, "cpa_key_indices");
 _Static_assert(sizeof(cpa_key_blocks) == 72, "cpa_key_blocks");
 _Static_assert(sizeof(cpa_key_selection) == 64, "cpa_key_selection");
 _Static_assert(sizeof(cpa_sparse_scope) == 264, "cpa_sparse_scope");
+_Static_assert(sizeof(cpa_xattn_shape) == 64, "cpa_xattn_shape");
+_Static_assert(sizeof(cpa_xattn_chunks) == 112, "cpa_xattn_chunks");
 _Static_assert(sizeof(cpa_partial) == 64, "cpa_partial");
 _Static_assert(sizeof(cpa_kv_range) == 64, "cpa_kv_range");
 _Static_assert(sizeof(cpa_kv_span) == 64, "cpa_kv_span");

@@ -22,6 +22,10 @@ static const alias dtypes[] = {
     {"float8_e5m2", CPA_FP8_E5M2},
     {"turboquant_int8", CPA_INT8},
     {"fp8_ds_mla", CPA_FP8_T128},
+    {"turboquant_k8v4", CPA_TQ_K8V4},
+    {"turboquant_4bit_nc", CPA_TQ_4BIT},
+    {"turboquant_k3v4_nc", CPA_TQ_K3V4},
+    {"turboquant_3bit_nc", CPA_TQ_3BIT},
 };
 
 static const alias layouts[] = {
@@ -37,20 +41,15 @@ static int value_of(const alias *aliases, size_t n, const char *name) {
 }
 
 cpa_status cpa_dtype_of_name(const char *name, cpa_dtype *out, cpa_error *err) {
-    static const char rotated[] = "turboquant_";
     REQUIRE(err, name && out, "dtype: %s is NULL", name ? "out" : "the name");
     int dtype = value_of(dtypes, sizeof dtypes / sizeof *dtypes, name);
     for (int i = 0; dtype < 0 && i < CPA_KV_DTYPE_COUNT; i++)
         if (strcmp(cpa_dtype_name((cpa_dtype)i), name) == 0) dtype = i;
-    if (dtype < 0 && strncmp(name, rotated, sizeof rotated - 1) == 0)
-        return cpa_fail(err, CPA_UNSUPPORTED,
-                        "dtype: found '%s', rotated codes that no cache here holds; expected turboquant_int8, that is "
-                        "int8, the only one of turboquant's that does",
-                        name);
-    REQUIRE(err, dtype >= 0,
-            "dtype: found '%s', expected fp32, bf16, fp16, fp8_e4m3, fp8_e5m2, int8, fp8_t128, fp8_t64 or another name "
-            "of one of these",
-            name);
+    REQUIRE(
+        err, dtype >= 0,
+        "dtype: found '%s', expected fp32, bf16, fp16, fp8_e4m3, fp8_e5m2, int8, fp8_t128, fp8_t64, tq_k8v4, tq_4bit, "
+        "tq_k3v4, tq_3bit or another name of one of these",
+        name);
     *out = (cpa_dtype)dtype;
     return CPA_OK;
 }

@@ -105,6 +105,9 @@ static cpa_status check_pages(const char *where, const cpa_attention_shape *shap
     if (!slot_mapping) return CPA_OK;
     CPA_TRY(cpa_check_aligned(where, "slot_mapping", slot_mapping, sizeof *slot_mapping, err));
     CPA_TRY(cpa_check_view(where, kv, err));
+    REQUIRE(err, !cpa_dtype_is_turboquant(kv->dtype),
+            "%s: the cache is of %s, expected another dtype: its rows are written by kv_write", where,
+            cpa_dtype_name(kv->dtype));
     return cpa_check_same_cache(where, &cache, &rows, 1, err);
 }
 

@@ -3,6 +3,7 @@
 
 #include "base/struct_size.h"
 #include "kernels/nn.h"
+#include "kernels/topk.h"
 #include "src/ops/nn_check.h"
 
 /* Entries that are forced, which have room in k. */
@@ -17,6 +18,8 @@ static cpa_status check_forced(const char *where, int32_t k, int32_t first, int3
 static cpa_status check_places(const cpa_topk_args *a, cpa_error *err) {
     const char *where = "topk";
     REQUIRE(err, !a->shards || !a->tables, "%s: shards and tables are both set, expected one of them or none", where);
+    REQUIRE(err, !a->tails || (!a->scores && !a->tables), "%s: tails and %s are both set, expected one of them", where,
+            a->scores ? "scores" : "tables");
     REQUIRE(err, !a->table_rows || a->tables, "%s: table_rows is set, but tables is NULL", where);
     REQUIRE(err, !a->lengths || a->shards, "%s: lengths is set, but shards is NULL", where);
     REQUIRE(err, !a->shards || a->lengths || a->forced_last == 0,
@@ -37,13 +40,15 @@ static cpa_status check_topk(cpa_topk_args *a, cpa_error *err) {
         {"logits", "logits_stride", a->logits, &a->logits_stride, a->rows, a->width, 4, 0},
         {"first", NULL, a->first, NULL, a->rows, 1, 4, 1},
         {"end", NULL, a->end, NULL, a->rows, 1, 4, 1},
-        {"indices", "indices_stride", a->indices, &a->indices_stride, a->rows, a->k, 4, 0},
+        {"indices", "indices_stride", a->indices, &a->indices_stride, a->rows, cpa_topk_list_width(a->k, a->tails), 4,
+         0},
         {"counts", NULL, a->counts, NULL, a->rows, 1, 4, 1},
         {"scores", "scores_stride", a->scores, &a->scores_stride, a->rows, a->k, 4, 1},
         {"shards", NULL, a->shards, NULL, a->rows, 1, 4, 1},
         {"lengths", NULL, a->lengths, NULL, a->rows, 1, 4, 1},
         {"table_rows", NULL, a->table_rows, NULL, a->rows, 1, 4, 1},
         {"out_rows", NULL, a->out_rows, NULL, a->rows, 1, 4, 1},
+        {"tails", NULL, a->tails, NULL, a->rows, 1, 4, 1},
     };
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) CPA_TRY(cpa_nn_check_tensor(where, tensors[i], err));
     return check_places(a, err);
@@ -68,7 +73,8 @@ static cpa_status check_merge(cpa_topk_merge_args *a, cpa_error *err) {
     const cpa_nn_tensor tensors[] = {
         {"scores", "row_stride", a->scores, &a->row_stride, a->rows, a->width, 4, 0},
         {"indices", "row_stride", a->indices, &a->row_stride, a->rows, a->width, 4, 0},
-        {"out", "out_stride", a->out, &a->out_stride, a->rows, a->k, 4, 0},
+        {"out", "out_stride", a->out, &a->out_stride, a->rows, cpa_topk_list_width(a->k, a->tails), 4, 0},
+        {"tails", NULL, a->tails, NULL, a->rows, 1, 4, 1},
         {"counts", NULL, a->counts, NULL, a->rows, 1, 4, 1},
         {"lengths", NULL, a->lengths, NULL, a->rows, 1, 4, 1},
         {"out_rows", NULL, a->out_rows, NULL, a->rows, 1, 4, 1},

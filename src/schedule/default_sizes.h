@@ -3,9 +3,13 @@
 #define CPA_SCHEDULE_DEFAULT_SIZES_H
 
 #include <cpattn/engine.h>
+#include <cpattn/xattn.h>
 
 static inline void cpa_engine_default_sizes(cpa_engine_options *o) {
     if (o->block_size == 0) o->block_size = 16;
+    /* Groups and blocks of XAttention never straddle ranks. */
+    if (o->interleave == 0 && o->sparse_stride != 0 && o->block_size < CPA_XATTN_MOST_BLOCK)
+        o->interleave = CPA_XATTN_MOST_BLOCK;
     if (o->interleave == 0) o->interleave = o->block_size;
     if (o->max_num_batched_tokens == 0) o->max_num_batched_tokens = 2048;
     if (o->max_num_seqs == 0) o->max_num_seqs = 256;

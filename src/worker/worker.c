@@ -20,6 +20,7 @@
 #include "src/worker/worker_layers.h"
 #include "src/worker/worker_rows.h"
 #include "src/worker/worker_score.h"
+#include "src/worker/worker_sparse.h"
 #include "src/worker/worker_tokens.h"
 #include "src/worker/worker_transfer.h"
 #include "src/worker/worker_trees.h"
@@ -131,11 +132,9 @@ static cpa_status clear_sums(cpa_worker *worker, cpa_error *err) {
     return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "worker: %s", worker->stream->error.message);
 }
 
-/* Steps may be captured where the device, the model and the options allow it. Plans of an indexer are those of one
- * step. */
+/* Steps may be captured where the device, the model and the options allow it. */
 static cpa_status make_graphs(cpa_worker *worker, cpa_control *control, cpa_error *err) {
-    if (worker->options.enforce_eager || !worker->device->caps.has_graphs || !worker->network->capturable ||
-        worker->options.model.index)
+    if (worker->options.enforce_eager || !worker->device->caps.has_graphs || !worker->network->capturable)
         return CPA_OK;
     return cpa_graphs_create(control, worker->context, worker->stream, &worker->graphs, err);
 }
@@ -190,6 +189,7 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
         if (status == CPA_OK) status = cpa_token_masks_open(worker, err);
         if (status == CPA_OK) status = cpa_layer_caches_create(worker, err);
         if (status == CPA_OK) status = cpa_block_tables_create(device, options->groups.count, &worker->tables, err);
+        if (status == CPA_OK) status = cpa_worker_sparse_create(worker, err);
         if (status == CPA_OK) status = clear_sums(worker, err);
     }
     /* The context is collective: ranks that came this far must not wait for one that did not. */
@@ -227,6 +227,7 @@ void cpa_worker_destroy(cpa_worker *worker) {
     }
     worker->device->table->free(worker->device, worker->wide_block);
     cpa_token_masks_close(worker);
+    cpa_worker_sparse_destroy(worker);
     cpa_worker_score_destroy(worker);
     cpa_layer_caches_destroy(worker);
     free(worker->damaged);
@@ -262,8 +263,9 @@ static cpa_status prepare_step(cpa_worker *worker, const cpa_step_plan *plan, co
     worker->padded = rows > 0;
     CPA_TRY(cpa_worker_list_rows(worker, plan, rows, err));
     cpa_context_set_rows(worker->context, worker->rows->replicated ? CPA_ROWS_REPLICATED : CPA_ROWS_OWNED);
-    cpa_context_set_masked(worker->context,
-                           worker->rows->sizes.masked_rows > 0 || worker->rows->sizes.selected_rows > 0);
+    cpa_context_set_masked(worker->context, worker->rows->sizes.masked_rows > 0 ||
+                                                worker->rows->sizes.selected_rows > 0 ||
+                                                cpa_worker_sparse_takes(worker, plan));
     cpa_status status = cpa_context_plan_ahead(worker->context, worker->chunks, plan->n_chunks, worker->tables,
                                                worker->table_rows, rows);
     if (status != CPA_OK) return cpa_fail(err, status, "%s", cpa_context_error(worker->context));
@@ -319,6 +321,7 @@ static cpa_status enqueue_step(cpa_worker *worker, const cpa_step_plan *plan, co
     CPA_TRY(cpa_worker_import(worker, plan, err));
     if (plan->n_chunks == 0) return CPA_OK;
     cpa_context_begin(worker->context);
+    CPA_TRY(cpa_worker_sparse_begin(worker, plan, err));
     CPA_TRY(enqueue_layers(worker, plan, observer, err));
     CPA_TRY(draw_by_masks(worker, plan, observer, err));
     return cpa_worker_fetch_tokens(worker);
@@ -349,6 +352,7 @@ static cpa_status collect_step(cpa_worker *worker, const cpa_step_plan *plan, cp
     if (plan->n_chunks == 0) return CPA_OK;
     cpa_worker_keep_tokens(worker);
     cpa_worker_judge_drafts(worker, plan);
+    cpa_worker_sparse_end(worker);
     CPA_TRY(cpa_nonfinite_collect(&worker->nonfinite, plan, ran->sizes.rows, ran->requests, ran->host.positions, err));
     note_spoiled(worker, plan);
     return CPA_OK;

@@ -57,7 +57,9 @@ typedef struct cpa_worker_options {
     int64_t staging_bytes;
     cpa_cascade_attention cascade_attention;
     cpa_dtype state_dtype; /* as that of cpa_context_options */
-    int absorb_prompts;    /* not 0: short chunks of prompts over latents may take the form of those that decode */
+    int32_t sparse_stride; /* as those of cpa_engine_options */
+    float sparse_tau;
+    int absorb_prompts; /* not 0: short chunks of prompts over latents may take the form of those that decode */
     const cpa_transport_table *transport; /* what carries messages between devices of this kind */
     const cpa_block_store *store;         /* where requests are exported to and imported from; NULL: nowhere */
 } cpa_worker_options;
@@ -175,6 +177,7 @@ struct cpa_worker {
     int64_t cap_table_rows;
 
     cpa_token_masks token_masks;
+    struct cpa_worker_sparse *sparse; /* worker_sparse.h; NULL: prompts attend all keys */
 
     cpa_status (*give_masks)(void *ctx, cpa_error *err); /* see cpa_worker_set_token_masks */
     void *masks_ctx;

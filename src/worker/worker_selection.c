@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "src/worker/layer_caches.h"
+#include "src/worker/worker_sparse.h"
 #include "src/worker/worker_trees.h"
 
 void cpa_worker_count_selected(cpa_worker *worker, const cpa_step_plan *plan) {
@@ -51,6 +52,7 @@ cpa_status cpa_worker_select(cpa_worker *worker, int32_t layer, const cpa_model_
     const cpa_key_bits *tree = cpa_worker_mask(worker, &out->tree) ? &out->tree : NULL;
     out->of = (cpa_key_selection){.bits = tree};
     out->chosen = NULL;
+    CPA_TRY(cpa_worker_sparse_select(worker, layer, kv, &out->of.blocks, err));
     if (!network->select) return CPA_OK;
     const cpa_status status = network->select(network->ctx, layer, step, &args, &out->of, worker->stream);
     if (status != CPA_OK)

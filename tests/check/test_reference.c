@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "src/check/reference.h"
+#include "src/check/reference_rows.h"
 #include "tests/fixtures/unit.h"
 
 static void two_keys_give_the_softmax_by_hand(void) {
@@ -93,10 +94,10 @@ static void scores_that_are_not_finite_make_the_row_nan_or_weigh_nothing(void) {
 static void a_cache_holds_nan_where_it_was_given_nan(void) {
     const float nan[1] = {NAN}, one[1] = {1}, infinite[1] = {INFINITY};
     for (int dtype = CPA_F32; dtype < CPA_DTYPE_COUNT; dtype++) {
-        CU_ASSERT(cpa_reference_may_hold(nan, nan, (cpa_dtype)dtype, 0, 1));
-        CU_ASSERT(cpa_reference_may_hold(infinite, infinite, (cpa_dtype)dtype, 0, 1));
-        CU_ASSERT(!cpa_reference_may_hold(nan, one, (cpa_dtype)dtype, 0, 1));
-        CU_ASSERT(!cpa_reference_may_hold(one, nan, (cpa_dtype)dtype, 0, 1));
+        CU_ASSERT(cpa_reference_may_hold(nan, nan, (cpa_dtype)dtype, CPA_KEYS, 0, 1));
+        CU_ASSERT(cpa_reference_may_hold(infinite, infinite, (cpa_dtype)dtype, CPA_KEYS, 0, 1));
+        CU_ASSERT(!cpa_reference_may_hold(nan, one, (cpa_dtype)dtype, CPA_KEYS, 0, 1));
+        CU_ASSERT(!cpa_reference_may_hold(one, nan, (cpa_dtype)dtype, CPA_KEYS, 0, 1));
     }
 }
 

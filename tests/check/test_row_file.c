@@ -79,6 +79,26 @@ static void what_was_written_is_read(void) {
     unlink(path);
 }
 
+static void a_row_has_its_matrix(void) {
+    enum { OUT_DIM = 2 };
+    float matrix[V_DIM * OUT_DIM];
+    cpa_row_file row = make_row();
+    cpa_row_read read;
+    cpa_error err;
+    for (int i = 0; i < V_DIM * OUT_DIM; i++) matrix[i] = (float)i / 9;
+    row.out_dim = OUT_DIM;
+    row.matrix = matrix;
+    make_path();
+    write_row(&row);
+    CU_ASSERT_EQUAL_FATAL(cpa_row_file_read(path, &read, &err), CPA_OK);
+    CU_ASSERT_EQUAL(read.row.out_dim, OUT_DIM);
+    CU_ASSERT_EQUAL(memcmp(read.row.matrix, matrix, sizeof matrix), 0);
+    CU_ASSERT_EQUAL(memcmp(read.row.result, row.result, OUT_DIM * sizeof *row.result), 0);
+    CU_ASSERT_EQUAL(read.v[(KEYS - 1) * V_DIM + 2], 100 * (KEYS - 1) + 2);
+    cpa_row_read_release(&read);
+    unlink(path);
+}
+
 static char *take_bytes(size_t *n) {
     FILE *file = fopen(path, "rb");
     char *bytes = malloc(1 << 16);
@@ -182,6 +202,7 @@ static void folders_and_what_is_not_there_are_refused(void) {
 
 static const cpa_test TESTS[] = {
     {"what was written is read", what_was_written_is_read},
+    {"a row has its matrix", a_row_has_its_matrix},
     {"files that are cut or go on are refused", files_that_are_cut_or_go_on_are_refused},
     {"changed bytes do no harm", changed_bytes_do_no_harm},
     {"numbers that no row has are refused", numbers_that_no_row_has_are_refused},

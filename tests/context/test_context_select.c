@@ -7,9 +7,11 @@
 
 #include <cpattn/context.h>
 
+#include "base/check.h"
 #include "base/convert.h"
 #include "base/hash.h"
 #include "src/context/context.h"
+#include "src/context/context_plan.h"
 #include "tests/fixtures/kv_fixture.h"
 #include "tests/fixtures/mpi_unit.h"
 #include "tests/fixtures/topk_fixture.h"
@@ -31,6 +33,7 @@ typedef struct job {
     int64_t lengths[MOST_SEQUENCES];
     cpa_placement placements[MOST_SEQUENCES];
     chunk chunks[MOST_CHUNKS];
+    int64_t padded_rows; /* rows of each rank in a step that is planned as for a graph; 0: it is planned as others */
     int32_t *tables[MOST_SEQUENCES];
     cpa_device *device;
     cpa_stream *stream;
@@ -116,6 +119,7 @@ static void make_queries(job *j) {
     const int64_t element = cpa_dtype_bytes(j->form.dtype);
     int64_t rows = 0, row = 0;
     for (int c = 0; c < j->n_chunks; c++) rows += j->chunks[c].count;
+    rows = rows > j->padded_rows ? rows : j->padded_rows;
     char *q = cpa_test_poisoned(rows + 1, HEADS * DIM * element);
     float *weights = cpa_test_poisoned(rows + 1, HEADS * (int64_t)sizeof *weights);
     for (int c = 0; c < j->n_chunks; c++) {
@@ -172,9 +176,12 @@ static cpa_status plan(job *j) {
         planned[c] = (cpa_context_chunk){.start = j->chunks[c].start,
                                          .count = j->chunks[c].count,
                                          .placement = j->placements[j->chunks[c].sequence],
-                                         .algorithm = c % 2 ? CPA_PASS_KV : CPA_PASS_Q,
+                                         .algorithm = c % 2 && !j->padded_rows ? CPA_PASS_KV : CPA_PASS_Q,
                                          .block_table = j->tables[j->chunks[c].sequence]};
-    return cpa_context_plan(j->context, planned, j->n_chunks);
+    if (!j->padded_rows) return cpa_context_plan(j->context, planned, j->n_chunks);
+    CPA_TRY(cpa_context_plan_ahead(j->context, planned, j->n_chunks, NULL, NULL, j->padded_rows));
+    cpa_context_begin(j->context);
+    return cpa_context_upload_plan(j->context, j->stream);
 }
 
 /* ---- what is right ---- */
@@ -202,22 +209,34 @@ static int32_t expect(const job *j, int sequence, int64_t t, int32_t *list) {
     const int32_t count = cpa_test_topk(scores, 0, (int32_t)entries, j->form.forced_first,
                                         (int32_t)entries - j->form.forced_last, j->form.k, list);
     free(scores);
-    return count;
+    if (!j->form.open_tail) return count;
+    list[j->form.k] = -1;
+    if ((t + 1) % per_key == 0) return count;
+    list[count] = (int32_t)keys;
+    return count + 1;
+}
+
+/* Whether ranks choose for all sequences of a padded step together. */
+static int chooses_together(const job *j) {
+    int sharded = 0;
+    for (int c = 0; c < j->n_chunks; c++) sharded |= j->placements[j->chunks[c].sequence].kind == CPA_SHARDED;
+    return j->padded_rows > 0 && j->map.cp_size > 1 && (sharded || j->rows == CPA_ROWS_REPLICATED);
 }
 
 static int is_right(const job *j, const chunk *of, int64_t t, int32_t count, const int32_t *list) {
     const cpa_placement at = j->placements[of->sequence];
-    int32_t *wanted = malloc((size_t)j->form.k * sizeof *wanted);
-    const int elsewhere = j->map.cp_size > 1 && at.kind == CPA_ON_RANK && at.rank != j->rank;
+    const int32_t width = j->form.k + j->form.open_tail;
+    int32_t *wanted = malloc((size_t)width * sizeof *wanted);
+    const int elsewhere = j->map.cp_size > 1 && at.kind == CPA_ON_RANK && at.rank != j->rank && !chooses_together(j);
     const int32_t n = expect(j, of->sequence, t, wanted);
-    const int right = elsewhere ? count == 0 : count == n && !memcmp(list, wanted, (size_t)j->form.k * 4);
+    const int right = elsewhere ? count == 0 : count == n && !memcmp(list, wanted, (size_t)width * 4);
     if (!right) printf("  rank %d: sequence %d, token %d: %d of %d\n", j->rank, of->sequence, (int)t, count, n);
     free(wanted);
     return right;
 }
 
 static int count_wrong(const job *j, const cpa_key_indices *lists) {
-    const int32_t k = j->form.k;
+    const int32_t k = j->form.k + j->form.open_tail; /* entries of a list */
     int64_t rows = 0, row = 0;
     int wrong = 0;
     for (int c = 0; c < j->n_chunks; c++) rows += j->chunks[c].count;
@@ -232,6 +251,19 @@ static int count_wrong(const job *j, const cpa_key_indices *lists) {
     return wrong;
 }
 
+/* Lists behind those of the step, of rows that fill it up. */
+static int count_not_empty(const job *j, const cpa_key_indices *lists) {
+    const int64_t all = j->padded_rows * (j->rows == CPA_ROWS_REPLICATED ? 1 : j->map.cp_size);
+    int64_t rows = 0;
+    int filled = 0;
+    for (int c = 0; c < j->n_chunks; c++) rows += j->chunks[c].count;
+    int32_t *counts = malloc((size_t)all * sizeof *counts);
+    cpa_test_download(j->stream, counts, lists->counts, all * 4);
+    for (; rows < all; rows++) filled += counts[rows] != 0;
+    free(counts);
+    return filled;
+}
+
 /* What this rank is to send: its own shared queries, and candidates of all shared rows. */
 static int64_t expected_bytes(const job *j) {
     const int64_t head = DIM * cpa_dtype_bytes(j->form.dtype) + (j->form.has_weights ? 4 : 0);
@@ -242,6 +274,10 @@ static int64_t expected_bytes(const job *j) {
         all += of->count;
         for (int64_t t = of->start; t < of->start + of->count; t++)
             own += cpa_owner_rank(j->map, j->placements[of->sequence], t) == j->rank;
+    }
+    if (chooses_together(j)) {
+        own = j->padded_rows;
+        all = own * (j->rows == CPA_ROWS_REPLICATED ? 1 : j->map.cp_size);
     }
     if (j->rows == CPA_ROWS_REPLICATED) own = 0;
     return (j->map.cp_size - 1) * (own * ((HEADS * head + 15) / 16 * 16) + all * j->form.k * 8);
@@ -311,7 +347,7 @@ static void replicated_rows_send_no_queries(void) {
 }
 
 static void entries_of_several_tokens_are_chosen(void) {
-    job units = mixed(4, 8, 6), ratio = mixed(4, 8, 6), both = mixed(8, 16, 4);
+    job units = mixed(4, 8, 6), ratio = mixed(4, 8, 6), both = mixed(8, 16, 4), plain = mixed(16, 4, 6);
     units.form.unit = 4;
     units.form.forced_last = 1;
     ratio.form.tokens_per_key = 4;
@@ -319,6 +355,12 @@ static void entries_of_several_tokens_are_chosen(void) {
     run(units);
     run(ratio);
     run(both);
+    ratio.form.open_tail = 1; /* tokens behind the last whole key */
+    run(ratio);
+    ratio.form.k = 200; /* more than there are keys */
+    run(ratio);
+    plain.form.unit = 4, plain.form.has_weights = 0, plain.form.forced_last = 1; /* a run of tokens is a micro-block */
+    run(plain);
 }
 
 static void forced_entries_are_among_them(void) {
@@ -345,6 +387,60 @@ static void pieces_of_any_size_choose_alike(void) {
     run(prefill(0, 64));
     run(prefill(20000, 64));
     run(prefill(1, 200));
+}
+
+/* Steps of other lengths and rows, planned one after the other as for one graph: a token a sequence, several as of
+ * drafts, which some ranks have none of, and rows of no sequence. Then sequences that lie on ranks alone. */
+static const chunk PADDED_STEPS[][MOST_CHUNKS] = {
+    {{0, 60, 1}, {1, 2, 1}, {2, 39, 1}, {3, 28, 1}, {4, 0, 1}},
+    {{0, 3, 1}, {3, 0, 1}},
+    {{0, 50, 4}, {1, 0, 3}, {2, 20, 2}, {3, 7, 1}},
+    {{3, 25, 4}},
+    {{2, 12, 1}},
+    {{2, 30, 3}},
+    {{0, 57, 4}, {2, 0, 4}, {3, 11, 4}, {1, 1, 1}},
+};
+
+static void choose_padded(job j, int64_t padded_rows) {
+    cpa_context_stats stats;
+    int64_t bytes = 0;
+    j.padded_rows = padded_rows;
+    j.n_chunks = 0;
+    open_job(&j);
+    for (size_t step = 0; step < 2 * sizeof PADDED_STEPS / sizeof *PADDED_STEPS; step++) {
+        const chunk *chunks = PADDED_STEPS[step % (sizeof PADDED_STEPS / sizeof *PADDED_STEPS)];
+        cpa_key_indices lists = {.unit = 0};
+        for (j.n_chunks = 0; j.n_chunks < MOST_CHUNKS && chunks[j.n_chunks].count > 0; j.n_chunks++)
+            j.chunks[j.n_chunks] = chunks[j.n_chunks];
+        cpa_test_free(j.stream, j.q);
+        if (j.weights) cpa_test_free(j.stream, j.weights);
+        make_queries(&j);
+        CU_ASSERT_EQUAL_FATAL(plan(&j), CPA_OK);
+        CU_ASSERT_EQUAL_FATAL(choose(&j, &lists), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_context_sync(j.context, j.stream), CPA_OK);
+        CU_ASSERT_EQUAL(count_wrong(&j, &lists), 0);
+        CU_ASSERT_EQUAL(count_not_empty(&j, &lists), 0);
+        bytes += expected_bytes(&j);
+    }
+    CU_ASSERT_EQUAL(cpa_context_get_stats(j.context, &stats, sizeof stats), CPA_OK);
+    CU_ASSERT_EQUAL(stats.index_bytes_sent, bytes);
+    close_job(&j);
+}
+
+static void padded_steps_choose_alike(void) {
+    job one = mixed(4, 4, 8), codes = mixed(4, 8, 5), units = mixed(4, 8, 6), replicated = mixed(16, 4, 8),
+        open = mixed(4, 8, 3);
+    codes.form.dtype = CPA_FP8_E4M3;
+    units.form.unit = 4;
+    units.form.forced_last = 1;
+    units.form.scores_bytes = 20000; /* in pieces */
+    replicated.rows = CPA_ROWS_REPLICATED;
+    open.form.tokens_per_key = 4, open.form.open_tail = 1;
+    choose_padded(open, 16);
+    choose_padded(one, 16);
+    choose_padded(codes, 16);
+    choose_padded(units, 24);
+    choose_padded(replicated, 16);
 }
 
 /* A key of an entry that one rank has alone is seen by all; nothing is chosen twice. */
@@ -437,6 +533,7 @@ static const cpa_test TESTS[] = {
     {"entries of several tokens are chosen", entries_of_several_tokens_are_chosen},
     {"forced entries are among them", forced_entries_are_among_them},
     {"pieces of any size choose alike", pieces_of_any_size_choose_alike},
+    {"padded steps choose alike", padded_steps_choose_alike},
     {"every key is chosen once where all are", every_key_is_chosen_once_where_all_are},
     {"attend takes the lists", attend_takes_the_lists},
     {"bad calls are refused", bad_calls_are_refused},

@@ -40,6 +40,62 @@ def first_match(pattern, text, what):
     return match.group(1)
 
 
+# ---- the container ----
+
+INSTRUCTIONS = {"ARG", "FROM", "COPY", "WORKDIR", "RUN", "USER", "EXPOSE", "ENTRYPOINT", "CMD"}
+
+
+def instructions(deploy):
+    """The instructions of the Containerfile with what follows them, on one line each."""
+    lines = [line for line in text_of(deploy, "Containerfile").splitlines() if not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
+    return [line.split(None, 1) for line in joined.splitlines() if line.strip()]
+
+
+def check_copy(root, words, stages, where):
+    """What is copied is there: in the tree, or in a stage before this one, where ./quickstart package leaves packages."""
+    if words[0].startswith("--from="):
+        expect(words[0][7:] in stages[:-1], f"{where}: no stage {words[0][7:]} before it: {stages}")
+        folder = first_match(r"they lie in (build/\S+)$", text_of(root, "quickstart"), "folder of the packages")
+        expect(words[1:-1] == [f"/tree/{folder}/*.deb"], f"{where}: packages lie in /tree/{folder}, not {words[1:-1]}")
+        return
+    ignored = text_of(root, ".dockerignore").split()
+    for name in words[:-1]:
+        expect(os.path.exists(os.path.join(root, name)), f"{where}: {name} is not in the tree")
+        expect(f"/{name.split('/')[0]}" not in ignored, f"{where}: {name} is left out by .dockerignore")
+
+
+def check_container(deploy):
+    """Its instructions follow on each other, and nobody in it is root. Its user."""
+    arguments, stages, runs = set(), [], []
+    last = {}
+    for name, rest in instructions(deploy):
+        where = f"Containerfile: {name} {rest}"
+        expect(name in INSTRUCTIONS, f"{where}: expected one of {sorted(INSTRUCTIONS)}")
+        expect(name == "ARG" or stages or name == "FROM", f"{where}: before any FROM")
+        if name == "ARG":
+            arguments.add(rest.split("=")[0])
+        elif name == "FROM":
+            image, *alias = rest.split()
+            expect(set(re.findall(r"\$\{(\w+)\}", image)) <= arguments, f"{where}: of arguments {arguments}")
+            stages.append(alias[1] if alias else "")
+        elif name == "COPY":
+            check_copy(os.path.join(deploy, ".."), rest.split(), stages, where)
+        elif name == "RUN":
+            expect(subprocess.run(["sh", "-n", "-c", rest], check=False).returncode == 0, f"{where}: no command of sh")
+            runs.append(rest)
+        last[name] = rest
+    commands = " ".join(runs)
+    uid, user = re.search(r"useradd --uid (\d+) --create-home (\w+)", commands).groups()
+    expect(last["USER"] == user, f"the container runs as {last['USER']}, expected {user}")
+    for package in ("python3-jinja2", "procps"):  # for chat templates, and for pkill, by which pods end their ranks
+        expect(package in commands, f"the container has no {package}")
+    for name in ("ENTRYPOINT", "CMD"):
+        words = json.loads(last[name])
+        expect(all(isinstance(word, str) for word in words), f"Containerfile: {name} is no list of texts")
+    return int(uid)
+
+
 # ---- pods ----
 
 
@@ -277,14 +333,7 @@ def check_metrics(deploy, path):
 def check_structure(deploy, program):
     help_text = subprocess.run([program, "serve", "--help"], check=True, capture_output=True, text=True).stdout
     known = set(re.findall(r"^  (--[a-z-]+)", help_text, re.MULTILINE))
-    container = text_of(deploy, "Containerfile")
-    uid = int(first_match(r"useradd --uid (\d+)", container, "user of the container"))
-    expect("python3-jinja2" in container, "the container renders no chat templates: python3-jinja2 is not in it")
-    expect("procps" in container, "pods end their ranks by pkill: procps is not in the container")
-    expect(re.search(r"^USER (?!root)", container, re.MULTILINE), "the container runs as root")
-    for path in re.findall(r"^COPY (deploy/.*) \S+$", container, re.MULTILINE):
-        for name in path.split():
-            expect(os.path.exists(os.path.join(deploy, "..", name)), f"the container is made from {name}, which is not there")
+    uid = check_container(deploy)
     check_deployment(deploy, uid, known)
     check_mpijob(deploy, uid, known)
     check_sbatch(deploy, known)

@@ -14,7 +14,17 @@
 #include "tests/fixtures/mpi_unit.h"
 #include "tests/fixtures/topk_fixture.h"
 
-enum { REQUESTS = 9, LAYERS = 3, HEADS = 2, DIM = 16, K = 20, MOST_ROWS = 1024, MOST_TOKENS = 1024 };
+enum {
+    REQUESTS = 9,
+    LAYERS = 3,
+    HEADS = 2,
+    DIM = 16,
+    K = 20,
+    MANY = 1024,
+    MOST_ROWS = 1024,
+    MOST_TOKENS = 1024,
+    MOST_RANKS = 4
+};
 
 typedef struct indexed_model {
     cpa_model model, synthetic_model;
@@ -24,6 +34,10 @@ typedef struct indexed_model {
     void *keys, *queries, *weights; /* of the own rows, on the device */
     cpa_key_indices lists;
     int64_t rows_compared, wrong;
+    /* Not 0: lists, of MANY, are not compared; keys in them are counted by which of so many ranks owns them, in runs
+     * of the interleave, counted from that of a sequence's first token. */
+    int32_t owners, interleave;
+    int64_t owned[MOST_RANKS];
 } indexed_model;
 
 static int element(int what, int32_t layer, int64_t position, int i) {
@@ -115,6 +129,18 @@ static cpa_status compare(indexed_model *m, int32_t layer, const cpa_select_args
     return CPA_OK;
 }
 
+/* Counts the keys of the lists of the step. */
+static cpa_status count_owned(indexed_model *m, const cpa_select_args *args, cpa_stream *stream) {
+    static int32_t lists[MOST_ROWS][MANY];
+    const cpa_device_table *table = stream->device->table;
+    CPA_TRY(table->copy(lists, m->lists.indices, args->rows * MANY * 4, stream));
+    CPA_TRY(table->stream_sync(stream));
+    for (int64_t row = 0; row < args->rows; row++)
+        for (int i = 0; i < MANY; i++)
+            if (lists[row][i] >= 0) m->owned[lists[row][i] / m->interleave % m->owners]++;
+    return CPA_OK;
+}
+
 static cpa_status select_keys(void *ctx, int32_t layer, const cpa_model_step *step, const cpa_select_args *args,
                               cpa_key_selection *selection, cpa_stream *stream) {
     indexed_model *m = ctx;
@@ -125,7 +151,7 @@ static cpa_status select_keys(void *ctx, int32_t layer, const cpa_model_step *st
         .size = sizeof choice, .q = m->queries, .weights = m->weights, .cache.kv = args->index};
     CPA_TRY(args->chooser->choose(args->chooser->ctx, &choice, &m->lists, stream));
     selection->indices = &m->lists;
-    return compare(m, layer, args, stream);
+    return m->owners > 0 ? count_owned(m, args, stream) : compare(m, layer, args, stream);
 }
 
 static void model_open(indexed_model *m, const cpa_engine_options *options) {
@@ -170,6 +196,36 @@ static void lists_are_those_of_whole_sequences(void) {
     run(&options);
 }
 
+/* Of a prompt of some thousand tokens and what it decodes: the keys of its rows' lists that each rank owns, and
+ * attends as queries travel. */
+static void ranks_attend_chosen_keys_evenly(void) {
+    static indexed_model model;
+    cpa_engine_options options = cpa_test_engine_options();
+    const int32_t ranks = cpa_comm_size(cpa_test_comm());
+    cpa_request request = {.size = sizeof request, .prompt_tokens = 4500, .output_tokens = 30};
+    cpa_engine_stats stats;
+    int64_t busiest = 0, all = 0;
+    model_open(&model, &options);
+    options.block_size = 16;
+    options.interleave = 64;
+    options.num_blocks = 5000 / 16;
+    options.max_num_batched_tokens = 512;
+    model.model.select_width = model.index.k = MANY;
+    model.owners = ranks;
+    model.interleave = options.interleave;
+    options.network = &model.model;
+    options.model.index = &model.index;
+    options.algorithm = CPA_PASS_Q;
+    options.verify = 0;
+    CU_ASSERT_TRUE(cpa_test_engine_run(&options, &request, 1, NULL, NULL, &stats));
+    for (int32_t rank = 0; rank < ranks; rank++) {
+        busiest = busiest > model.owned[rank] ? busiest : model.owned[rank];
+        all += model.owned[rank];
+    }
+    CPA_ASSERT_ORDER(all, >, (4500 - MANY) * (int64_t)MANY * options.model.layers);
+    CPA_ASSERT_ORDER((double)busiest * ranks, <=, 1.1 * (double)all);
+}
+
 static void an_indexer_wants_select(void) {
     static indexed_model model;
     cpa_engine_options options = cpa_test_engine_options();
@@ -187,6 +243,7 @@ static void an_indexer_wants_select(void) {
 
 static const cpa_test tests[] = {
     {"lists are those of whole sequences", lists_are_those_of_whole_sequences},
+    {"ranks attend chosen keys evenly", ranks_attend_chosen_keys_evenly},
     {"an indexer wants select", an_indexer_wants_select},
 };
 CPA_MPI_DEVICE_TEST_MAIN("indexed_model", tests)

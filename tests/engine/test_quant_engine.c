@@ -51,7 +51,7 @@ static uint64_t common_digest(cpa_engine_options options) {
     options.model.attention.layout = CPA_HEAD_MAJOR;
     expect_same_bits(digest_of(&options), digest);
     options.algorithm = CPA_AUTO;
-    options.model.attention.layout = CPA_VLLM_X;
+    if (!cpa_dtype_is_turboquant(options.model.attention.kv_dtype)) options.model.attention.layout = CPA_VLLM_X;
     options.max_num_batched_tokens = 37;
     expect_same_bits(digest_of(&options), digest);
     return digest;
@@ -64,6 +64,19 @@ static void every_quantised_cache_is_checked_and_gives_the_same_bits(void) {
         options.model.attention.kv_dtype = kind == 2 ? CPA_INT8 : CPA_FP8_E4M3;
         if (kind == 1) options.model.attention.k_scale = 0.03125f, options.model.attention.v_scale = 0.0625f;
         CU_ASSERT_NOT_EQUAL(common_digest(options), plain);
+    }
+}
+
+static void every_cache_of_turboquant_is_checked_and_gives_the_same_bits(void) {
+    uint64_t last = 0;
+    for (int dtype = CPA_TQ_K8V4; dtype <= CPA_TQ_3BIT; dtype++) {
+        cpa_engine_options options = default_options();
+        options.model.attention.k_dim = 64;
+        options.model.attention.v_dim = 32;
+        options.model.attention.kv_dtype = (cpa_dtype)dtype;
+        const uint64_t digest = common_digest(options);
+        CU_ASSERT_NOT_EQUAL(digest, last);
+        last = digest;
     }
 }
 
@@ -218,6 +231,8 @@ static void scales_that_make_no_sense_are_named(void) {
 static const cpa_test tests[] = {
     {"every quantised cache is checked and gives the same bits",
      every_quantised_cache_is_checked_and_gives_the_same_bits},
+    {"every cache of TurboQuant is checked and gives the same bits",
+     every_cache_of_turboquant_is_checked_and_gives_the_same_bits},
     {"scales of heads are checked too", scales_of_heads_are_checked_too},
     {"16-bit queries over quantised caches", sixteen_bit_queries_over_quantised_caches},
     {"layers with windows of their own are checked", layers_with_windows_of_their_own_are_checked},

@@ -23,7 +23,11 @@ typedef struct cache_kind {
 static const cache_kind KINDS[] = {{"bf16", CPA_BF16, 0, 0.999},
                                    {"fp8_e4m3, scale per tensor", CPA_FP8_E4M3, 1, 0.95},
                                    {"fp8_e4m3, scale per token and head", CPA_FP8_E4M3, 0, 0.98},
-                                   {"int8", CPA_INT8, 0, 0.98}};
+                                   {"int8", CPA_INT8, 0, 0.98},
+                                   {"tq_k8v4", CPA_TQ_K8V4, 0, 0.9},
+                                   {"tq_4bit", CPA_TQ_4BIT, 0, 0.6},
+                                   {"tq_k3v4", CPA_TQ_K3V4, 0, 0.05},
+                                   {"tq_3bit", CPA_TQ_3BIT, 0, 0.01}};
 enum { N_KINDS = sizeof KINDS / sizeof KINDS[0] };
 
 static cpa_device *device;
@@ -170,7 +174,9 @@ int main(int argc, char **argv) {
     require(cpa_stream_create(device, &stream, &err), err.message);
     printf("| keys |");
     for (int k = 0; k < N_KINDS; k++) printf(" %s |", KINDS[k].name);
-    printf("\n|---:|---:|---:|---:|---:|\n");
+    printf("\n|---:");
+    for (int kind = 0; kind < N_KINDS; kind++) printf("|---:");
+    printf("|\n");
     for (int64_t length = 128; length <= longest; length *= 4) {
         static float exact[QUERIES * Q_HEADS * DIM], got[QUERIES * Q_HEADS * DIM];
         cpa_case_sequence s = {length, Q_HEADS, KV_HEADS, DIM, DIM, NULL, NULL, NULL, 0};

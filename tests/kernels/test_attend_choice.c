@@ -220,8 +220,8 @@ static void the_reason_is_told(void) {
     }
 }
 
-/* Keys by lists have a kernel of their own for the whole plan, beside the mask and sinks alone; keys by blocks are the
- * plain kernel's, whatever else is asked. */
+/* Keys by lists and by blocks each have a kernel of their own for the whole plan, beside the mask and sinks alone; both
+ * at once are the plain kernel's. */
 static void keys_that_are_selected(void) {
     const cpa_key_indices indices = {.width = 1};
     const cpa_key_blocks blocks = {.block = 1};
@@ -244,7 +244,14 @@ static void keys_that_are_selected(void) {
             spec.call = cpa_cuda_call_of(CPA_CUDA_HOPPER, &a, &kv, &both);
             CU_ASSERT_STRING_EQUAL(cpa_cuda_choose_attend(&spec).plain, "keys by blocks");
             spec.call = cpa_cuda_call_of(CPA_CUDA_HOPPER, &a, &kv, &bits);
-            CU_ASSERT_STRING_EQUAL(cpa_cuda_choose_attend(&spec).plain, "keys by blocks");
+            const cpa_cuda_attend_choice by_blocks = cpa_cuda_choose_attend(&spec);
+            if (!alone) CU_ASSERT_STRING_EQUAL(by_blocks.plain, "score rules beside keys by blocks");
+            for (int i = 0; i < CPA_CUDA_SHARED; i++) {
+                const cpa_cuda_attend_kernel *kernel = alone ? &cpa_cuda_kernel_blocks : &cpa_cuda_kernel_simple;
+                CU_ASSERT_PTR_EQUAL(by_blocks.of[i].kernel, pieces >> i & 1 ? kernel : NULL);
+            }
+            spec.reserved = 1;
+            if (alone) CU_ASSERT(strstr(cpa_cuda_choose_attend(&spec).plain, "reserved") != NULL);
         }
     }
 }
@@ -512,6 +519,10 @@ static void a_kernel_says_what_it_misses(void) {
                  {&cpa_cuda_kernel_lists, "no rules", "score rules beside"},
                  {&cpa_cuda_kernel_lists, "256 columns", "more than 256 columns"},
                  {&cpa_cuda_kernel_lists, "whole columns", "off 16 columns"},
+                 {&cpa_cuda_kernel_blocks, "9.0", "before 9.0"},
+                 {&cpa_cuda_kernel_blocks, "no rules", "score rules beside keys by blocks"},
+                 {&cpa_cuda_kernel_blocks, "256 columns", "more than 256 columns"},
+                 {&cpa_cuda_kernel_blocks, "blocks", "no blocks"},
                  {&cpa_cuda_kernel_latent, "9.0", "before 9.0"},
                  {&cpa_cuda_kernel_latent, "no rules", "score rules"},
                  {&cpa_cuda_kernel_latent, "blocks", "no blocks"},

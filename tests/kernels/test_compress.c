@@ -185,6 +185,7 @@ typedef struct site {
     cpa_kv_view view; /* on the device */
     float *halo;
     int64_t n_halos;
+    uint8_t *mxfp4, *mxfp4_scales; /* entries go there; NULL: to the cache */
 } site;
 
 static int64_t index_of(const site *s, int64_t position) {
@@ -316,7 +317,10 @@ static void run_tokens(site *s, const token *tokens, int64_t n, const int32_t *h
                                               .eps = EPS,
                                               .rope = rope_of(s->m->of.head),
                                               .slots = t.numbers + 3 * n,
-                                              .kv = s->view};
+                                              .kv = s->mxfp4 ? (cpa_kv_view){.k = NULL} : s->view,
+                                              .mxfp4 = s->mxfp4,
+                                              .mxfp4_scales = s->mxfp4_scales,
+                                              .mxfp4_rows = s->mxfp4 ? s->view.num_blocks * CACHE_BLOCK : 0};
     if (writes_state) CU_ASSERT_EQUAL(cpa_compress_state_write(&write, stream), CPA_OK);
     if (writes_entries && cpa_compress_write(&compress, stream) != CPA_OK) CU_FAIL(cpa_stream_error(stream));
     CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
@@ -515,7 +519,60 @@ static void ranks_have_the_entries_of_one(void) {
     close_device();
 }
 
+/* Codes and exponents of entries, beside those that hold nothing; and what they stand for is near the entries. */
+static void mxfp4_of_a_head(int32_t head, int32_t ratio, int32_t overlap) {
+    enum { LENGTH = 300 };
+    const int64_t length = LENGTH;
+    const int32_t row = head / 2, scales = head / 32;
+    model m;
+    site s;
+    token tokens[LENGTH];
+    double off = 0, size = 0;
+    make_model(&m, (form){ratio, overlap, head, CPA_BF16, 0}, &length, 1);
+    open_site(&s, &m, (cpa_owner_map){1, 128}, 0);
+    const int64_t rows = s.view.num_blocks * CACHE_BLOCK, bytes = rows * (row + scales);
+    uint8_t *want = cpa_test_poisoned(bytes, 1), *got = malloc((size_t)bytes);
+    uint8_t *const memory = cpa_test_upload(stream, want, bytes);
+    s.mxfp4 = memory, s.mxfp4_scales = memory + rows * row;
+    for (int64_t p = 0; p < LENGTH; p++) {
+        static const double NUMBERS[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+        float x[512];
+        tokens[p] = (token){0, p, 0};
+        if ((p + 1) % ratio) continue;
+        const int64_t slot = slot_of(&s, &tokens[p]);
+        uint8_t *codes = want + slot * row, *exponents = want + rows * row + slot * scales;
+        oracle_entry(&m, 0, p, x);
+        for (int32_t d = 0; d < head; d++) x[d] = cpa_reference_round(x[d], CPA_BF16);
+        cpa_test_mxfp4(x, codes, exponents, head);
+        for (int32_t d = 0; d < head; d++) {
+            const int code = codes[d / 2] >> d % 2 * 4 & 15;
+            const double value = ldexp(code & 8 ? -NUMBERS[code & 7] : NUMBERS[code & 7], exponents[d / 32] - 127);
+            off += fabs(value - (double)x[d]), size += fabs((double)x[d]);
+        }
+    }
+    run_tokens(&s, tokens, LENGTH, NULL, 1, 1);
+    cpa_test_download(stream, got, memory, bytes);
+    CU_ASSERT_EQUAL(memcmp(got, want, (size_t)bytes), 0);
+    CPA_ASSERT_ORDER(off, <, 0.3 * size);
+    CPA_ASSERT_ORDER(off, >, 0);
+    s.mxfp4 = NULL;
+    cpa_test_free(stream, memory);
+    free(got);
+    free(want);
+    close_site(&s);
+    free_model(&m);
+}
+
+static void entries_may_be_mxfp4(void) {
+    open_device();
+    mxfp4_of_a_head(128, 4, 1);
+    mxfp4_of_a_head(512, 128, 0);
+    mxfp4_of_a_head(256, 3, 0);
+    close_device();
+}
+
 static const cpa_test tests[] = {
+    {"entries may be MXFP4", entries_may_be_mxfp4},
     {"rows of states are written where they are asked for", states_are_written_where_asked},
     {"entries have the bytes of an oracle", entries_have_the_bytes_of_an_oracle},
     {"tokens of decode end entries", single_positions},

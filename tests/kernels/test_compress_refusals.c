@@ -77,6 +77,12 @@ static void bad_calls_are_refused(void) {
     refuse_entries(wrong, "halo_slots are given without overlap");
     wrong = entries, wrong.weight = kv + 2, refuse_entries(wrong, "weight at");
     wrong = entries, wrong.eps = -1, refuse_entries(wrong, "eps is -1");
+    static _Alignas(4) uint8_t codes[64], exponents[4];
+    wrong = entries, wrong.mxfp4 = codes, wrong.mxfp4_scales = exponents, wrong.mxfp4_rows = 1;
+    refuse_entries(wrong, "kv.k and mxfp4 are both set, expected one");
+    wrong.kv.k = NULL, wrong.mxfp4_rows = -1, refuse_entries(wrong, "mxfp4_rows is -1");
+    wrong.mxfp4_rows = 1, wrong.mxfp4_scales = NULL, refuse_entries(wrong, "mxfp4_scales is NULL");
+    wrong.mxfp4_scales = exponents, wrong.mxfp4 = codes + 1, refuse_entries(wrong, "mxfp4");
     CU_ASSERT_EQUAL(cpa_compress_write(&(cpa_compress_write_args){.size = sizeof wrong,
                                                                   .state = state,
                                                                   .tables = tables,

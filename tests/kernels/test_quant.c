@@ -7,6 +7,7 @@
 #include "kernels/host/cache/quantise.h"
 #include "kernels/kv_view.h"
 #include "src/check/reference.h"
+#include "src/check/reference_rows.h"
 #include "tests/fixtures/attend_fixture.h"
 #include "tests/fixtures/unit.h"
 
@@ -122,13 +123,14 @@ static void rows_return_within_half_a_step(void) {
             make_row(row, i);
             for (int d = 0; d < DIM; d++) negated[d] = -row[d];
             pass_through(&f, row, i % (BLOCKS * BLOCK_SIZE), k, v);
-            CU_ASSERT(cpa_reference_may_hold(k, row, KINDS[kind].dtype, KINDS[kind].scale, DIM));
-            CU_ASSERT(cpa_reference_may_hold(v, negated, KINDS[kind].dtype, KINDS[kind].scale, DIM));
+            CU_ASSERT(cpa_reference_may_hold(k, row, KINDS[kind].dtype, CPA_KEYS, KINDS[kind].scale, DIM));
+            CU_ASSERT(cpa_reference_may_hold(v, negated, KINDS[kind].dtype, CPA_VALUES, KINDS[kind].scale, DIM));
             /* The bound is tight where the row fills the range: a scale 15% off breaks it, so does another row. */
             if (KINDS[kind].scale != 0 && i % 40 != 22) continue;
             for (int d = 0; d < DIM; d++) k[d] *= 1.15f;
-            CU_ASSERT_FALSE(cpa_reference_may_hold(k, row, KINDS[kind].dtype, KINDS[kind].scale, DIM));
-            if (i % 4 == 0) CU_ASSERT_FALSE(cpa_reference_may_hold(v, row, KINDS[kind].dtype, KINDS[kind].scale, DIM));
+            CU_ASSERT_FALSE(cpa_reference_may_hold(k, row, KINDS[kind].dtype, CPA_KEYS, KINDS[kind].scale, DIM));
+            if (i % 4 == 0)
+                CU_ASSERT_FALSE(cpa_reference_may_hold(v, row, KINDS[kind].dtype, CPA_VALUES, KINDS[kind].scale, DIM));
         }
         cpa_kv_fixture_destroy(&f);
     }

@@ -79,14 +79,15 @@ static void run(batch *b) {
         args.shards ? cpa_test_upload(stream, args.shards, rows * 4) : NULL,
         args.lengths ? cpa_test_upload(stream, args.lengths, rows * 4) : NULL,
         args.out_rows ? cpa_test_upload(stream, args.out_rows, rows * 4) : NULL,
+        args.tails ? cpa_test_upload(stream, args.tails, rows * 4) : NULL,
     };
     args.logits = used[0], args.first = used[1], args.end = used[2];
-    args.indices = used[3], args.scores = used[4], args.counts = used[5];
+    args.indices = used[3], args.scores = args.tails ? NULL : used[4], args.counts = used[5];
     args.tables = used[6], args.table_rows = used[7], args.shards = used[8], args.lengths = used[9];
-    args.out_rows = used[10];
+    args.out_rows = used[10], args.tails = used[11];
     CU_ASSERT_EQUAL(cpa_topk(&args, stream), CPA_OK);
     cpa_test_download(stream, b->indices, args.indices, listed);
-    cpa_test_download(stream, b->scores, args.scores, listed);
+    cpa_test_download(stream, b->scores, used[4], listed);
     cpa_test_download(stream, b->counts, args.counts, rows * 4);
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
         if (used[i]) cpa_test_free(stream, used[i]);
@@ -288,6 +289,51 @@ static void results_go_to_their_rows(void) {
     batch_free(&b);
 }
 
+/* Rows of 0 to k chosen entries, by one CTA and by several, that have an entry behind those, or none. */
+static void tails_come_behind_what_is_chosen(void) {
+    enum { ROWS = 20, K = 100 };
+    const int64_t widths[] = {60, 300, 20000};
+    for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) {
+        batch b = batch_of(ROWS, widths[w], widths[w], K);
+        int32_t tails[ROWS], wanted[K + 1 + PAD];
+        int64_t wrong = 0;
+        for (int row = 0; row < ROWS; row++) tails[row] = row % 3 == 1 ? -1 - row : 1000000 + row;
+        b.end[6] = b.first[6];
+        b.args.tails = tails;
+        run(&b);
+        for (int64_t row = 0; row < ROWS; row++) {
+            int32_t count =
+                cpa_test_topk(row_of(&b, row), b.first[row], b.end[row], b.until[row], b.from[row], K, wanted);
+            wanted[K] = -1;
+            for (int i = 0; i + 1 < PAD; i++) wanted[K + 1 + i] = 0x77777777;
+            if (tails[row] >= 0) wanted[count++] = tails[row];
+            wrong += b.counts[row] != count ||
+                     memcmp(wanted, b.indices + row * b.args.indices_stride, (K + PAD) * sizeof *wanted) != 0;
+        }
+        CU_ASSERT_EQUAL(wrong, 0);
+        batch_free(&b);
+    }
+}
+
+static void tails_go_without_scores_and_slots(void) {
+    const cpa_topk_args both = {.size = sizeof both, .rows = 1, .width = 1, .k = 1};
+    cpa_topk_args args = both;
+    float score;
+    int32_t one = 0;
+    cpa_test_device_open(1, &device, &stream);
+    args.logits = &score, args.indices = args.counts = &one, args.tails = &one;
+    args.scores = &score;
+    CU_ASSERT_EQUAL(cpa_topk(&args, stream), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(cpa_stream_error(stream), "topk: tails and scores are both set, expected one of them");
+    args.scores = NULL, args.tables = &one, args.block_size = 1;
+    CU_ASSERT_EQUAL(cpa_topk(&args, stream), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(cpa_stream_error(stream), "topk: tails and tables are both set, expected one of them");
+    args.tables = NULL, args.indices_stride = 1, args.rows = 2;
+    CU_ASSERT_EQUAL(cpa_topk(&args, stream), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(stream), "indices_stride is 1"));
+    cpa_test_device_close(device, stream);
+}
+
 /* Bounds that are no columns are cut to those that there are. */
 static void bounds_are_cut_to_the_row(void) {
     batch b = batch_of(4, 50, 50, 60);
@@ -312,6 +358,8 @@ static const cpa_test tests[] = {
     {"rows of a pattern are as sorted", rows_of_a_pattern_are_as_sorted},
     {"ties at any bit are cut by index", ties_at_any_bit_are_cut_by_index},
     {"forced entries are chosen", forced_entries_are_chosen},
+    {"tails come behind what is chosen", tails_come_behind_what_is_chosen},
+    {"tails go without scores and slots", tails_go_without_scores_and_slots},
     {"slots are those of the table", slots_are_those_of_the_table},
     {"shards give indices of the sequence", shards_give_indices_of_the_sequence},
     {"results go to their rows", results_go_to_their_rows},

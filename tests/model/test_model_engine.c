@@ -23,6 +23,7 @@ typedef struct way {
     int32_t drafts;          /* of a sequence in a step; they come from the run before, */
     int32_t branches;        /* above 1: in trees whose nodes have so many below each */
     cpa_experts_over_ranks experts;
+    int unchecked; /* no row is checked */
 } way;
 static const way plain = {.budget = 512, .max_num_seqs = REQUESTS};
 
@@ -90,6 +91,7 @@ static void run_engine(const cpa_model_config *config, cpa_transformer *transfor
     options.num_blocks = w.num_blocks ? w.num_blocks : 80;
     options.no_prefix_caching = w.no_prefix_caching;
     options.preemption = CPA_PREEMPT_RECOMPUTE;
+    if (w.unchecked) options.verify = 0;
     options.drafter = w.drafts > 0 ? CPA_DRAFT_MODEL : CPA_DRAFT_NONE;
     options.draft_tokens = w.drafts;
     draft_branches = w.branches;
@@ -191,6 +193,23 @@ static void latent_attention_gives_the_tokens_of_transformers(void) {
         CPA_ASSERT_ORDER(r[1].stats.accepted_tokens, >, 0);
         CPA_ASSERT_ORDER(r[3].stats.accepted_tokens, >, 0);
     }
+    free(expected);
+}
+
+/* An indexer chooses in them too, of one token a sequence, of several with drafts, and where some sequences decode
+ * beside others that have ended. Steps with checked rows are not captured. */
+static void steps_that_decode_by_an_indexer_are_captured(void) {
+    const way ways[] = {{.budget = 512, .max_num_seqs = REQUESTS, .unchecked = 1},
+                        {.budget = 512, .max_num_seqs = REQUESTS, .drafts = 3, .unchecked = 1},
+                        {.budget = 512, .max_num_seqs = 4, .unchecked = 1}};
+    cpa_test_expected *expected = malloc(sizeof *expected);
+    run r[3];
+    run_model("tiny-deepseek-v32", ways, 3, expected, r);
+    for (int i = 0; i < 3; i++) {
+        check_greedy(&r[i]);
+        if (!cpa_test_promises_bits()) CPA_ASSERT_ORDER(r[i].stats.graph_steps, >, i == 1 ? 0 : 8);
+    }
+    CPA_ASSERT_ORDER(r[1].stats.accepted_tokens, >, 0);
     free(expected);
 }
 
@@ -378,6 +397,7 @@ static const cpa_test TESTS[] = {
     {"every family gives the tokens of transformers", every_family_gives_the_tokens_of_transformers},
     {"chunks, shared prefixes and preemption do not matter", ways_to_run_do_not_matter},
     {"latent attention gives the tokens of transformers", latent_attention_gives_the_tokens_of_transformers},
+    {"steps that decode by an indexer are captured", steps_that_decode_by_an_indexer_are_captured},
     {"experts may lie anywhere", experts_may_lie_anywhere},
     {"slices of the weights give the same tokens", slices_of_the_weights_give_the_same_tokens},
     {"draws depend on the seed alone", draws_depend_on_the_seed_alone},

@@ -32,8 +32,7 @@ static void formats_are_known_by_name(void) {
     const char *const refused[] = {"none", "", "BF16", "auto", NULL};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
         CU_ASSERT_EQUAL(cpa_dtype_of_name(refused[i], &dtype, &err), CPA_INVALID);
-    CU_ASSERT_EQUAL(cpa_dtype_of_name("turboquant_k8v4", &dtype, &err), CPA_UNSUPPORTED);
-    const char *further[] = {"nvfp4", "int4", "fp8_inc", "fp8_e4m3fnuz", "turboquant"};
+    const char *further[] = {"nvfp4", "int4", "fp8_inc", "fp8_e4m3fnuz", "turboquant", "turboquant_2bit"};
     for (size_t i = 0; i < sizeof further / sizeof *further; i++)
         CU_ASSERT_EQUAL(cpa_dtype_of_name(further[i], &dtype, &err), CPA_INVALID);
     CU_ASSERT_EQUAL(dtype, CPA_FP8_E4M3);
@@ -148,7 +147,7 @@ static void bad_shapes(void) {
     bad = GOOD, bad.k_dim = 577, refuse(bad, CPA_INVALID, "k_dim is 577, expected 1..576");
     bad = GOOD, bad.v_dim = 0, refuse(bad, CPA_INVALID, "v_dim is 0");
     bad = GOOD, bad.dtype = CPA_INT8, refuse(bad, CPA_INVALID, "dtype is 4");
-    bad = GOOD, bad.kv_dtype = CPA_KV_DTYPE_COUNT, refuse(bad, CPA_INVALID, "kv_dtype is 8");
+    bad = GOOD, bad.kv_dtype = CPA_KV_DTYPE_COUNT, refuse(bad, CPA_INVALID, "kv_dtype is 12");
     bad = GOOD, bad.layout = (cpa_kv_layout)3, refuse(bad, CPA_INVALID, "layout is 3");
     bad = GOOD, bad.k_scale = bad.v_scale = 1, refuse(bad, CPA_INVALID, "k_scale is 1");
     bad.kv_dtype = CPA_FP8_E4M3;

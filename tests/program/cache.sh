@@ -342,3 +342,61 @@ block_store() {
     expect_bad 'expected with it' --block-transfer import
     expect_bad 'expected a folder' --block-store nowhere
 }
+
+# The same over NIXL, from the memory of a server that computes prompts, and over Mooncake; their libraries are
+# stand-ins, in the folder STAND_INS. What is changed on the way is refused, and what is missing told in a line.
+block_store_carried() {
+    local tokens folder=$PWD mooncake
+    tokens="--prompt-ids $(seq -s, 3 70) --max-tokens 12 --json"
+    export LD_LIBRARY_PATH=$STAND_INS${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    ids() { grep -o '"ids": \[[0-9, ]*\]' "$1" || fail "no answer: $(cat "$1")"; }
+    # shellcheck disable=SC2086
+    run 1 generate --model-dir "$MODELS/tiny-llama" $tokens
+    mv out alone
+    mkdir meeting objects
+    start_server 2 --model-dir "$MODELS/tiny-llama" --block-store "nixl:$folder/meeting" --block-store-size 0.01 \
+        --block-transfer export
+    ask /v1/completions "{\"prompt\": [$(seq -s, 3 70)], \"max_tokens\": 1}"
+    expect_http 200 "a prompt that is exported"
+    mkdir decode
+    cd decode || return
+    # shellcheck disable=SC2086
+    run 3 generate --model-dir "$MODELS/tiny-llama" $tokens --block-store "nixl:$folder/meeting" \
+        --block-transfer import --result-json in.json
+    expect_code 0 "a job that imports over NIXL"
+    expect_value imported_tokens 67 in.json
+    [ "$(ids ../alone)" = "$(ids out)" ] || fail "the answer is another one"
+    cd .. || return
+    end_server 0 TERM
+    [ -z "$(ls meeting)" ] || fail "the server has left $(ls meeting)"
+    printf '{"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE", "protocol": "tcp",
+        "master_server_address": "%s", "global_segment_size": 1048576}' "$folder/objects" >mooncake.json
+    mooncake="--block-store mooncake:mooncake.json"
+    # shellcheck disable=SC2086
+    run 2 generate --model-dir "$MODELS/tiny-llama" $tokens $mooncake --block-transfer export
+    expect_code 0 "a job that exports to Mooncake"
+    # shellcheck disable=SC2086
+    run 3 generate --model-dir "$MODELS/tiny-llama" $tokens $mooncake --block-transfer import --result-json in.json
+    expect_value imported_tokens 67 in.json
+    [ "$(ids alone)" = "$(ids out)" ] || fail "the answer is another one"
+    for file in objects/*; do printf x | dd of="$file" bs=1 seek=300 conv=notrunc status=none; done
+    # shellcheck disable=SC2086
+    run 2 generate --model-dir "$MODELS/tiny-llama" $tokens $mooncake --block-transfer import --log-level warn \
+        --result-json in.json
+    expect_value imported_tokens 0 in.json
+    [ "$(ids alone)" = "$(ids out)" ] || fail "the answer is another one, from changed blocks"
+    said 'is refused, and they are computed: its SHA-256 begins with' || fail "damage is not said"
+    sed -i 's/"tcp"/7/' mooncake.json
+    # shellcheck disable=SC2086
+    run 2 generate --model-dir "$MODELS/tiny-llama" $tokens $mooncake
+    expect_code 2 "a protocol that is a number"
+    expect_line 'mooncake.json: protocol: found 7'
+    run 2 --requests 1 --input-len 8 --output-len 2 --block-store mooncake:nothing.json
+    expect_code 3 "no file of that name"
+    expect_line '--block-store: nothing.json: No such file or directory'
+    expect_bad 'expected a folder' --block-store nixl:nowhere
+    LD_LIBRARY_PATH=/nowhere
+    run 2 --requests 1 --input-len 8 --output-len 2 --block-store nixl:meeting
+    expect_code 2 "no NIXL"
+    expect_line 'nixl store: cannot load its library (libnixl_capi.so: '
+}

@@ -314,6 +314,15 @@ wrong_choice() {
         grep -q '^another choice: key .* was chosen, with the index score' out || fail "no choice: $(cat out)"
         grep -q 'result of the run .*: right' out || fail "the result by the list is wrong: $(cat out)"
     done
+    # Rows that are absorbed have results of another width than their O, by a matrix of their head.
+    rm -rf rows && mkdir rows
+    CPATTN_FAULT=wrong-choice run "$(few 2)" "${args[@]}" --short-prompts absorb --violation-dump rows
+    expect_code 1 "another choice of an absorbed row"
+    run 1 check rows/row-*
+    expect_code 1 "an absorbed row with another choice"
+    grep -q 'results of 16 by a matrix' out || fail "no matrix: $(cat out)"
+    grep -q 'result of the run .*: right' out || fail "the absorbed result is wrong: $(cat out)"
+    grep -Eq '^host, portable +[0-9.e-]+ ' out || fail "the host did not attend it: $(cat out)"
     [ "$(few 2)" = 1 ] || {
         CPATTN_FAULT=dropped-shard run 2 "${args[@]}"
         expect_code 1 "a right choice, and a shard that is not attended"

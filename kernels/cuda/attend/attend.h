@@ -375,6 +375,9 @@ cpa_status cpa_cuda_attend_widen(const cpa_cuda_attend_args *args, const int32_t
  * with no scales. Blocks hold 16 tokens or more. */
 cpa_status cpa_cuda_attend_widen_runs(const cpa_cuda_attend_args *args, const int32_t *blocks, int32_t n_blocks,
                                       int32_t wide_block, void *k, void *v, float *k_scales, cpa_stream *stream);
+/* The same of a cache of CPA_TQ_: keys of length 1, rotated back, whose lengths are their scales. */
+cpa_status cpa_cuda_attend_widen_turboquant(const cpa_cuda_attend_args *args, const int32_t *blocks, int32_t n_blocks,
+                                            int32_t wide_block, void *k, void *v, float *k_scales, cpa_stream *stream);
 /* Tokens of a block of the workspace that blocks of so many are widened to. It is ours, so small ones become one that is
  * copied at once. */
 CPA_HOST_DEVICE static inline int32_t cpa_cuda_wide_block(int32_t block_size) {

@@ -1,5 +1,6 @@
 /* The kernels that copy boxes of keys and values by tensor maps, on compute capability 9.0, and the maps. */
 #include "base/check.h"
+#include "kernels/cuda/attend/attend_blocks.h"
 #include "kernels/cuda/attend/attend_kernels.h"
 
 /* Packed rows of a warpgroup, which a box of queries of the persistent kernel brings. */
@@ -32,6 +33,16 @@ static const char *persistent_refuses(const cpa_cuda_attend_spec *spec) {
     if (odd & CPA_CUDA_FAR_ROWS || spec->rows > INT32_MAX) return "2^31 rows of queries, or elements of one";
     const int many = keys > MOST_KEYS && spec->block_size != CPA_TENSOR_BLOCK && spec->width != CPA_CUDA_64;
     return many ? "so many keys that a CTA a piece is faster" : NULL;
+}
+
+static const char *blocks_refuse(const cpa_cuda_attend_spec *spec) {
+    if (spec->pieces & 1 << CPA_CUDA_SHARED) return "keys by blocks for rows that share keys";
+    if (cpa_cuda_has_codes(spec)) return "keys by blocks over codes";
+    if (cpa_cuda_in_runs(spec)) return "keys by blocks over rows in runs";
+    if (spec->block_size < CPA_CUDA_LEAST_BOX || spec->block_size == CPA_TENSOR_BLOCK)
+        return "keys by blocks over a cache in blocks of fewer than 8 tokens";
+    if (spec->call.oddities & CPA_CUDA_NO_BLOCKS) return "a cache of no blocks";
+    return spec->reserved ? "keys by blocks over a reserved plan" : NULL;
 }
 
 static cpa_cuda_attend_geometry hopper_geometry(const cpa_attention_shape *shape, int32_t block_size) {
@@ -126,6 +137,15 @@ static cpa_status launch_hopper(const cpa_cuda_attend_launch *launch, cpa_stream
     return cpa_cuda_attend_hopper(a, &maps, launch->count, stream);
 }
 
+/* The whole plan, by query heads. */
+static cpa_status launch_blocks(const cpa_cuda_attend_launch *launch, cpa_stream *stream) {
+    const cpa_cuda_attend_args *a = launch->args;
+    const int32_t box = cpa_cuda_blocks_box(a->k_dim, a->v_dim, launch->kv->block_size);
+    cpa_cuda_hopper_maps maps = {0};
+    CPA_TRY(encode_pools(launch->kv, box, 0, &maps, stream));
+    return cpa_cuda_attend_blocks(a, &maps, launch->selection->blocks, launch->plan->rows / a->group, stream);
+}
+
 static cpa_status launch_persistent(const cpa_cuda_attend_launch *launch, cpa_stream *stream) {
     const cpa_cuda_attend_args *a = launch->args;
     const cpa_cuda_plan *plan = launch->plan;
@@ -170,6 +190,14 @@ const cpa_cuda_attend_kernel cpa_cuda_kernel_hopper = {
     .refuses = hopper_refuses,
     .geometry = hopper_geometry,
     .launch = launch_hopper,
+};
+const cpa_cuda_attend_kernel cpa_cuda_kernel_blocks = {
+    .name = "blocks",
+    .takes = {1 << CPA_CUDA_DECODE | 1 << CPA_CUDA_PREFILL | 1 << CPA_CUDA_SHARED, CPA_CUDA_ALL_CACHES, CPA_CUDA_BLOCKS,
+              CPA_CUDA_HOPPER, CPA_CUDA_256},
+    .refuses = blocks_refuse,
+    .launch = launch_blocks,
+    .whole = 1,
 };
 const cpa_cuda_attend_kernel cpa_cuda_kernel_persistent = {
     .name = "persistent",

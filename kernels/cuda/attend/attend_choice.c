@@ -9,7 +9,8 @@ static int aligned(const void *pointer, uintptr_t bytes) {
     return (uintptr_t)pointer % bytes == 0;
 }
 
-/* The kernels on tensor cores move 8 elements of the inputs (16 codes) and 4 of the state at a time. */
+/* The kernels on tensor cores move 8 elements of the inputs (16 codes) and 4 of the state at a time; codes of CPA_TQ_
+ * word by word. */
 static int inputs_aligned(const cpa_cuda_attend_args *a, int in_runs) {
     const int64_t widths = a->k_dim | a->v_dim;
     const int64_t strides = a->k_block_stride | a->k_token_stride | a->k_head_stride | a->v_block_stride |
@@ -17,7 +18,7 @@ static int inputs_aligned(const cpa_cuda_attend_args *a, int in_runs) {
     const int chunk = cpa_dtype_is_quantised(a->kv_dtype) && !in_runs ? 16 : 8;
     const int keys =
         in_runs ? widths % 8 == 0 && (a->k_block_stride | a->v_block_stride) * cpa_dtype_bytes(a->kv_dtype) % 16 == 0
-                : strides % chunk == 0;
+                : cpa_dtype_is_turboquant(a->kv_dtype) || strides % chunk == 0;
     return keys && (a->q_row_stride | a->q_head_stride) % chunk == 0 && a->o_row_stride % 4 == 0 &&
            (a->out_row_stride | a->out_head_stride) % 8 == 0 && aligned(a->q, 16) && aligned(a->ready_q, 16) &&
            aligned(a->k, 16) && aligned(a->v, 16) && aligned(a->out, 16) && aligned(a->o, 16);
@@ -31,6 +32,7 @@ static int blocks_are_whole(const cpa_cuda_attend_args *a) {
 
 static cpa_cuda_cache cache_of(cpa_dtype dtype, int in_runs, int32_t block_size) {
     const int codes = cpa_dtype_is_quantised(dtype);
+    if (cpa_dtype_is_turboquant(dtype)) return CPA_CUDA_TURBOQUANT;
     if (in_runs) return codes ? CPA_CUDA_RUN_CODES : CPA_CUDA_RUNS;
     if (codes) return CPA_CUDA_CODES;
     return block_size < CPA_CUDA_DECODE_RUN ? CPA_CUDA_ELEMENTS_APART : CPA_CUDA_ELEMENTS;
@@ -88,7 +90,7 @@ static cpa_cuda_attend_spec spec_of(const cpa_cuda_plan *plan, const cpa_cuda_at
         .shape = shape,
         .block_size = plan->base.block_size,
         .width = cpa_cuda_width_of(shape->k_dim, shape->v_dim),
-        .heads = cpa_cuda_decode_heads(shape->kv_heads, shape->k_dim, shape->v_dim, element_bytes),
+        .heads = cpa_cuda_decode_heads(shape, element_bytes),
         .pieces = (plan->decode_ctas > 0) << CPA_CUDA_DECODE | (plan->prefill.n_pieces > 0) << CPA_CUDA_PREFILL |
                   (plan->n_shared > 0) << CPA_CUDA_SHARED,
         .prepared = plan->n_places > 0,

@@ -33,7 +33,7 @@ struct row_states {
             const int n = min(count - begin, WARP_LANES);
             const bool counts = lane < n && weights > 0;
             const float share = counts ? expf(lse[(int64_t)(begin + lane) * stride] - base) / weights : 0;
-#pragma unroll 8
+#pragma unroll 16
             for (int s = first; s < n; s += step) {
                 const float weight = __shfl_sync(0xffffffff, share, s);
                 float part[4] = {0, 0, 0, 0};

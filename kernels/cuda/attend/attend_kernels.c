@@ -7,6 +7,7 @@ const cpa_cuda_attend_kernel *const cpa_cuda_attend_kernels[] = {CPA_CUDA_ATTEND
 /* What is asked of scores that a kernel does not know. */
 static const char *unknown_rules(const cpa_cuda_attend_kernel *kernel, int32_t rules) {
     if (rules & CPA_CUDA_BLOCKS) return "keys by blocks";
+    if (kernel->takes.rules & CPA_CUDA_BLOCKS) return "score rules beside keys by blocks";
     if (kernel->takes.rules & CPA_CUDA_LISTS) return "score rules beside keys by lists";
     return kernel->takes.rules & CPA_CUDA_BITS ? "a bias of scores" : "score rules";
 }
@@ -61,6 +62,8 @@ static cpa_cuda_chosen choose(const cpa_cuda_attend_spec *spec, cpa_cuda_pieces 
         if (kernel->takes.path != CPA_CUDA_SIMPLE && kernel->takes.latents != spec->shape->v_in_k) continue;
         if (kernel->takes.path != CPA_CUDA_SIMPLE && (kernel->takes.rules ^ spec->call.rules) & CPA_CUDA_LISTS)
             continue;
+        if (kernel->takes.rules & ~spec->call.rules & CPA_CUDA_BLOCKS && kernel->takes.path != CPA_CUDA_SIMPLE)
+            continue;
         if (spec->width < kernel->takes.narrowest) continue;
         const char *why = cpa_cuda_kernel_refuses(kernel, spec);
         if (!chosen.fastest) chosen.fastest = kernel, chosen.why = why;
@@ -114,7 +117,7 @@ const cpa_cuda_attend_kernel cpa_cuda_kernel_decode_blocks = {
 };
 const cpa_cuda_attend_kernel cpa_cuda_kernel_decode = {
     .name = "decode",
-    .takes = {OF_DECODE, CPA_CUDA_ALL_CACHES, 0, CPA_CUDA_PORTABLE, CPA_CUDA_256},
+    .takes = {OF_DECODE, CPA_CUDA_ALL_CACHES - CPA_CUDA_TURBOQUANT, 0, CPA_CUDA_PORTABLE, CPA_CUDA_256},
     .geometry = cpa_cuda_decode_geometry,
     .launch = cpa_cuda_attend_decode,
 };
@@ -126,9 +129,16 @@ const cpa_cuda_attend_kernel cpa_cuda_kernel_decode_ruled = {
 };
 const cpa_cuda_attend_kernel cpa_cuda_kernel_decode_ruled_caches = {
     .name = "decode_ruled_caches",
-    .takes = {OF_DECODE, CPA_CUDA_ALL_CACHES - CPA_CUDA_ELEMENTS, CPA_CUDA_ALL_RULES, CPA_CUDA_HOPPER, CPA_CUDA_256},
+    .takes = {OF_DECODE, CPA_CUDA_ALL_CACHES - CPA_CUDA_ELEMENTS - CPA_CUDA_TURBOQUANT, CPA_CUDA_ALL_RULES,
+              CPA_CUDA_HOPPER, CPA_CUDA_256},
     .geometry = cpa_cuda_decode_geometry,
     .launch = cpa_cuda_attend_decode_ruled_caches,
+};
+const cpa_cuda_attend_kernel cpa_cuda_kernel_decode_turboquant = {
+    .name = "decode_turboquant",
+    .takes = {OF_DECODE, CPA_CUDA_TURBOQUANT, CPA_CUDA_ALL_RULES, CPA_CUDA_HOPPER, CPA_CUDA_128},
+    .geometry = cpa_cuda_decode_geometry,
+    .launch = cpa_cuda_attend_decode_turboquant,
 };
 const cpa_cuda_attend_kernel cpa_cuda_kernel_portable = {
     .name = "portable",

@@ -28,8 +28,9 @@ typedef enum cpa_cuda_cache {
     CPA_CUDA_CODES = 4,          /* of a quantised dtype */
     CPA_CUDA_RUNS = 8,           /* elements whose rows lie in runs, CPA_VLLM_X */
     CPA_CUDA_RUN_CODES = 16,     /* codes that do so */
+    CPA_CUDA_TURBOQUANT = 32,    /* codes of CPA_TQ_ */
     CPA_CUDA_ROWS = CPA_CUDA_ELEMENTS | CPA_CUDA_ELEMENTS_APART,
-    CPA_CUDA_ALL_CACHES = 31
+    CPA_CUDA_ALL_CACHES = 63
 } cpa_cuda_cache;
 
 /* What is done to scores (cpattn/score.h), and which keys are attended (cpattn/selection.h), as a set. Sinks are part of
@@ -101,7 +102,7 @@ typedef struct cpa_cuda_attend_spec {
 } cpa_cuda_attend_spec;
 
 static inline int cpa_cuda_has_codes(const cpa_cuda_attend_spec *spec) {
-    return (spec->call.cache & (CPA_CUDA_CODES | CPA_CUDA_RUN_CODES)) != 0;
+    return (spec->call.cache & (CPA_CUDA_CODES | CPA_CUDA_RUN_CODES | CPA_CUDA_TURBOQUANT)) != 0;
 }
 static inline int cpa_cuda_in_runs(const cpa_cuda_attend_spec *spec) {
     return (spec->call.cache & (CPA_CUDA_RUNS | CPA_CUDA_RUN_CODES)) != 0;
@@ -125,8 +126,8 @@ typedef struct cpa_cuda_attend_launch {
 } cpa_cuda_attend_launch;
 typedef cpa_status cpa_cuda_attend_launcher(const cpa_cuda_attend_launch *launch, cpa_stream *stream);
 cpa_cuda_attend_launcher cpa_cuda_attend_decode_blocks, cpa_cuda_attend_decode, cpa_cuda_attend_decode_ruled,
-    cpa_cuda_attend_decode_ruled_caches, cpa_cuda_attend_portable, cpa_cuda_attend_portable_ruled_codes,
-    cpa_cuda_attend_simple;
+    cpa_cuda_attend_decode_ruled_caches, cpa_cuda_attend_decode_turboquant, cpa_cuda_attend_portable,
+    cpa_cuda_attend_portable_ruled_codes, cpa_cuda_attend_simple;
 
 /* How work is cut for a kernel: before the plan knows what calls ask for. */
 typedef struct cpa_cuda_attend_geometry {
@@ -164,7 +165,7 @@ typedef struct cpa_cuda_attend_kernel {
     const char *(*refuses)(const cpa_cuda_attend_spec *spec);
     cpa_cuda_attend_cut *geometry;
     cpa_cuda_attend_launcher *launch;
-    int32_t whole;        /* not 0: takes the whole plan at once, whatever its pieces, with keys by lists alone */
+    int32_t whole;        /* not 0: takes the whole plan at once, whatever its pieces, with selected keys alone */
     int32_t leaves_units; /* decode: not 0: the states of pieces are left to cpa_cuda_attend_combine_units */
     /* NULL; or what is done to the keys first, and the kernel for whose sake, which has its say before this one, then
      * cuts and runs. Such a row has no launch (attend_source.h). */
@@ -175,9 +176,11 @@ typedef struct cpa_cuda_attend_kernel {
 #define CPA_CUDA_ATTEND_KERNELS(KERNEL)                                                                                \
     KERNEL(lists_latent)                                                                                               \
     KERNEL(lists)                                                                                                      \
+    KERNEL(blocks)                                                                                                     \
     KERNEL(latent)                                                                                                     \
     KERNEL(wide)                                                                                                       \
     KERNEL(decode_blocks)                                                                                              \
+    KERNEL(decode_turboquant)                                                                                          \
     KERNEL(decode)                                                                                                     \
     KERNEL(decode_ruled)                                                                                               \
     KERNEL(decode_ruled_caches)                                                                                        \

@@ -12,7 +12,7 @@ cpa_cuda_attend_geometry cpa_cuda_decode_geometry(const cpa_attention_shape *sha
     const int usual = width == CPA_CUDA_128 && !codes && !runs && block_size >= CPA_CUDA_DECODE_RUN;
     return (cpa_cuda_attend_geometry){
         .rows = usual ? 2 * CPA_CUDA_DECODE_ROWS : CPA_CUDA_DECODE_ROWS,
-        .heads = runs ? 1 : cpa_cuda_decode_heads(shape->kv_heads, shape->k_dim, shape->v_dim, codes ? 1 : 2),
+        .heads = runs ? 1 : cpa_cuda_decode_heads(shape, codes ? 1 : 2),
         .ctas = width <= CPA_CUDA_128 ? 2 : 1,
         .wide = usual,
     };

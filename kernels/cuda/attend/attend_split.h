@@ -24,8 +24,9 @@ static inline int64_t cpa_cuda_packed_rows(const cpa_attend_batch *batch, const 
 
 /* How many KV heads a CTA of decode takes. Rows of 128 bytes are too short for the memory to read them at its full rate
  * where the next row of the head lies elsewhere: those of two heads, which lie side by side, are not. */
-static inline int32_t cpa_cuda_decode_heads(int32_t kv_heads, int32_t k_dim, int32_t v_dim, int64_t element_bytes) {
-    return kv_heads % 2 == 0 && k_dim * element_bytes <= 128 && v_dim * element_bytes <= 128 ? 2 : 1;
+static inline int32_t cpa_cuda_decode_heads(const cpa_attention_shape *shape, int64_t element_bytes) {
+    const int narrow = shape->k_dim * element_bytes <= 128 && shape->v_dim * element_bytes <= 128;
+    return shape->kv_heads % 2 == 0 && narrow && !cpa_dtype_is_turboquant(shape->kv_dtype) ? 2 : 1;
 }
 
 /* The rows of an item become units: so many as a CTA takes; or, where a group has more, a token each, whose rows are

@@ -14,6 +14,14 @@ static int64_t token_bytes(const cpa_attention_shape *shape) {
     return shape->kv_heads * ((int64_t)(shape->k_dim + shape->v_dim) * ELEMENT + (int64_t)sizeof(float));
 }
 
+typedef cpa_status widener(const cpa_cuda_attend_args *args, const int32_t *blocks, int32_t n_blocks,
+                           int32_t wide_block, void *k, void *v, float *k_scales, cpa_stream *stream);
+
+static widener *widener_of(const cpa_cuda_attend_spec *spec) {
+    if (spec->call.cache == CPA_CUDA_TURBOQUANT) return cpa_cuda_attend_widen_turboquant;
+    return cpa_cuda_in_runs(spec) ? cpa_cuda_attend_widen_runs : cpa_cuda_attend_widen;
+}
+
 /* Small beside the products of a prefill, or the reading by every sequence that shares the keys. Widened blocks of few
  * tokens lie side by side, as blocks that are copied at once. */
 static cpa_status widen(const cpa_cuda_attend_launch *launch, const int32_t *blocks, int64_t n_blocks, char *memory,
@@ -24,8 +32,7 @@ static cpa_status widen(const cpa_cuda_attend_launch *launch, const int32_t *blo
     char *v = memory + row_bytes * from->k_dim;
     float *scales = (float *)(v + row_bytes * from->v_dim);
     if (n_blocks > 0)
-        CPA_TRY((cpa_cuda_in_runs(launch->spec) ? cpa_cuda_attend_widen_runs : cpa_cuda_attend_widen)(
-            from, blocks, (int32_t)n_blocks, wide_block, memory, v, scales, stream));
+        CPA_TRY(widener_of(launch->spec)(from, blocks, (int32_t)n_blocks, wide_block, memory, v, scales, stream));
     *kv = cpa_kv_view_resolve((cpa_kv_view){
         .k = memory,
         .v = v,
@@ -54,8 +61,9 @@ static const char *widen_hopper_refuses(const cpa_cuda_attend_spec *spec) {
 
 const cpa_cuda_attend_kernel cpa_cuda_kernel_widen_hopper = {
     .name = "widen+hopper",
-    .takes = {1 << CPA_CUDA_PREFILL | 1 << CPA_CUDA_SHARED, CPA_CUDA_CODES | CPA_CUDA_RUNS | CPA_CUDA_RUN_CODES,
-              CPA_CUDA_ALL_RULES, CPA_CUDA_HOPPER, CPA_CUDA_256},
+    .takes = {1 << CPA_CUDA_PREFILL | 1 << CPA_CUDA_SHARED,
+              CPA_CUDA_CODES | CPA_CUDA_RUNS | CPA_CUDA_RUN_CODES | CPA_CUDA_TURBOQUANT, CPA_CUDA_ALL_RULES,
+              CPA_CUDA_HOPPER, CPA_CUDA_256},
     .refuses = widen_hopper_refuses,
     .prepares = &cpa_cuda_widen,
     .over = &cpa_cuda_kernel_hopper,

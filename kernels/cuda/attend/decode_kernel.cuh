@@ -15,6 +15,7 @@
 #include "kernels/cuda/attend/decode_loads.cuh"
 #include "kernels/cuda/attend/decode_quant.cuh"
 #include "kernels/cuda/attend/decode_runs.cuh"
+#include "kernels/cuda/attend/decode_turboquant.cuh"
 #include "kernels/cuda/attend/decode_warp.cuh"
 #include "kernels/cuda/attend/mma.cuh"
 #include "kernels/cuda/attend/online_softmax.cuh"
@@ -27,13 +28,14 @@ constexpr int KEYS = DECODE_RUN;
 /* Codes: of a quantised cache, or void. Heads: a CTA's; a gang of as many warps walks through the same keys. Ruled:
  * scores have rules (score.cuh). Rows: of runs; where codes are arithmetic enough to hide the question, one kernel
  * takes either. Runs: rows lie in runs of their own. Tiles: of rows, of a piece; a gang has a warp for each, and those
- * of a head share its stages. */
+ * of a head share its stages. Turboquant: rows are codes of CPA_TQ_, which lie in the stages as elements. */
 template <typename Element, typename Codes, int KeyDim, int ValueDim, int Stages, int Warps, int Heads, bool Ruled,
-          run_rows Rows = std::is_void<Codes>::value ? ROWS_TOGETHER : ROWS_EITHER, bool Runs = false, int Tiles = 1>
+          run_rows Rows = std::is_void<Codes>::value ? ROWS_TOGETHER : ROWS_EITHER, bool Runs = false, int Tiles = 1,
+          bool Turboquant = false>
 struct config {
     using element = Element;
     using codes = Codes;
-    static constexpr bool QUANTISED = !std::is_void<Codes>::value, RULED = Ruled, RUNS = Runs;
+    static constexpr bool QUANTISED = !std::is_void<Codes>::value, RULED = Ruled, RUNS = Runs, TURBOQUANT = Turboquant;
     static constexpr int BYTES = QUANTISED ? 1 : 2; /* of an element of the cache */
     static constexpr int K_DIM = KeyDim, V_DIM = ValueDim, STAGES = Stages, WARPS = Warps, THREADS = 32 * WARPS;
     static constexpr run_rows ROWS = Rows;
@@ -44,7 +46,8 @@ struct config {
     /* Codes of rows in runs have another order of keys in both products: see run_key. */
     static constexpr bool REORDERED = Runs && QUANTISED;
     static constexpr int K_BYTES = KEYS * KeyDim * BYTES, WORDS_AT = K_BYTES + KEYS * ValueDim * BYTES;
-    static constexpr int STAGE_BYTES = WORDS_AT + (QUANTISED ? 2 * KEYS * 4 : 0); /* the scales of keys and of values */
+    /* The scales of keys and of values; or what scores are multiplied by, up to the next 128 bytes. */
+    static constexpr int STAGE_BYTES = WORDS_AT + (QUANTISED ? 2 * KEYS * 4 : Turboquant ? 128 : 0);
     static constexpr int WARP_BYTES = Stages * STAGE_BYTES;
     static constexpr int SHARED_BYTES = WARPS / Tiles * WARP_BYTES;
     /* Of a multiprocessor, as cpa_cuda_decode_geometry says. */
@@ -56,7 +59,9 @@ struct config {
 };
 
 template <typename C>
-using loader_of = typename std::conditional<C::RUNS, runs_loader<C>, stage_loader<C>>::type;
+using loader_of = typename std::conditional<
+    C::TURBOQUANT, turboquant_loader<C>,
+    typename std::conditional<C::RUNS, runs_loader<C>, stage_loader<C>>::type>::type;
 
 /* Which of the 16 keys of a run a row sees; own: the index of the key `lane` mod 16 of it, if bits ask for it. */
 __device__ uint32_t shown_of_run(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const row_score &row,
@@ -162,6 +167,15 @@ __device__ void attend_keys(const cpa_cuda_attend_args &a, warp_state<C> &state,
             }
         }
     }
+    if constexpr (C::TURBOQUANT) {
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            uint32_t worth[2];
+            load_shared(worth, stage + C::WORDS_AT + (8 * n + 2 * (lane % 4)) * 4);
+#pragma unroll
+            for (int e = 0; e < 4; e++) s[n][e] *= __uint_as_float(worth[e % 2]);
+        }
+    }
     if constexpr (C::RULED) {
         rule_run<C::REORDERED>(s, a, piece, rows, C::TILES == 1 && piece.row_end - piece.row_begin <= 8, masked, sinks, key,
                                lane);
@@ -242,6 +256,9 @@ __device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         return loader.run(a, kv_group, block, key, piece.k_end - key, lane);
     };
     auto load = [&](const lane_run &run, int stage) {
+        if constexpr (C::TURBOQUANT) {
+            if (run.keys == 0) loader.settle(a, lane);
+        }
         if (run.keys > 0) loader.load(a, run, loaded + stage * C::STAGE_BYTES, member, lane);
         copy_async_commit();
     };
@@ -273,6 +290,9 @@ __device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     query_operands<C> q;
     take_queries<C, false>(q, state, a, piece, rows, kv_head, walk.count > 0,
                            queries + member * (C::K_DIM / 16 * 512), gang, lane);
+    if constexpr (C::TURBOQUANT) {
+        if (walk.count > 0 && tq_key_bits(a.kv_dtype) < 8) rotate_queries<C>(q.part, a.k_dim, lane);
+    }
     int stage = 0;
     for (int i = gang; i < walk.count; i += C::GANGS) {
         copy_async_wait<C::STAGES - 2>();

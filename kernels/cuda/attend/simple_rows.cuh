@@ -6,6 +6,7 @@
 #include "kernels/cuda/attend/attend.cuh"
 #include "kernels/cuda/cache/quant.cuh"
 #include "kernels/cuda/cache/tiles.cuh"
+#include "kernels/cuda/cache/turboquant.cuh"
 #include "kernels/cuda/device/warp.cuh"
 
 namespace {
@@ -23,14 +24,26 @@ struct cached_row {
     int64_t run_stride;
     uint32_t word; /* of the row, if it is quantised */
     const uint8_t *bytes; /* scales of a row of CPA_FP8_T64 */
+    int bits;             /* of codes of CPA_TQ_, 0: of other rows */
 
+    /* An element, or of a rotated key the centroid of its code. */
     template <int ELEMENTS>
     __device__ float read(const cpa_cuda_attend_args &a, int32_t column) const {
         if constexpr (ELEMENTS == WIDE) {
             if (has_tiles(a.kv_dtype)) return read_tiled(pool + at, bytes, a.kv_dtype, a.k_dim, column);
+        } else if (bits) {
+            return read_turboquant(a, column);
         }
         const int64_t i = at + (column >> run_shift) * run_stride + (column & ((1 << run_shift) - 1));
         return a.kv_dtype >= CPA_DTYPE_COUNT ? read_code(pool, a.kv_dtype, i, word) : read_element(pool, a.kv_dtype, i);
+    }
+    __device__ bool is_key(const cpa_cuda_attend_args &a) const { return pool == a.k; }
+    __device__ float read_turboquant(const cpa_cuda_attend_args &a, int32_t column) const {
+        if (bits == 8) return read_code(pool, CPA_FP8_E4M3, at + column, __float_as_uint(1.0f));
+        const char *row = pool + at;
+        const int code = tq_code(row, bits, column);
+        if (is_key(a)) return tq_centroid(bits, code);
+        return tq_half(row, bits, a.v_dim, 0) * (float)code + tq_half(row, bits, a.v_dim, 1);
     }
 };
 
@@ -50,11 +63,13 @@ __device__ cached_token token_at(const cpa_cuda_attend_args &a, int64_t block, i
     const int64_t v_at = block * a.v_block_stride + token * a.v_token_stride + kv_head * a.v_head_stride;
     const float k_scale = head_scale(a.k_scale, a.k_head_scales, a.head_scale_step, kv_head);
     const float v_scale = head_scale(a.v_scale, a.v_head_scales, a.head_scale_step, kv_head);
+    const bool turboquant = is_turboquant(a.kv_dtype);
+    const int k_bits = turboquant ? tq_key_bits(a.kv_dtype) : 0, v_bits = turboquant ? tq_value_bits(a.kv_dtype) : 0;
     const uint8_t *bytes = (const uint8_t *)a.k + block * a.k_block_stride + a.k_words_at + token * POWER_SCALES;
     return {{a.k, k_at, a.k_run_shift, a.k_run_stride,
-             word_of(a, a.k, a.k_block_stride, a.k_words_at, k_scale, block, kv_head, token), bytes},
+             word_of(a, a.k, a.k_block_stride, a.k_words_at, k_scale, block, kv_head, token), bytes, k_bits},
             {a.v, v_at, a.v_run_shift, a.v_run_stride,
-             word_of(a, a.v, a.v_block_stride, a.v_words_at, v_scale, block, kv_head, token), bytes}};
+             word_of(a, a.v, a.v_block_stride, a.v_words_at, v_scale, block, kv_head, token), bytes, v_bits}};
 }
 
 template <int ELEMENTS>
@@ -76,7 +91,31 @@ __device__ void clear_state(row_state<ELEMENTS> &state) {
     state = {{0}, CPA_LOWEST_EXPONENT * (float)M_LN2, 0, {0}, 0};
 }
 
-/* The query of a row and head. */
+/* q = H q without its factor; column d is element d / 32 of lane d mod 32. */
+template <int ELEMENTS>
+__device__ void rotate_query(float (&q)[ELEMENTS], int dim, int lane) {
+#pragma unroll
+    for (int step = 1; step < WARP_LANES; step *= 2) {
+#pragma unroll
+        for (int i = 0; i < ELEMENTS; i++) {
+            const float other = __shfl_xor_sync(0xffffffff, q[i], step);
+            q[i] = lane & step ? other - q[i] : q[i] + other;
+        }
+    }
+#pragma unroll
+    for (int step = 1; step < NARROW; step *= 2) {
+        if (step * WARP_LANES >= dim) break;
+#pragma unroll
+        for (int i = 0; i < NARROW; i++) {
+            if (i & step) continue;
+            const float a = q[i], b = q[i + step];
+            q[i] = a + b;
+            q[i + step] = a - b;
+        }
+    }
+}
+
+/* The query of a row and head, rotated where keys are. */
 template <int ELEMENTS>
 __device__ void load_query(float (&q)[ELEMENTS], const cpa_cuda_attend_args &a, int64_t row, int head, int lane) {
 #pragma unroll
@@ -85,18 +124,26 @@ __device__ void load_query(float (&q)[ELEMENTS], const cpa_cuda_attend_args &a, 
         const int64_t at = row * a.q_row_stride + head * a.q_head_stride + d;
         q[i] = d < a.k_dim ? read_element(a.q, a.q_dtype, at) : 0;
     }
+    if constexpr (ELEMENTS == NARROW) {
+        if (is_turboquant(a.kv_dtype) && tq_key_bits(a.kv_dtype) < 8) rotate_query(q, a.k_dim, lane);
+    }
 }
 
 /* Q K^T of a key, for all lanes. */
 template <int ELEMENTS>
 __device__ float raw_score(const cpa_cuda_attend_args &a, const float (&q)[ELEMENTS], const cached_row &k, int lane) {
-    float dot = 0;
+    float dot = 0, squares = 0;
 #pragma unroll
     for (int i = 0; i < ELEMENTS; i++) {
         int d = lane + i * WARP_LANES;
-        if (d < a.k_dim) dot += q[i] * k.read<ELEMENTS>(a, d);
+        if (d >= a.k_dim) continue;
+        const float element = k.read<ELEMENTS>(a, d);
+        dot += q[i] * element;
+        squares += element * element;
     }
-    return warp_sum(dot);
+    dot = warp_sum(dot);
+    if (ELEMENTS != NARROW || k.bits == 0 || k.bits == 8) return dot;
+    return dot * tq_half(k.pool + k.at, k.bits, a.k_dim, 0) / sqrtf(warp_sum(squares) * (float)a.k_dim);
 }
 
 template <int ELEMENTS>

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/cache/latent_rows.h"
 #include "kernels/cuda/cache/quant.cuh"
+#include "kernels/cuda/cache/turboquant_rows.h"
 #include "kernels/cuda/device/cuda.h"
 #include "kernels/cuda/device/launch_bounds.cuh"
 #include "kernels/cuda/device/warp.cuh"
@@ -287,6 +288,8 @@ extern "C" cpa_status cpa_cuda_kv_move_tokens(const cpa_kv_view *src, const cpa_
                                               const char *operation, cpa_stream *stream) {
     const cpa_kv_view from = cpa_kv_view_resolve(*src), to = cpa_kv_view_resolve(*dst);
     const int64_t from_bytes = cpa_dtype_bytes(from.dtype), to_bytes = cpa_dtype_bytes(to.dtype);
+    if (cpa_dtype_is_turboquant(from.dtype) || cpa_dtype_is_turboquant(to.dtype))
+        return cpa_cuda_turboquant_move(&from, &to, moves, n, keep_bits, operation, stream);
     convert_args a;
     a.from = from.dtype, a.to = to.dtype, a.heads = from.kv_heads;
     a.block_shift = cpa_cuda_log2(from.block_size);

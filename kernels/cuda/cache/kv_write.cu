@@ -3,6 +3,7 @@
 #include "kernels/cuda/device/element.cuh"
 #include "kernels/cuda/cache/kv_quantise.h"
 #include "kernels/cuda/cache/latent_rows.h"
+#include "kernels/cuda/cache/turboquant_rows.h"
 
 namespace {
 
@@ -156,6 +157,7 @@ extern "C" cpa_status cpa_cuda_kv_write(const cpa_kv_write_args *args, cpa_strea
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);
     if (status != CPA_OK) return status;
     if (cpa_dtype_has_tiles(args->kv.dtype)) return cpa_cuda_latent_write(args, stream);
+    if (cpa_dtype_is_turboquant(args->kv.dtype)) return cpa_cuda_turboquant_write(args, stream);
     if (cpa_dtype_is_quantised(args->kv.dtype)) return cpa_cuda_kv_quantise(args, stream);
     const cpa_kv_view kv = cpa_kv_view_resolve(args->kv);
     const int64_t k_row_stride = args->k_row_stride ? args->k_row_stride : (int64_t)kv.kv_heads * kv.k_dim;

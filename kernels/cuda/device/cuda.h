@@ -154,6 +154,9 @@ cpa_status cpa_cuda_project_states(const cpa_project_states_args *args, cpa_stre
 cpa_status cpa_cuda_index_plan_create(cpa_device *device, cpa_index_plan **out, cpa_error *err);
 cpa_status cpa_cuda_index_plan_set(cpa_index_plan *plan, const cpa_attend_batch *batch, int32_t tokens_per_key,
                                    cpa_error *err);
+cpa_status cpa_cuda_index_plan_reserve(cpa_index_plan *plan, const cpa_index_limits *limits, cpa_error *err);
+cpa_status cpa_cuda_index_plan_upload(const cpa_index_plan *plan, cpa_stream *stream);
+uint64_t cpa_cuda_index_plan_shape(const cpa_index_plan *plan);
 void cpa_cuda_index_plan_destroy(cpa_index_plan *plan);
 cpa_status cpa_cuda_index_logits(const cpa_index_plan *plan, const cpa_index_logits_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_synthesize(const cpa_synth_args *args, cpa_stream *stream);

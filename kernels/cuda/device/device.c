@@ -262,6 +262,7 @@ static const cpa_graph_table graph_table = {
     .launch = cpa_cuda_graph_launch,
     .destroy = cpa_cuda_graph_destroy,
     .plan_shape = cpa_cuda_plan_shape,
+    .index_plan_shape = cpa_cuda_index_plan_shape,
 };
 
 static const cpa_operator_table operator_table = {
@@ -282,6 +283,8 @@ static const cpa_operator_table operator_table = {
     .project_states = cpa_cuda_project_states,
     .index_plan_create = cpa_cuda_index_plan_create,
     .index_plan_set = cpa_cuda_index_plan_set,
+    .index_plan_reserve = cpa_cuda_index_plan_reserve,
+    .index_plan_upload = cpa_cuda_index_plan_upload,
     .index_plan_destroy = cpa_cuda_index_plan_destroy,
     .index_logits = cpa_cuda_index_logits,
     .kv_write = cpa_cuda_kv_write,

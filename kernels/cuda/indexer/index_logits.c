@@ -1,9 +1,11 @@
-/* The plan of an indexer on the device, and which kernel takes which of its items. */
+/* The plan of an indexer on the device, and which kernel takes which of its items. Of a reserved plan both follow
+ * from its limits: items of no rows fill it up, and CTAs that find no rows leave. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/array.h"
 #include "base/check.h"
+#include "base/hash.h"
 #include "base/min_max.h"
 #include "kernels/cuda/indexer/index_logits.h"
 
@@ -13,6 +15,10 @@ typedef struct cuda_plan {
     int64_t image_capacity;
     char *staging; /* host: what goes there */
     int64_t staging_capacity;
+    /* Of a reserved plan, page-locked, as large as the image, in turn: one may be on its way as the next is filled. */
+    char *stagings[2];
+    int turn;
+    int64_t bytes;                   /* of the image that are used */
     int64_t starts_at, tables_at;    /* bytes from the image's beginning */
     const int32_t *tables_of_caller; /* on the device; NULL: they are in the image */
 } cuda_plan;
@@ -29,6 +35,7 @@ void cpa_cuda_index_plan_destroy(cpa_index_plan *base) {
     cuda_plan *plan = (cuda_plan *)base;
     if (plan->image && cpa_cuda_select(base->device, NULL) == CPA_OK) cpa_cuda_free(base->device, plan->image);
     cpa_index_plan_release(base);
+    for (int i = 0; i < 2; i++) (void)cudaFreeHost(plan->stagings[i]);
     free(plan->staging);
     free(plan);
 }
@@ -56,14 +63,48 @@ static cpa_status count_tiles(const cpa_index_plan *plan, int32_t *starts, cpa_e
 
 static cpa_status reserve_image(cuda_plan *plan, int64_t bytes, cpa_error *err) {
     cpa_device *device = plan->base.device;
-    if (!cpa_array_reserve(&plan->staging, &plan->staging_capacity, bytes, 1))
-        return cpa_fail(err, CPA_NO_MEMORY, "index plan: no memory for %lld bytes", (long long)bytes);
     if (bytes <= plan->image_capacity) return CPA_OK;
     const int64_t capacity = cpa_max64(bytes, 2 * plan->image_capacity);
     cpa_cuda_retire(device, plan->image);
     plan->image = NULL, plan->image_capacity = 0;
+    for (int i = 0; i < 2; i++) {
+        cpa_cuda_retire_host(device, plan->stagings[i]);
+        plan->stagings[i] = NULL;
+    }
     CPA_TRY(cpa_cuda_check(err, cpa_cuda_malloc(device, capacity, (void **)&plan->image), "index plan"));
     plan->image_capacity = capacity;
+    return CPA_OK;
+}
+
+/* Where the sections of so many items and table entries lie. */
+static void place_sections(cuda_plan *plan, int64_t items, int64_t entries) {
+    plan->starts_at = items * (int64_t)sizeof(cpa_attend_item);
+    plan->tables_at = plan->starts_at + CPA_CUDA_INDEX_TILINGS * (items + 1) * (int64_t)sizeof(int32_t);
+    plan->bytes = plan->tables_at + entries * (int64_t)sizeof(int32_t);
+}
+
+cpa_status cpa_cuda_index_plan_reserve(cpa_index_plan *base, const cpa_index_limits *limits, cpa_error *err) {
+    cuda_plan *plan = (cuda_plan *)base;
+    CPA_TRY(cpa_cuda_select(base->device, err));
+    base->limits.items = 0; /* until there is room */
+    place_sections(plan, limits->items, limits->table_entries);
+    CPA_TRY(reserve_image(plan, plan->bytes, err));
+    for (int i = 0; i < 2; i++) {
+        if (plan->stagings[i]) continue;
+        CPA_TRY(cpa_cuda_check(err, cudaHostAlloc((void **)&plan->stagings[i], (size_t)plan->image_capacity, 0),
+                               "index plan"));
+    }
+    base->limits = *limits;
+    return CPA_OK;
+}
+
+/* What an image is to have of the items, and of the entries of tables on the host. */
+static cpa_status fill_staging(const cuda_plan *plan, char *staging, const cpa_attend_batch *batch, int64_t entries,
+                               cpa_error *err) {
+    const cpa_index_items *items = &plan->base.items;
+    if (items->n) memcpy(staging, items->items, (size_t)items->n * sizeof *items->items);
+    CPA_TRY(count_tiles(&plan->base, (int32_t *)(void *)(staging + plan->starts_at), err));
+    if (entries) memcpy(staging + plan->tables_at, batch->block_tables, (size_t)entries * sizeof *batch->block_tables);
     return CPA_OK;
 }
 
@@ -76,16 +117,45 @@ cpa_status cpa_cuda_index_plan_set(cpa_index_plan *base, const cpa_attend_batch 
         return cpa_fail(err, CPA_UNSUPPORTED, "index plan: an item has %lld keys, expected at most 2^30",
                         (long long)base->most_keys);
     const int64_t entries = batch->block_tables_on_device ? 0 : batch->n_table_entries;
-    plan->starts_at = base->items.n * (int64_t)sizeof *base->items.items;
-    plan->tables_at = plan->starts_at + CPA_CUDA_INDEX_TILINGS * (base->items.n + 1) * (int64_t)sizeof(int32_t);
-    const int64_t bytes = plan->tables_at + entries * (int64_t)sizeof *batch->block_tables;
-    CPA_TRY(reserve_image(plan, bytes, err));
-    if (base->items.n) memcpy(plan->staging, base->items.items, (size_t)plan->starts_at);
-    CPA_TRY(count_tiles(base, (int32_t *)(void *)(plan->staging + plan->starts_at), err));
-    if (entries) memcpy(plan->staging + plan->tables_at, batch->block_tables, (size_t)(bytes - plan->tables_at));
     plan->tables_of_caller = batch->block_tables_on_device ? batch->block_tables : NULL;
-    const cudaError_t error = cudaMemcpyAsync(plan->image, plan->staging, (size_t)bytes, cudaMemcpyHostToDevice, NULL);
+    if (base->limits.items > 0) {
+        plan->turn = !plan->turn;
+        return fill_staging(plan, plan->stagings[plan->turn], batch, entries, err);
+    }
+    place_sections(plan, base->items.n, entries);
+    CPA_TRY(reserve_image(plan, plan->bytes, err));
+    if (!cpa_array_reserve(&plan->staging, &plan->staging_capacity, plan->bytes, 1))
+        return cpa_fail(err, CPA_NO_MEMORY, "index plan: no memory for %lld bytes", (long long)plan->bytes);
+    CPA_TRY(fill_staging(plan, plan->staging, batch, entries, err));
+    const cudaError_t error =
+        cudaMemcpyAsync(plan->image, plan->staging, (size_t)plan->bytes, cudaMemcpyHostToDevice, NULL);
     return cpa_cuda_check(err, error == cudaSuccess ? cudaStreamSynchronize(NULL) : error, "index plan");
+}
+
+cpa_status cpa_cuda_index_plan_upload(const cpa_index_plan *base, cpa_stream *stream) {
+    const cuda_plan *plan = (const cuda_plan *)base;
+    CPA_TRY(cpa_cuda_select(base->device, &stream->error));
+    return cpa_cuda_check(&stream->error,
+                          cudaMemcpyAsync(plan->image, plan->stagings[plan->turn], (size_t)plan->bytes,
+                                          cudaMemcpyHostToDevice, cpa_cuda_handle(stream)),
+                          "index plan");
+}
+
+uint64_t cpa_cuda_index_plan_shape(const cpa_index_plan *base) {
+    const cuda_plan *plan = (const cuda_plan *)base;
+    const cpa_index_limits *l = &base->limits;
+    const uint64_t shape[] = {(uint64_t)l->items,
+                              (uint64_t)l->item_rows,
+                              (uint64_t)l->rows,
+                              (uint64_t)l->keys,
+                              (uint64_t)l->table_entries,
+                              (uint64_t)base->block_size,
+                              (uint64_t)base->items.map.cp_size,
+                              (uint64_t)base->items.map.interleave,
+                              (uint64_t)base->items.tokens_per_key,
+                              (uintptr_t)plan->image,
+                              (uintptr_t)plan->tables_of_caller};
+    return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }
 
 /* ---- logits ---- */
@@ -115,23 +185,38 @@ static cpa_cuda_index_work work_of(const cuda_plan *plan, const cpa_index_logits
     return work;
 }
 
-/* The items [first, end) in tiles of so many rows. */
+/* The most tiles of so many rows that a reserved plan has. */
+static int32_t most_tiles(const cpa_index_limits *most, int64_t rows) {
+    const int64_t of_items = most->items * ((most->item_rows + rows - 1) / rows);
+    const int64_t of_rows = (most->rows + most->items * (rows - 1)) / rows;
+    return (int32_t)cpa_min64(cpa_min64(of_items, of_rows), INT32_MAX);
+}
+
+/* The items [first, end) in tiles of so many rows; of a reserved plan they are all. */
 static cpa_cuda_index_work part_of(const cuda_plan *plan, const cpa_cuda_index_work *whole, int64_t first, int64_t end,
                                    int tiling) {
     cpa_cuda_index_work part = *whole;
-    const int32_t *starts = starts_of(plan, plan->staging, tiling);
+    const cpa_index_limits *limits = &plan->base.limits;
     part.starts = starts_of(plan, plan->image, tiling);
     part.first_item = (int32_t)first, part.end_item = (int32_t)end;
-    part.first_tile = starts[first], part.tiles = starts[end] - starts[first];
     part.rows = 1 << tiling;
+    if (limits->items > 0) {
+        part.tiles = most_tiles(limits, part.rows);
+        part.most_keys = (int32_t)limits->keys;
+        return part;
+    }
+    const int32_t *starts = starts_of(plan, plan->staging, tiling);
+    part.first_tile = starts[first], part.tiles = starts[end] - starts[first];
     for (int64_t i = first; i < end; i++)
         part.most_keys = (int32_t)cpa_max64(part.most_keys, plan->base.items.items[i].k_count);
     return part;
 }
 
-/* How many items have more rows than that: they come first. */
-static int64_t items_of_more(const cpa_index_items *items, int64_t rows) {
+/* How many items have more rows than that: they come first. All or none of a reserved plan. */
+static int64_t items_of_more(const cpa_index_plan *plan, int64_t rows) {
+    const cpa_index_items *items = &plan->items;
     int64_t low = 0, high = items->n;
+    if (plan->limits.items > 0) return plan->limits.item_rows > rows ? items->n : 0;
     while (low < high) {
         const int64_t middle = (low + high) / 2;
         if (items->items[middle].q_count > rows)
@@ -156,7 +241,7 @@ static cpa_status run_hopper(const cuda_plan *plan, const cpa_cuda_index_work *w
                  {of_64, 1, few_columns, 0}};
     int64_t first = 0;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        const int64_t end = items_of_more(&plan->base.items, parts[i].above);
+        const int64_t end = items_of_more(&plan->base, parts[i].above);
         if (end <= first) continue;
         cpa_cuda_index_work part = part_of(plan, whole, first, end, parts[i].tiling);
         part.split = parts[i].split;

@@ -8,9 +8,10 @@
 
 namespace {
 
+/* A CTA of a reserved plan may have no rows, and then no keys. */
 struct index_tile {
     const cpa_attend_item *item;
-    int32_t first, rows; /* rows of the item */
+    int32_t first, rows; /* rows of the item; rows below 1: none */
     int32_t keys;        /* that some row sees: the first ones */
 };
 
@@ -29,7 +30,7 @@ __device__ inline index_tile find_index_tile(const cpa_cuda_index_work &w, int32
     tile.item = w.items.items + low;
     tile.first = (index - w.starts[low]) * w.rows;
     tile.rows = (int32_t)min((int64_t)w.rows, tile.item->q_count - tile.first);
-    tile.keys = (int32_t)cpa_index_keys_seen(&w.items, tile.item, tile.first + tile.rows - 1);
+    tile.keys = tile.rows < 1 ? 0 : (int32_t)cpa_index_keys_seen(&w.items, tile.item, tile.first + tile.rows - 1);
     return tile;
 }
 

@@ -256,10 +256,15 @@ __device__ void write_entry(const cpa_topk_args &a, int64_t row, uint32_t place,
             column < 0 ? none : cpa_topk_score(a.logits[row * a.logits_stride + column]);
 }
 
-/* How many entries a row has, and what it leaves empty. */
+/* What comes behind the chosen entries of a row, how many it has, and what it leaves empty. */
 __device__ void write_end(const cpa_topk_args &a, int row, uint32_t count) {
-    if (threadIdx.x == 0 && a.counts) a.counts[cpa_topk_out_row(a.out_rows, row)] = (int32_t)count;
-    for (uint32_t at = count + threadIdx.x; at < (uint32_t)a.k; at += THREADS) write_entry(a, row, at, -1);
+    const int32_t tail = cpa_topk_tail(a.tails, row);
+    const int64_t to = cpa_topk_out_row(a.out_rows, row);
+    if (threadIdx.x == 0 && tail >= 0) a.indices[to * a.indices_stride + count] = tail;
+    count += tail >= 0;
+    if (threadIdx.x == 0 && a.counts) a.counts[to] = (int32_t)count;
+    for (uint32_t at = count + threadIdx.x; at < (uint32_t)cpa_topk_list_width(a.k, a.tails); at += THREADS)
+        write_entry(a, row, at, -1);
 }
 
 /* Chooses from the lists of the team; false, alike for all of it, if these may lack some of what is chosen. */

@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(THREADS, 2) topk_merge(const __grid_constant__
     const int64_t to = cpa_topk_out_row(a.out_rows, row);
     if (to < 0) return;
     int32_t *out = a.out + to * a.out_stride;
+    const int32_t tail = cpa_topk_tail(a.tails, row);
     const chosen_rule rule = find_rule(lone_cta(), source, (uint32_t)a.k, shared.search);
     for (int i = threadIdx.x; i <= a.n; i += THREADS) shared.begins[i] = 0;
     __syncthreads();
@@ -76,7 +77,8 @@ __global__ void __launch_bounds__(THREADS, 2) topk_merge(const __grid_constant__
             shared.begins[i] = begin;
             begin += of_list;
         }
-        if (a.counts) a.counts[to] = count;
+        if (a.counts) a.counts[to] = count + (tail >= 0);
+        if (tail >= 0) out[count] = tail;
     }
     __syncthreads();
     for (int32_t i = threadIdx.x; i < count; i += THREADS) {
@@ -86,7 +88,8 @@ __global__ void __launch_bounds__(THREADS, 2) topk_merge(const __grid_constant__
             place += count_smaller(shared.chosen, shared.begins[list], shared.begins[list + 1], index);
         out[place] = index;
     }
-    for (int32_t i = count + (int32_t)threadIdx.x; i < a.k; i += THREADS) out[i] = -1;
+    const int32_t width = cpa_topk_list_width(a.k, a.tails);
+    for (int32_t i = count + (tail >= 0) + (int32_t)threadIdx.x; i < width; i += THREADS) out[i] = -1;
 }
 
 } // namespace

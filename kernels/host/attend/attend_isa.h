@@ -27,6 +27,7 @@ typedef struct cpa_attend_pages {
     int64_t run_bytes, run_stride;
     int32_t block_shift; /* log2 of the block size */
     cpa_dtype dtype;
+    cpa_kv_part part;
     int32_t dim;
     int32_t row_dim; /* elements of a row as it lies; more than dim for values that are a part of their keys */
     int64_t keys;    /* keys in the table */

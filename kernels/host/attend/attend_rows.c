@@ -245,6 +245,7 @@ static cpa_attend_pages find_pages(const cpa_attend_job *job, const cpa_host_uni
         .head_stride = pool.head_stride,
         .block_shift = __builtin_ctz((unsigned)kv->block_size),
         .dtype = kv->dtype,
+        .part = part,
         .dim = pool.dim,
         .row_dim = pool.row_dim,
         .keys = job->plan->items[unit->item].k_count,

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "kernels/host/attend/attend_isa.h"
-#include "kernels/host/cache/quantise.h"
+#include "kernels/host/cache/row_codes.h"
 #include "kernels/host/cache/row_runs.h"
 #include "kernels/host/isa/vector.h"
 
@@ -61,16 +61,10 @@ static __attribute__((noinline)) void make_row(const cpa_attend_pages *pages, in
         cpa_widen(to, row, pages->dtype, pages->dim);
         return;
     }
-    const char *scales = scales_at(pages, head, key);
-    if (cpa_dtype_has_tiles(pages->dtype)) {
-        cpa_dequantise_tiles(to, row, scales, pages->dtype, pages->row_dim, pages->dim);
-        return;
-    }
-    uint32_t word = 0;
-    if (scales) memcpy(&word, scales, sizeof word);
     float scale = pages->tensor_scale;
     if (pages->head_scales) scale *= pages->head_scales[head * pages->head_scale_step];
-    cpa_dequantise(to, row, pages->dtype, scale, word, pages->dim);
+    cpa_dequantise_row(to, row, scales_at(pages, head, key), pages->dtype, pages->part, scale, pages->row_dim,
+                       pages->dim);
 }
 
 /* The same of a lane; zeros outside the lanes in use. */

@@ -3,7 +3,7 @@
 #define CPA_HOST_ROW_WRITER_H
 
 #include "base/check.h"
-#include "kernels/host/cache/quantise.h"
+#include "kernels/host/cache/row_codes.h"
 #include "kernels/host/cache/row_runs.h"
 #include "kernels/host/device/host.h"
 
@@ -55,14 +55,9 @@ static inline void cpa_row_writer_put(const cpa_row_writer *writer, cpa_kv_part 
     } else {
         float wide[CPA_MAX_HEAD_DIM];
         cpa_widen(wide, row, writer->dtype, pool->dim);
-        if (cpa_dtype_has_tiles(writer->kv.dtype)) {
-            cpa_quantise_tiles(to, block + pool->scales_at + offset * pool->scale_bytes, wide, writer->kv.dtype,
-                               pool->dim);
-            return;
-        }
-        uint32_t word = cpa_quantise(to, wide, writer->kv.dtype, cpa_kv_head_scale(pool, head), pool->dim);
-        uint32_t *words = (uint32_t *)(void *)(block + pool->scales_at);
-        if (pool->scale_bytes) words[head * block_size + offset] = word;
+        char *words = block + pool->scales_at + (head * block_size + offset) * pool->scale_bytes;
+        cpa_quantise_row(to, words, pool->scale_bytes, wide, writer->kv.dtype, part, cpa_kv_head_scale(pool, head),
+                         pool->dim);
     }
     if (pool->runs > 1) cpa_runs_scatter(place, whole, pool->run_bytes, pool->run_stride, pool->row_bytes);
 }

@@ -1,6 +1,7 @@
 /* compress_state_write, compress_halo_pack and compress_write: rows of a compressor's state, and entries from windows
  * of them. */
 #include "kernels/host/compress/entry_row.h"
+#include "kernels/host/indexer/index_row.h"
 #include "kernels/host/nn/nn.h"
 
 /* ---- compress_state_write ---- */
@@ -92,6 +93,17 @@ static void pool_window(const cpa_compress_write_args *a, int64_t token, float *
     sum_parts(parts, head, out);
 }
 
+/* The row, rounded to bf16, as MXFP4. */
+static void put_mxfp4(const cpa_compress_write_args *a, int64_t slot, const float *x) {
+    const int32_t head = a->state.head;
+    uint16_t row[CPA_ENTRY_DIM];
+    float rounded[CPA_ENTRY_DIM];
+    cpa_narrow(row, x, CPA_BF16, head);
+    cpa_widen(rounded, row, CPA_BF16, head);
+    cpa_index_mxfp4(a->mxfp4 + slot * (head / 2), a->mxfp4_scales + slot * (head / CPA_INDEX_MXFP4_BLOCK), rounded,
+                    head);
+}
+
 static void write_entry(void *ctx, int64_t token, int32_t thread) {
     const compress_job *job = ctx;
     const cpa_compress_write_args *a = job->args;
@@ -103,12 +115,15 @@ static void write_entry(void *ctx, int64_t token, int32_t thread) {
     const float norm = cpa_entry_norm(cpa_entry_squares(x, head), head, a->eps);
     for (int32_t i = 0; i < head; i++) x[i] = x[i] * norm * a->weight[i];
     cpa_entry_turn(x, head, &a->rope, a->positions[token] + 1 - a->state.ratio, 1);
-    cpa_entry_put(&job->writer, a->slots[token], x);
+    if (a->mxfp4)
+        put_mxfp4(a, a->slots[token], x);
+    else
+        cpa_entry_put(&job->writer, a->slots[token], x);
 }
 
 /* Of tokens that end an entry. */
 static cpa_status check_entries(const cpa_compress_write_args *a, cpa_error *err) {
-    const int64_t end = a->kv.num_blocks * a->kv.block_size;
+    const int64_t end = a->mxfp4 ? a->mxfp4_rows : a->kv.num_blocks * a->kv.block_size;
     for (int64_t token = 0; token < a->tokens; token++) {
         if (makes_entry(a, token) && a->slots[token] >= end)
             return cpa_fail(err, CPA_INVALID, "compress_write: slots[%lld] is %lld, expected at most %lld",
@@ -127,7 +142,8 @@ static cpa_status check_entries(const cpa_compress_write_args *a, cpa_error *err
 }
 
 cpa_status cpa_host_compress_write(const cpa_compress_write_args *args, cpa_stream *stream) {
-    compress_job job = {.args = args, .writer = cpa_row_writer_of(&args->kv, CPA_BF16)};
+    compress_job job = {.args = args};
+    if (!args->mxfp4) job.writer = cpa_row_writer_of(&args->kv, CPA_BF16);
     CPA_TRY(check_entries(args, &stream->error));
     cpa_host_run(stream, args->tokens, write_entry, &job);
     return CPA_OK;

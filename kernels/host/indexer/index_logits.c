@@ -39,6 +39,17 @@ cpa_status cpa_host_index_plan_set(cpa_index_plan *base, const cpa_attend_batch 
     return CPA_OK;
 }
 
+cpa_status cpa_host_index_plan_reserve(cpa_index_plan *plan, const cpa_index_limits *limits, cpa_error *err) {
+    (void)err;
+    plan->limits = *limits;
+    return CPA_OK;
+}
+
+cpa_status cpa_host_index_plan_upload(const cpa_index_plan *plan, cpa_stream *stream) {
+    (void)plan, (void)stream;
+    return CPA_OK;
+}
+
 void cpa_host_index_plan_destroy(cpa_index_plan *base) {
     host_plan *plan = (host_plan *)base;
     cpa_index_plan_release(base);
@@ -133,6 +144,7 @@ static void run_tile(void *ctx, int64_t index, int32_t thread) {
     key_tile tile = {.first = index % job->tiles * TILE};
     float scores[TILE];
     (void)thread;
+    if (item->q_count == 0) return;
     const int64_t of_last = cpa_index_keys_seen(items, item, item->q_count - 1);
     tile.count = cpa_max64(0, cpa_min64(TILE, of_last - tile.first));
     if (tile.count > 0) read_keys(job, item, &tile);

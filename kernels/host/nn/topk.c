@@ -32,8 +32,10 @@ static void choose_row(void *ctx, int64_t row, int32_t thread) {
         if (scores) scores[count] = cpa_topk_score(of.logits[column]);
         count++;
     }
+    const int32_t tail = cpa_topk_tail(a->tails, row);
+    if (tail >= 0) indices[count++] = tail;
     if (a->counts) a->counts[to] = count;
-    for (; count < a->k; count++) {
+    for (; count < cpa_topk_list_width(a->k, a->tails); count++) {
         indices[count] = -1;
         if (scores) scores[count] = -INFINITY;
     }

@@ -47,8 +47,10 @@ static void merge_row(void *ctx, int64_t row, int32_t thread) {
         if (cpa_topk_takes(&cut, order_at(&of, (int64_t)list * a->width + entry)))
             out[count++] = a->indices[place_of(&of, list, entry)];
     }
+    const int32_t tail = cpa_topk_tail(a->tails, row);
+    if (tail >= 0) out[count++] = tail;
     if (a->counts) a->counts[to] = count;
-    for (; count < a->k; count++) out[count] = -1;
+    for (; count < cpa_topk_list_width(a->k, a->tails); count++) out[count] = -1;
 }
 
 cpa_status cpa_host_topk_merge(const cpa_topk_merge_args *args, cpa_stream *stream) {

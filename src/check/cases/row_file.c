@@ -9,27 +9,44 @@
 #include "base/check.h"
 #include "src/check/cases/fields.h"
 
-static const char FIRST_LINE[] = "cp_attn row 2";
+static const char FIRST_LINE[] = "cp_attn row 3";
 static const char *const ALGORITHMS[] = {"local", "pass-kv", "pass-q", NULL};
 
 #define FIELD(name, kind, ...)                                                                                         \
     { #name, kind, offsetof(cpa_row_file, name), __VA_ARGS__ }
 static const cpa_case_field FIELDS[] = {
-    FIELD(request, CPA_CASE_INT64, NULL),     FIELD(token, CPA_CASE_INT64, NULL),
-    FIELD(layer, CPA_CASE_INT32, NULL),       FIELD(head, CPA_CASE_INT32, NULL),
-    FIELD(kv_head, CPA_CASE_INT32, NULL),     FIELD(ranks, CPA_CASE_INT32, NULL),
-    FIELD(dtype, CPA_CASE_DTYPE, NULL),       FIELD(algorithm, CPA_CASE_CHOICE, ALGORITHMS),
-    FIELD(kv_dtype, CPA_CASE_DTYPE, NULL),    FIELD(k_dim, CPA_CASE_INT32, NULL),
-    FIELD(v_dim, CPA_CASE_INT32, NULL),       FIELD(scale, CPA_CASE_DOUBLE, NULL),
-    FIELD(softcap, CPA_CASE_DOUBLE, NULL),    FIELD(temperature_len, CPA_CASE_DOUBLE, NULL),
-    FIELD(slope, CPA_CASE_DOUBLE, NULL),      FIELD(sink, CPA_CASE_DOUBLE, NULL),
-    FIELD(has_sink, CPA_CASE_INT32, NULL),    FIELD(error, CPA_CASE_DOUBLE, NULL),
-    FIELD(tolerance, CPA_CASE_DOUBLE, NULL),  FIELD(other_choice, CPA_CASE_INT32, NULL),
-    FIELD(listed_key, CPA_CASE_INT64, NULL),  FIELD(listed_score, CPA_CASE_DOUBLE, NULL),
-    FIELD(missing_key, CPA_CASE_INT64, NULL), FIELD(missing_score, CPA_CASE_DOUBLE, NULL),
+    FIELD(request, CPA_CASE_INT64, NULL),
+    FIELD(token, CPA_CASE_INT64, NULL),
+    FIELD(layer, CPA_CASE_INT32, NULL),
+    FIELD(head, CPA_CASE_INT32, NULL),
+    FIELD(kv_head, CPA_CASE_INT32, NULL),
+    FIELD(ranks, CPA_CASE_INT32, NULL),
+    FIELD(dtype, CPA_CASE_DTYPE, NULL),
+    FIELD(algorithm, CPA_CASE_CHOICE, ALGORITHMS),
+    FIELD(kv_dtype, CPA_CASE_DTYPE, NULL),
+    FIELD(k_dim, CPA_CASE_INT32, NULL),
+    FIELD(out_dim, CPA_CASE_INT32, NULL),
+    FIELD(v_dim, CPA_CASE_INT32, NULL),
+    FIELD(scale, CPA_CASE_DOUBLE, NULL),
+    FIELD(softcap, CPA_CASE_DOUBLE, NULL),
+    FIELD(temperature_len, CPA_CASE_DOUBLE, NULL),
+    FIELD(slope, CPA_CASE_DOUBLE, NULL),
+    FIELD(sink, CPA_CASE_DOUBLE, NULL),
+    FIELD(has_sink, CPA_CASE_INT32, NULL),
+    FIELD(error, CPA_CASE_DOUBLE, NULL),
+    FIELD(tolerance, CPA_CASE_DOUBLE, NULL),
+    FIELD(other_choice, CPA_CASE_INT32, NULL),
+    FIELD(listed_key, CPA_CASE_INT64, NULL),
+    FIELD(listed_score, CPA_CASE_DOUBLE, NULL),
+    FIELD(missing_key, CPA_CASE_INT64, NULL),
+    FIELD(missing_score, CPA_CASE_DOUBLE, NULL),
     FIELD(keys, CPA_CASE_INT64, NULL),
 };
 enum { N_FIELDS = sizeof FIELDS / sizeof *FIELDS, MOST_RANKS = 64 };
+
+static int64_t matrix_elements(const cpa_row_file *row) {
+    return (int64_t)row->v_dim * row->out_dim;
+}
 
 /* ---- writing ---- */
 
@@ -48,8 +65,9 @@ cpa_status cpa_row_file_create(const char *path, const cpa_row_file *row, FILE *
     }
     fputc('\n', file);
     fwrite(row->q, sizeof *row->q, (size_t)row->k_dim, file);
-    fwrite(row->result, sizeof *row->result, (size_t)row->v_dim, file);
-    fwrite(row->reference, sizeof *row->reference, (size_t)row->v_dim, file);
+    fwrite(row->result, sizeof *row->result, (size_t)cpa_row_result_dim(row), file);
+    fwrite(row->reference, sizeof *row->reference, (size_t)cpa_row_result_dim(row), file);
+    if (row->out_dim > 0) fwrite(row->matrix, sizeof *row->matrix, (size_t)matrix_elements(row), file);
     *out = file;
     return CPA_OK;
 }
@@ -105,20 +123,22 @@ static int is_in(int64_t value, int64_t least, int64_t most) {
 /* Whether the numbers of the head belong to a row at all. */
 static cpa_status check_head(const char *path, const cpa_row_file *row, cpa_error *err) {
     if (!is_in(row->k_dim, 1, CPA_MAX_HEAD_DIM) || !is_in(row->v_dim, 1, CPA_MAX_HEAD_DIM) ||
-        !is_in(row->ranks, 1, MOST_RANKS) || !is_in(row->keys, 0, INT32_MAX) ||
-        !is_in(row->token, 0, (int64_t)1 << 40) || cpa_dtype_is_quantised(row->dtype) || !isfinite(row->scale))
+        !is_in(row->out_dim, 0, CPA_MAX_HEAD_DIM) || !is_in(row->ranks, 1, MOST_RANKS) ||
+        !is_in(row->keys, 0, INT32_MAX) || !is_in(row->token, 0, (int64_t)1 << 40) ||
+        cpa_dtype_is_quantised(row->dtype) || !isfinite(row->scale))
         return cpa_fail(
             err, CPA_INVALID,
-            "%s: found widths %d and %d, %d ranks, %lld keys, token %lld, %s queries and scale %g, which no "
+            "%s: found widths %d, %d and %d, %d ranks, %lld keys, token %lld, %s queries and scale %g, which no "
             "row has",
-            path, row->k_dim, row->v_dim, row->ranks, (long long)row->keys, (long long)row->token,
+            path, row->k_dim, row->v_dim, row->out_dim, row->ranks, (long long)row->keys, (long long)row->token,
             cpa_dtype_name(row->dtype), row->scale);
     return CPA_OK;
 }
 
 static int64_t bytes_behind_head(const cpa_row_file *row) {
     const int64_t key = (int64_t)sizeof(cpa_row_file_key) + (row->k_dim + row->v_dim) * (int64_t)sizeof(float);
-    return (row->k_dim + row->v_dim) * (int64_t)sizeof(float) + row->v_dim * (int64_t)sizeof(double) + row->keys * key;
+    const int64_t result = cpa_row_result_dim(row) * (int64_t)(sizeof(float) + sizeof(double));
+    return (row->k_dim + matrix_elements(row)) * (int64_t)sizeof(float) + result + row->keys * key;
 }
 
 static int take(FILE *file, void *to, size_t bytes) {
@@ -158,12 +178,15 @@ static cpa_status read_row(FILE *file, const char *path, cpa_row_read *r, cpa_er
     r->seen = malloc(keys + 1);
     r->k = malloc(keys * (size_t)row->k_dim * sizeof *r->k + 1);
     r->v = malloc(keys * (size_t)row->v_dim * sizeof *r->v + 1);
-    if (!r->rank || !r->seen || !r->k || !r->v)
+    r->matrix = malloc((size_t)matrix_elements(row) * sizeof *r->matrix + 1);
+    if (!r->rank || !r->seen || !r->k || !r->v || !r->matrix)
         return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for %lld keys", path, (long long)row->keys);
     if (!take(file, row->q, (size_t)row->k_dim * sizeof *row->q) ||
-        !take(file, row->result, (size_t)row->v_dim * sizeof *row->result) ||
-        !take(file, row->reference, (size_t)row->v_dim * sizeof *row->reference))
+        !take(file, row->result, (size_t)cpa_row_result_dim(row) * sizeof *row->result) ||
+        !take(file, row->reference, (size_t)cpa_row_result_dim(row) * sizeof *row->reference) ||
+        !take(file, r->matrix, (size_t)matrix_elements(row) * sizeof *r->matrix))
         return cannot("read", path, err);
+    if (row->out_dim > 0) row->matrix = r->matrix;
     return read_keys(file, path, r, err);
 }
 
@@ -178,6 +201,7 @@ cpa_status cpa_row_file_read(const char *path, cpa_row_read *out, cpa_error *err
 }
 
 void cpa_row_read_release(cpa_row_read *read) {
+    free(read->matrix);
     free(read->v);
     free(read->k);
     free(read->seen);

@@ -1,9 +1,10 @@
 /* One row of attention in a file: what the sampled check had of a row that was wrong, for `cp_attn check`.
  *
- * The file begins with lines of text, "cp_attn row 2" and then a name and a value each, up to an empty line. Behind it,
- * in the byte order of the machine: float q[k_dim], float result[v_dim], double reference[v_dim], and for each of
- * `keys` keys int64_t index, int32_t rank, int32_t seen, float k[k_dim], float v[v_dim], in any order. Keys and values
- * are as the cache held them. */
+ * The file begins with lines of text, "cp_attn row 3" and then a name and a value each, up to an empty line. Behind
+ * it, in the byte order of the machine: float q[k_dim], float result[n], double reference[n], n being v_dim, or
+ * where the result is O times a matrix its out_dim, and then float matrix[v_dim][out_dim]; and for each of `keys`
+ * keys int64_t index, int32_t rank, int32_t seen, float k[k_dim], float v[v_dim], in any order. Keys and values are
+ * as the cache held them. */
 #ifndef CPA_CASES_ROW_FILE_H
 #define CPA_CASES_ROW_FILE_H
 
@@ -21,6 +22,7 @@ typedef struct cpa_row_file {
     int32_t ranks, algorithm; /* cpa_algorithm; 0: the keys lay on one rank */
     cpa_dtype dtype, kv_dtype;
     int32_t k_dim, v_dim;
+    int32_t out_dim; /* 0: the result is O */
     double scale;
     double softcap, temperature_len, slope, sink; /* as in cpa_reference_rules */
     int32_t has_sink;
@@ -33,7 +35,13 @@ typedef struct cpa_row_file {
     int64_t keys;
     float q[CPA_MAX_HEAD_DIM], result[CPA_MAX_HEAD_DIM];
     double reference[CPA_MAX_HEAD_DIM];
+    const float *matrix; /* with out_dim */
 } cpa_row_file;
+
+/* Elements of a result. */
+static inline int32_t cpa_row_result_dim(const cpa_row_file *row) {
+    return row->out_dim > 0 ? row->out_dim : row->v_dim;
+}
 
 /* A key in the file; its elements follow it. */
 typedef struct cpa_row_file_key {
@@ -49,7 +57,8 @@ cpa_status cpa_row_file_close(FILE *file, const char *path, cpa_error *err);
 
 /* A row that was read: key i of the sequence, its elements at k + i * k_dim and v + i * v_dim. */
 typedef struct cpa_row_read {
-    cpa_row_file row;
+    cpa_row_file row; /* whose matrix is here */
+    float *matrix;
     int32_t *rank; /* [keys] */
     uint8_t *seen; /* [keys] */
     float *k, *v;

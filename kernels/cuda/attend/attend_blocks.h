@@ -1,0 +1,25 @@
+/* attend over keys that blocks select (cpattn/selection.h), by the kernel of attend_blocks.cu. C and CUDA C++. */
+#ifndef CPA_CUDA_ATTEND_BLOCKS_H
+#define CPA_CUDA_ATTEND_BLOCKS_H
+
+#include "kernels/cuda/attend/attend.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Rows of a tile, neighbours of one query head. */
+enum { CPA_CUDA_BLOCKS_ROWS = 128 };
+
+/* The arguments are those of a plan, `rows` the rows of all its items. The maps have boxes of cpa_cuda_blocks_box
+ * tokens. */
+cpa_status cpa_cuda_attend_blocks(const cpa_cuda_attend_args *args, const cpa_cuda_hopper_maps *maps,
+                                  const cpa_key_blocks *blocks, int64_t rows, cpa_stream *stream);
+/* Keys of a tile of such heads, and tokens in a box of the maps. */
+int32_t cpa_cuda_blocks_keys(int32_t k_dim, int32_t v_dim);
+int32_t cpa_cuda_blocks_box(int32_t k_dim, int32_t v_dim, int32_t block_size);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,108 @@
+/* Prompts that attend the blocks which XAttention selects (cpa_engine_options.sparse_stride): on any number of ranks, by
+ * either algorithm and in chunks, each checked row is right under the blocks of its own, and blocks are left out. */
+#include <string.h>
+
+#include "base/check.h"
+#include "tests/fixtures/comm_fixture.h"
+#include "tests/fixtures/device_fixture.h"
+#include "tests/fixtures/engine_fixture.h"
+#include "tests/fixtures/mpi_unit.h"
+
+enum { REQUESTS = 3 };
+
+/* A long prompt, one that is too short, and one in between; a group of four tokens begins with 512. */
+static cpa_engine_options options_of(cpa_request *requests) {
+    static const int64_t prompts[REQUESTS] = {2300, 300, 1111};
+    cpa_engine_options options = cpa_test_engine_options();
+    for (int64_t i = 0; i < REQUESTS; i++)
+        requests[i] = (cpa_request){
+            .size = sizeof requests[i], .id = (uint64_t)(3 * i), .prompt_tokens = prompts[i], .output_tokens = 3};
+    options.num_blocks = 400;
+    options.interleave = 0;
+    options.max_num_batched_tokens = 1024;
+    options.verify = 0.05;
+    options.local_context = 0;
+    options.sparse_stride = 4;
+    options.sparse_tau = 0.85f;
+    return options;
+}
+
+static cpa_engine_stats run(const cpa_engine_options *options, const cpa_request *requests) {
+    cpa_engine_stats stats;
+    CU_ASSERT_TRUE(cpa_test_engine_run(options, requests, REQUESTS, NULL, NULL, &stats));
+    CPA_ASSERT_ORDER(stats.verify_rows, >, 200);
+    return stats;
+}
+
+static void expect_sparse(const cpa_engine_stats *stats) {
+    CPA_ASSERT_ORDER(stats->sparse_blocks_kept, <, stats->sparse_blocks_seen);
+    CPA_ASSERT_ORDER(stats->sparse_blocks_kept, >, 0);
+    CPA_ASSERT_ORDER(stats->selection_rows, >, 100);
+    CPA_ASSERT_ORDER(stats->selection_rows, <, stats->verify_rows);
+    CPA_ASSERT_ORDER(stats->selection_mass_left_out_mean, >, 0.001);
+    CPA_ASSERT_ORDER(stats->selection_mass_left_out_mean, <, 0.4);
+}
+
+/* Whatever the algorithm and the chunks, as long as these end with a block, the blocks are the same. */
+static void prompts_attend_some_blocks(void) {
+    cpa_request requests[REQUESTS];
+    cpa_engine_options options = options_of(requests);
+    const cpa_engine_stats first = run(&options, requests);
+    expect_sparse(&first);
+    const cpa_algorithm algorithms[] = {CPA_PASS_KV, CPA_PASS_Q};
+    for (int i = 0; i < 2; i++) {
+        options.algorithm = algorithms[i];
+        options.max_num_batched_tokens = i ? 512 : 1024;
+        const cpa_engine_stats other = run(&options, requests);
+        expect_sparse(&other);
+        if (i == 0) CU_ASSERT_EQUAL(other.sparse_blocks_seen, first.sparse_blocks_seen);
+        if (i == 0) CU_ASSERT_EQUAL(other.sparse_blocks_kept, first.sparse_blocks_kept);
+    }
+}
+
+/* Chunks that begin anywhere, over prefixes that were found. */
+static void chunks_may_begin_anywhere(void) {
+    cpa_request requests[REQUESTS];
+    cpa_engine_options options = options_of(requests);
+    options.max_num_batched_tokens = 777;
+    options.sparse_stride = 8;
+    const cpa_engine_stats stats = run(&options, requests);
+    expect_sparse(&stats);
+}
+
+static void without_it_all_keys_are_attended(void) {
+    cpa_request requests[REQUESTS];
+    cpa_engine_options options = options_of(requests);
+    options.sparse_tau = 0, options.sparse_stride = 0;
+    const cpa_engine_stats stats = run(&options, requests);
+    CU_ASSERT_EQUAL(stats.sparse_blocks_seen, 0);
+    CU_ASSERT_EQUAL(stats.selection_rows, 0);
+}
+
+/* The last test: over several ranks no engine can be made behind one that failed. */
+static void what_is_not_estimated_is_told(void) {
+    cpa_request requests[REQUESTS];
+    cpa_error err = {0};
+    cpa_engine *engine = NULL;
+    static const struct {
+        int32_t stride;
+        float tau;
+        const char *says;
+    } cases[] = {{12, 0.9f, "sparse_stride: 12, expected 4, 8 or 16"},
+                 {8, 1.5f, "sparse_tau: 1.5, expected above 0"},
+                 {8, 0, "sparse_tau: 0"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cpa_engine_options options = options_of(requests);
+        options.sparse_stride = cases[i].stride, options.sparse_tau = cases[i].tau;
+        CU_ASSERT_NOT_EQUAL(cpa_engine_create(cpa_test_comm(), &options, &engine, &err), CPA_OK);
+        if (!strstr(err.message, cases[i].says)) CU_FAIL(err.message);
+    }
+}
+
+static const cpa_test tests[] = {
+    {"prompts attend some blocks", prompts_attend_some_blocks},
+    {"chunks may begin anywhere", chunks_may_begin_anywhere},
+    {"without it all keys are attended", without_it_all_keys_are_attended},
+    {"what is not estimated is told", what_is_not_estimated_is_told},
+};
+CPA_MPI_DEVICE_TEST_MAIN("sparse_prompts", tests)
