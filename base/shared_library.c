@@ -5,8 +5,8 @@
 
 #include "base/check.h"
 
-/* What a library brings with it goes before what the program has of the same names: wheels carry a protobuf of their own
- * beside the system's, say. Sanitizers do without: they stand in for functions of all. */
+/* What a library brings with it goes before what the program has of the same names: wheels carry a protobuf of their
+ * own beside the system's, say. Sanitizers do without: they stand in for functions of all. */
 #if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
 enum { OWN_SYMBOLS = 0 };
 #else

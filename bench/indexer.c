@@ -3,6 +3,7 @@
  * float64. Of index_logits all rows see all keys. */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cpattn/indexer.h>
 
@@ -29,6 +30,13 @@ static cpa_rope rope_of(const cpa_bench_nn *s, int on_host) {
     return (cpa_rope){.table = cpa_bench_memory_of(&s->table, on_host), .max_position = s->rows, .dim = ROTATED};
 }
 
+static int64_t blocks_of(const cpa_bench_nn *s, int64_t rows) {
+    return (rows + s->site->options.block_size - 1) / s->site->options.block_size;
+}
+static int64_t block_bytes_of(const cpa_bench_nn *s) {
+    return cpa_kv_block_bytes(CPA_FP8_E4M3, CPA_KEYS, 0, (int32_t)s->site->options.block_size, 1, DIM);
+}
+
 static cpa_status call_write(const cpa_bench_nn *s, int on_host, cpa_stream *stream) {
     cpa_index_write_args args = {.size = sizeof args,
                                  .tokens = on_host ? s->period : s->rows,
@@ -43,28 +51,38 @@ static cpa_status call_write(const cpa_bench_nn *s, int on_host, cpa_stream *str
                                  .cache = {.kv = s->cache, .hadamard = 1},
                                  .scales_pow2 = 1};
     args.cache.kv.k = cpa_bench_memory_of(&s->out, on_host);
-    if (on_host) args.cache.kv.num_blocks = (s->period + s->cache.block_size - 1) / s->cache.block_size;
+    if (on_host) args.cache.kv.num_blocks = blocks_of(s, s->period);
     return cpa_index_write(&args, stream);
+}
+
+/* s->out: blocks of the cache, poisoned on the device; on the host those of the first period, whose bytes are spread
+ * over its rows. */
+static cpa_status make_blocks(cpa_bench_nn *s, cpa_error *err) {
+    const int64_t block = block_bytes_of(s), bytes = blocks_of(s, s->period) * block;
+    s->out = (cpa_bench_tensor){CPA_FP8_E4M3, (bytes + s->period - 1) / s->period, NULL, NULL};
+    s->out.host = malloc((size_t)(s->out.width * s->period));
+    s->host_out = malloc((size_t)(s->out.width * s->period));
+    if (!s->out.host || !s->host_out) return cpa_fail(err, CPA_NO_MEMORY, "bench: no memory for results");
+    return cpa_bench_poisoned(s->site, blocks_of(s, s->rows) * block + s->period, &s->out.device, err);
 }
 
 static cpa_status prepare_write(cpa_bench_site *site, const int64_t *shape, cpa_bench_row *row, void **state,
                                 cpa_error *err) {
     cpa_bench_nn *s = NULL;
     CPA_TRY(cpa_bench_nn_prepare(site, shape[0], call_write, &s, state, err));
-    /* Blocks of one token, so that `out` has a row for each: codes, and behind them the scale. */
     s->cache = (cpa_kv_view){.dtype = CPA_FP8_E4M3,
-                             .block_size = 1,
-                             .num_blocks = s->rows,
+                             .block_size = (int32_t)site->options.block_size,
+                             .num_blocks = blocks_of(s, s->rows),
                              .kv_heads = 1,
                              .k_dim = DIM,
                              .v_dim = DIM,
                              .v_in_k = 1};
-    const int64_t block = cpa_kv_block_bytes(CPA_FP8_E4M3, CPA_KEYS, 0, 1, 1, DIM);
     CPA_TRY(cpa_bench_make_noise(s, &s->in, (cpa_dtype)site->options.dtype, s->rows, DIM, 1, 1, err));
     CPA_TRY(cpa_bench_make_noise(s, &s->weight, CPA_F32, 1, DIM, 1, 2, err));
     CPA_TRY(cpa_bench_make_positions(s, ROTATED, err));
-    row->bytes = (double)s->rows * (double)(cpa_bench_row_bytes(&s->in) + DIM + 4);
-    return cpa_bench_make_out(s, CPA_FP8_E4M3, block, err);
+    /* A row, its codes and their scale, its position and slot, and its angles, which no other row has. */
+    row->bytes = (double)s->rows * (double)(cpa_bench_row_bytes(&s->in) + DIM + 4 + 2 * 8 + ROTATED * 4);
+    return make_blocks(s, err);
 }
 
 static cpa_status call_q(const cpa_bench_nn *s, int on_host, cpa_stream *stream) {
@@ -93,25 +111,35 @@ static cpa_status prepare_q(cpa_bench_site *site, const int64_t *shape, cpa_benc
     CPA_TRY(cpa_bench_make_noise(s, &s->weight, dtype, s->rows, HEADS, 1, 2, err));
     CPA_TRY(cpa_bench_make_noise(s, &s->scales, CPA_F32, s->rows, HEADS, 1, 3, err));
     CPA_TRY(cpa_bench_make_positions(s, ROTATED, err));
-    row->bytes = (double)s->rows * (double)(cpa_bench_row_bytes(&s->in) + HEADS * DIM + HEADS * 4) +
-                 (double)(s->rows * cpa_bench_row_bytes(&s->weight));
+    row->bytes = (double)s->rows * (double)(cpa_bench_row_bytes(&s->in) + HEADS * DIM + HEADS * 4 +
+                                            cpa_bench_row_bytes(&s->weight) + 8 + ROTATED * 4);
     return cpa_bench_make_out(s, CPA_FP8_E4M3, HEADS * DIM, err);
 }
 
-/* Rows of bytes that are not those of the host; what lies between codes and scales is nobody's. */
-static cpa_status check_bytes(void *state, cpa_bench_row *row, cpa_error *err) {
+/* Counts the keys of the first period whose codes or scale are not those of the host. */
+static cpa_status check_keys(void *state, cpa_bench_row *row, cpa_error *err) {
     cpa_bench_nn *s = state;
-    const uint8_t *got = s->host_out, *want = s->out.host;
+    const int64_t block = block_bytes_of(s), size = s->cache.block_size, scales = block - size * 4;
+    const char *got = s->host_out, *want = s->out.host;
     CPA_TRY(cpa_bench_nn_reference(s, err));
     row->checked = s->period;
     row->wrong = 0;
     for (int64_t i = 0; i < s->period; i++) {
-        const uint8_t *a = got + i * s->out.width, *b = want + i * s->out.width;
-        const int64_t codes = s->cache.k_dim ? DIM : s->out.width;
-        int wrong = 0;
-        for (int64_t c = 0; c < s->out.width; c++) wrong |= (c < codes || c >= s->out.width - 4) && a[c] != b[c];
-        row->wrong += wrong;
+        const int64_t codes = i / size * block + i % size * DIM, scale = i / size * block + scales + i % size * 4;
+        row->wrong += memcmp(got + codes, want + codes, DIM) != 0 || memcmp(got + scale, want + scale, 4) != 0;
     }
+    return CPA_OK;
+}
+
+/* Counts the rows of codes that are not those of the host. */
+static cpa_status check_codes(void *state, cpa_bench_row *row, cpa_error *err) {
+    cpa_bench_nn *s = state;
+    const int64_t width = s->out.width;
+    const char *got = s->host_out, *want = s->out.host;
+    CPA_TRY(cpa_bench_nn_reference(s, err));
+    row->checked = s->period;
+    row->wrong = 0;
+    for (int64_t i = 0; i < s->period; i++) row->wrong += memcmp(got + i * width, want + i * width, (size_t)width) != 0;
     return CPA_OK;
 }
 
@@ -126,7 +154,7 @@ const cpa_bench cpa_bench_index_write = {
     .floor = CPA_BENCH_COPY,
     .prepare = prepare_write,
     .run = cpa_bench_nn_run,
-    .check = check_bytes,
+    .check = check_keys,
     .release = cpa_bench_nn_release,
 };
 
@@ -141,7 +169,7 @@ const cpa_bench cpa_bench_index_q = {
     .floor = CPA_BENCH_COPY,
     .prepare = prepare_q,
     .run = cpa_bench_nn_run,
-    .check = check_bytes,
+    .check = check_codes,
     .release = cpa_bench_nn_release,
 };
 

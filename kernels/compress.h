@@ -33,12 +33,13 @@ CPA_HOST_DEVICE static inline float cpa_compress_exp(float x) {
     return sum * power;
 }
 
-/* The exponent, with the bias of fp32, of the scale of elements of that largest magnitude; and the scale. */
+/* The exponent, with the bias of fp32, of the scale of elements of that largest magnitude, that over 448 = 1.75 * 2^8
+ * rounded up to a power of two; and the scale. A mantissa up to that of 1.75 needs no rounding up. */
 CPA_HOST_DEVICE static inline uint32_t cpa_power_exponent(float largest, float floor) {
-    const float ratio = (largest > floor ? largest : floor) / 448.0f;
+    const float most = largest > floor ? largest : floor;
     uint32_t bits;
-    memcpy(&bits, &ratio, sizeof bits);
-    return (bits >> 23) + ((bits & 0x7fffff) != 0);
+    memcpy(&bits, &most, sizeof bits);
+    return ((bits + 0x1fffff) >> 23) - 8;
 }
 CPA_HOST_DEVICE static inline float cpa_power_of(uint32_t exponent) {
     const uint32_t bits = exponent << 23;

@@ -47,6 +47,16 @@ typedef struct cpa_linear_fusion {
     int32_t adds; /* out += result, rounded to the dtype of out first */
 } cpa_linear_fusion;
 
+/* What expert_linear of few places does by itself. */
+typedef struct cpa_expert_fusion {
+    int32_t gated; /* weights are, of each expert, those of gates and, behind them, of what they scale: out [rows,
+                    * outputs / 2] is what swiglu makes of the result */
+    const cpa_linear_args
+        *beside;         /* NULL; or a product of at most fused_rows rows with weights of the same dtype, gated
+                                    * alike, at multiples of 16 bytes, which waits for no choice of experts */
+    int32_t beside_adds; /* its out += the product, rounded first */
+} cpa_expert_fusion;
+
 struct cpa_nn_table {
 #define CPA_NN_ENTRY(name) cpa_status (*name)(const cpa_##name##_args *args, cpa_stream *stream);
     CPA_NN_OPERATORS(CPA_NN_ENTRY)
@@ -55,6 +65,14 @@ struct cpa_nn_table {
      * and rows, weights and the norm's lie at multiples of 16 bytes. NULL: the back end has none. */
     cpa_status (*linear_fused)(const cpa_linear_args *args, const cpa_linear_fusion *fusion, cpa_stream *stream);
     int32_t fused_rows, normed_inputs;
+    /* expert_linear of few places in 16-bit elements, and whether it takes a product. NULL: the back end has none. */
+    int (*fuses_experts)(const cpa_expert_linear_args *args, const cpa_stream *stream);
+    cpa_status (*expert_fused)(const cpa_expert_linear_args *args, const cpa_expert_fusion *fusion, cpa_stream *stream);
+    /* A router's product to fp32, expert_route of it and expert_permute in turn, with all strides set, and whether they are
+     * taken. NULL: the back end has none. */
+    int (*chooses_experts)(const cpa_linear_args *router, const cpa_stream *stream);
+    cpa_status (*expert_choose)(const cpa_linear_args *router, const cpa_expert_route_args *route,
+                                const cpa_expert_permute_args *permute, cpa_stream *stream);
 };
 
 #endif

@@ -172,9 +172,9 @@ struct cpa_operator_table {
     cpa_status (*state_merge_packed)(const cpa_state_merge_packed_args *args, cpa_stream *stream);
     cpa_status (*project_states)(const cpa_project_states_args *args, cpa_stream *stream); /* args->rows is not 0 */
 
-    /* The plan of an indexer; index_plan_set may wait for the device, but of a reserved plan. index_plan_reserve is told
-     * of limits that are valid, and notes them in the plan when it has room; index_plan_upload is of a reserved plan that
-     * is set. index_logits: strides and the unit are not 0, and there are rows and columns. */
+    /* The plan of an indexer; index_plan_set may wait for the device, but of a reserved plan. index_plan_reserve is
+     * told of limits that are valid, and notes them in the plan when it has room; index_plan_upload is of a reserved
+     * plan that is set. index_logits: strides and the unit are not 0, and there are rows and columns. */
     cpa_status (*index_plan_create)(cpa_device *device, cpa_index_plan **out, cpa_error *err);
     cpa_status (*index_plan_set)(cpa_index_plan *plan, const cpa_attend_batch *batch, int32_t tokens_per_key,
                                  cpa_error *err);

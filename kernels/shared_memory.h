@@ -5,8 +5,8 @@
 
 #include "kernels/device.h"
 
-/* What other processes of the host map memory by; it travels as bytes. `system` is the operating system's part: a process
- * and its file descriptor, or CUDA's handle. */
+/* What other processes of the host map memory by; it travels as bytes. `system` is the operating system's part: a
+ * process and its file descriptor, or CUDA's handle. */
 typedef struct cpa_memory_mark {
     uint32_t magic, backend;
     int64_t bytes;
@@ -24,8 +24,8 @@ typedef struct cpa_shared_memory_table {
     /* Allocates memory of mark->bytes, and sets pci_address and `system` of the mark; frees it. */
     cpa_status (*share)(cpa_device *device, cpa_memory_mark *mark, void **out, cpa_error *err);
     void (*unshare)(cpa_device *device, const cpa_memory_mark *mark, void *memory);
-    /* Maps what another process shares, and unmaps it. The mark, which came as bytes, is of this back end; whether it is of
-     * this device, and of anything, is for map to say. */
+    /* Maps what another process shares, and unmaps it. The mark, which came as bytes, is of this back end; whether it
+     * is of this device, and of anything, is for map to say. */
     cpa_status (*map)(cpa_device *device, const cpa_memory_mark *mark, void **out, cpa_error *err);
     void (*unmap)(cpa_device *device, const cpa_memory_mark *mark, void *memory);
 } cpa_shared_memory_table;

@@ -1,5 +1,6 @@
-/* The store of blocks of a job (--block-store), which a rank opens for itself: a folder, memory that NIXL reads (nixl:FOLDER,
- * where processes meet), or Mooncake's distributed store (mooncake:FILE, a configuration file of Mooncake's). */
+/* The store of blocks of a job (--block-store), which a rank opens for itself: a folder, memory that NIXL reads
+ * (nixl:FOLDER, where processes meet), or Mooncake's distributed store (mooncake:FILE, a configuration file of
+ * Mooncake's). */
 #ifndef CPA_LAUNCHER_BLOCK_STORE_H
 #define CPA_LAUNCHER_BLOCK_STORE_H
 
@@ -23,8 +24,8 @@ cpa_status cpa_job_store_check(const cpa_settings *settings, cpa_error *err);
  * scheduler makes the keys. */
 cpa_status cpa_job_store_open(const cpa_settings *settings, int32_t rank, cpa_job_store *out, cpa_error *err);
 void cpa_job_store_close(cpa_job_store *store);
-/* Whether this process has opened a library for a store. Such bring others with them, some of which crash in exit where the
- * system has others of their names (libnl of NIXL's wheels): once all is written, the process ends without exit. */
+/* Whether this process has opened a library for a store. Such bring others with them, some of which crash in exit where
+ * the system has others of their names (libnl of NIXL's wheels): once all is written, the process ends without exit. */
 int cpa_job_store_has_library(void);
 
 #endif

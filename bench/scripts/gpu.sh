@@ -80,6 +80,8 @@ latents() {
   bench expanded 90 1 attend expanded
   step peer-expanded 90 "$python" "$here/torch_attend.py" --device cuda --dtype bf16 --shapes "$(cases expanded)" \
     --result-json "$out/peer-expanded.json"
+  step peer-flashinfer 180 "$python" "$here/flashinfer_latents.py" --shapes "$(cases flashinfer)" \
+    --result-json "$out/peer-flashinfer.json"
 }
 
 sparse() { bench sparse 90 1 sparse sparse; }

@@ -80,6 +80,14 @@ LATENT_FLOPS = {latents("64x1x16K", 128): 600, latents("128x1x4K", 128): 600, la
                 latents("1x1x128K", 128): 500, latents("64x1x17K:shared=16K", 128): 550,
                 **{latents("64x1x16K", 128, cache): 450 for cache in CODES.values()}}
 LATENT_READ = {latents("64x1x16K", 16): 0.92, **{latents("64x1x16K", 16, cache): 0.85 for cache in CODES.values()}}
+# The same beside FlashInfer, where that is installed.
+BESIDE_FLASHINFER = [latents(shape, heads) for shape in ("64x1x16K", "64x1x17K:shared=16K") for heads in (16, 128)]
+# Latents of sequences that begin alike, most microseconds on an H200; under 128 heads products bind, however often they
+# are read.
+CASCADE |= {latents("64x1x17K:shared=16K", 16, cache): most
+            for cache, most in (("", 150), (CODES["fp8_t128"], 150), (CODES["fp8_e4m3"], 150))}
+CASCADE[latents("64x1x17K:shared=16K", 128)] = 565
+LITTLE_SHARED += (latents("64x1x2K:shared=256", 16), latents("2x1x17K:shared=16K", 16))
 # Keys that rows choose, 2K each: least TFLOP/s over latents under 128 heads, or share of what can be read, on an H200.
 SPARSE_FLOPS = {latents("256x2Mx2K", 128, CODES["fp8_t128"]): 450, latents("256x2Mx2K", 128): 450,
                 latents("4Kx128Kx2K", 128): 600}
@@ -119,6 +127,7 @@ LISTS = {
     "small-blocks": [f"{case}{pages}" for case in FEW_PREFILL for pages in ("", *FEW_TOKENS)] +
                     [f"{case}{pages}" for case in FEW_DECODE for pages in FEW_TOKENS],
     "latents": [*LATENT_FLOPS, *LATENT_READ],
+    "flashinfer": BESIDE_FLASHINFER,
     "sparse": [*SPARSE_FLOPS, *SPARSE_READ, latents("1x128Kx2K", 128), "1x128Kx2K"],
     "index_logits": [*INDEX_FLOPS, *INDEX_READ, "1x1x128K"],
     "topk": [*TOPK, "1x128Kx2K"],

@@ -218,6 +218,9 @@ def selection_rows(runs, table):
 
 def latent_rows(runs, table):
     least_rows(runs, table, "latents", cases.LATENT_FLOPS, cases.LATENT_READ)
+    for case in cases.BESIDE_FLASHINFER:
+        ours = runs.case("ours-latents", case) or runs.case("ours-cascade", case)
+        table.compare(f"latents {case}", ours, runs.case("peer-flashinfer", case), "FlashInfer", 1, Calls)
     for case in cases.EXPANDED:
         table.compare(f"expanded latents {case}", runs.case("ours-expanded", case), runs.case("peer-expanded", case),
                       "cuDNN", 1, Flops)

@@ -10,11 +10,11 @@
  *
  * A rank has some of the tokens of a parcel, and puts them into a store as a *part* of it. A part says which tokens it
  * has, and ends with a SHA-256 of all that it is: who takes one that was changed on the way, or that belongs to another
- * key, refuses it. The SHA-256 has no secret in it: it detects damage, not a hostile writer. Who may write to a store says
- * what the engines that read it compute with. A store keeps parts by their keys. There is one in host memory, whose
- * content goes through file descriptors, and one in a folder; what else carries bytes by a key (a key-value store, a
- * transfer engine) is a table of two functions. An engine with a store exports what requests ask it to, and imports
- * likewise (cpattn/engine.h). */
+ * key, refuses it. The SHA-256 has no secret in it: it detects damage, not a hostile writer. Who may write to a store
+ * says what the engines that read it compute with. A store keeps parts by their keys. There are
+ * stores in host memory, whose content goes through file descriptors, in a folder, in memory of a device that processes
+ * share, over NIXL and in Mooncake's; what else carries bytes by a key is a table of two functions. An engine with a
+ * store exports what requests ask it to, and imports likewise (cpattn/engine.h). */
 #ifndef CPATTN_BLOCKS_H
 #define CPATTN_BLOCKS_H
 
@@ -68,8 +68,8 @@ typedef struct cpa_block_store {
     /* Keeps a copy of n bytes by that key, in place of what it had by it. What fails is logged, and the rest of the
      * request is not exported. */
     cpa_status (*put)(void *ctx, const cpa_block_key *key, const void *bytes, int64_t n, cpa_error *err);
-    /* Copies what it has by that key to `bytes`, and *n says how many they are; 0: it has none. More than `most` are not
-     * copied, and *n is what they are. What fails counts as none, and is logged. */
+    /* Copies what it has by that key to `bytes`, and *n says how many they are; 0: it has none. More than `most` are
+     * not copied, and *n is what they are. What fails counts as none, and is logged. */
     cpa_status (*get)(void *ctx, const cpa_block_key *key, void *bytes, int64_t most, int64_t *n, cpa_error *err);
     /* Which model it is, as far as an engine does not know: two with different weights have different names. NULL = "";
      * lives as long as the engine. */
@@ -88,8 +88,8 @@ typedef struct cpa_block_event {
     uint8_t digest[32];  /* of the prompt up to the end of these tokens, with its salt, and of where it lies */
     uint8_t parent[32];  /* stored: the digest of the tokens before; zeros: they are the first */
     int64_t first_token; /* stored: position of the first of the tokens */
-    /* Stored: [n_tokens] the tokens, those of a block, or of one of each rank where the interleave is less than a block;
-     * valid during the call. Removed: NULL, 0. */
+    /* Stored: [n_tokens] the tokens, those of a block, or of one of each rank where the interleave is less than a
+     * block; valid during the call. Removed: NULL, 0. */
     const uint32_t *tokens;
     int64_t n_tokens;
 } cpa_block_event;
@@ -116,8 +116,8 @@ CPA_API void cpa_memory_store_table(cpa_memory_store *store, cpa_block_store *ou
 CPA_API int64_t cpa_memory_store_bytes(cpa_memory_store *store);
 /* Writes all parts to a file descriptor, a pipe, a socket or a file, the oldest first, and an end; takes in what the
  * former has written, up to that end. CPA_IO if the other side is gone, or what comes is no such stream, with what came
- * before kept; CPA_INVALID likewise for a part longer than most_bytes. Both block. A part is judged when it is used, not here. Where the other side of a pipe or a socket may
- * go, SIGPIPE is the caller's to ignore. */
+ * before kept; CPA_INVALID likewise for a part longer than most_bytes. Both block. A part is judged when it is used,
+ * not here. Where the other side of a pipe or a socket may go, SIGPIPE is the caller's to ignore. */
 CPA_API cpa_status cpa_memory_store_send(cpa_memory_store *store, int fd, cpa_error *err);
 CPA_API cpa_status cpa_memory_store_receive(cpa_memory_store *store, int fd, cpa_error *err);
 
@@ -131,11 +131,11 @@ CPA_API cpa_status cpa_folder_store_create(const char *path, cpa_folder_store **
 CPA_API void cpa_folder_store_destroy(cpa_folder_store *store);
 CPA_API void cpa_folder_store_table(cpa_folder_store *store, cpa_block_store *out);
 
-/* A store in memory of a device that processes of this host share (cpattn/shared_memory.h): parts go from process to process
- * without a file or a socket. The process that has created the memory puts, and forgets the oldest part where there is
- * no room for a new one; any process gets. Of 32 bytes one is for finding parts, and a few are forgotten early where
- * parts are shorter than 2 KiB. Any thread may call the functions of its table at any time; on a CUDA device they copy to
- * and from host memory on a stream of the store's own. */
+/* A store in memory of a device that processes of this host share (cpattn/shared_memory.h): parts go from process to
+ * process without a file or a socket. The process that has created the memory puts, and forgets the oldest part where
+ * there is no room for a new one; any process gets. Of 32 bytes one is for finding parts, and a few are forgotten early
+ * where parts are shorter than 2 KiB. Any thread may call the functions of its table at any time; on a CUDA device they
+ * copy to and from host memory on a stream of the store's own. */
 typedef struct cpa_shared_store cpa_shared_store;
 
 /* Memory that this process has created becomes an empty store; memory that it has opened is taken for a store that
@@ -147,9 +147,9 @@ CPA_API void cpa_shared_store_destroy(cpa_shared_store *store);
 CPA_API void cpa_shared_store_table(cpa_shared_store *store, cpa_block_store *out);
 
 /* A store over NIXL (https://github.com/ai-dynamo/nixl), whose library libnixl_capi.so is opened when one is created:
- * each process puts parts into memory of its own, and reads those of others from memory to memory, by what NIXL's back end
- * has (UCX: RDMA, shared memory, TCP). A process that ends takes its parts with it; reads of one that has gone fail within
- * 10 s, are logged once, and then count as none. Nothing tells who may read: whoever reaches the folder. Any thread may
+ * each process puts parts into memory of its own, and reads those of others from memory to memory, by what NIXL's back
+ * end has (UCX: RDMA, shared memory, TCP). A process that ends takes its parts with it; reads of one that has gone fail
+ * within 10 s, are logged once, and then count as none. Whoever reaches the folder can read them. Any thread may
  * call the functions of its table at any time. */
 typedef struct cpa_nixl_store cpa_nixl_store;
 

@@ -115,9 +115,9 @@ typedef struct cpa_compress_write_args {
     cpa_rope rope;        /* of the head */
     const int64_t *slots; /* [tokens], of the cache */
     cpa_kv_view kv;       /* k_dim = head */
-    /* Not NULL: entries go here as MXFP4 instead, each rounded to bf16 and from there to codes and exponents as those of
-     * cpa_index_q (cpattn/indexer.h): row `slot` of [mxfp4_rows, head / 2], at a multiple of 4 bytes, and of [mxfp4_rows,
-     * head / 32]. kv.k is NULL then. */
+    /* Not NULL: entries go here as MXFP4 instead, each rounded to bf16 and from there to codes and exponents as
+     * those of cpa_index_q (cpattn/indexer.h): row `slot` of [mxfp4_rows, head / 2], at a multiple of 4 bytes, and
+     * of [mxfp4_rows, head / 32]. kv.k is NULL then. */
     uint8_t *mxfp4, *mxfp4_scales;
     int64_t mxfp4_rows;
 } cpa_compress_write_args;

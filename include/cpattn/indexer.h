@@ -110,19 +110,19 @@ CPA_API cpa_status cpa_index_q(const cpa_index_q_args *args, cpa_stream *stream)
  * once the last of them is, and has its place in the set by the map whose runs are interleave / tokens_per_key keys,
  * which has to divide. Then k_first and k_count count keys.
  *
- * Setting a plan copies items and tables, and on a device waits until they are there, unless it is reserved; not in a
- * capture, and not while work that uses it is in flight. With block_tables_on_device the tables are read there by each call. Used by one thread
- * at a time; calls that use it may be enqueued on any streams. */
+ * Setting a plan copies items and tables, and on a device waits until they are there, unless it is reserved; not in
+ * a capture, and not while work that uses it is in flight. With block_tables_on_device the tables are read there by
+ * each call. Used by one thread at a time; calls that use it may be enqueued on any streams. */
 typedef struct cpa_index_plan cpa_index_plan;
 CPA_API cpa_status cpa_index_plan_create(cpa_device *device, cpa_index_plan **out, cpa_error *err);
 CPA_API cpa_status cpa_index_plan_set(cpa_index_plan *plan, const cpa_attend_batch *batch, int32_t tokens_per_key,
                                       cpa_error *err);
 CPA_API void cpa_index_plan_destroy(cpa_index_plan *plan);
 
-/* Plans for graphs: a reserved plan has memory for all that its limits allow, and what index_logits enqueues of it depends
- * on the limits alone, not on its items, so that a graph of it can be launched again for others. The map, block_size,
- * tokens_per_key and tables on the device are then those of the setting that was captured. Results have the bits of a
- * plan that is not reserved. */
+/* Plans for graphs: a reserved plan has memory for all that its limits allow, and what index_logits enqueues of it
+ * depends on the limits alone, not on its items, so that a graph of it can be launched again for others. The map,
+ * block_size, tokens_per_key and tables on the device are then those of the setting that was captured. Results have
+ * the bits of a plan that is not reserved. */
 typedef struct cpa_index_limits {
     size_t size;
     int64_t items;         /* most items that have rows; at least 1 */
@@ -132,11 +132,12 @@ typedef struct cpa_index_limits {
     int64_t table_entries; /* most entries of tables on the host; 0: they lie on the device */
 } cpa_index_limits;
 
-/* Reserves a plan, which is to be set then, by cpa_index_plan_set as ever: what is beyond the limits is refused. On a
- * device setting it waits for nothing, and cpa_index_plan_upload enqueues a copy of fixed size that makes what comes behind
- * it on the stream that of the setting; a plan may be set while work of its last setting is in flight, once that of the
- * setting before is done. On the host a setting counts at once, and an upload does nothing. A plan may be reserved anew
- * while no work of it is in flight; graphs of it are launched no more then. Allocates; not in a capture. */
+/* Reserves a plan, which is to be set then, by cpa_index_plan_set as ever: what is beyond the limits is refused. On
+ * a device setting it waits for nothing, and cpa_index_plan_upload enqueues a copy of fixed size that makes what
+ * comes behind it on the stream that of the setting; a plan may be set while work of its last setting is in flight,
+ * once that of the setting before is done. On the host a setting counts at once, and an upload does nothing. A plan
+ * may be reserved anew while no work of it is in flight; graphs of it are launched no more then. Allocates; not in a
+ * capture. */
 CPA_API cpa_status cpa_index_plan_reserve(cpa_index_plan *plan, const cpa_index_limits *limits, cpa_error *err);
 CPA_API cpa_status cpa_index_plan_upload(const cpa_index_plan *plan, cpa_stream *stream);
 

@@ -20,9 +20,9 @@ typedef struct cpa_shared_memory_handle {
 /* `bytes` bytes, 1 or more, zero, and not from cpa_device_options.memory; the process that creates them destroys them
  * last: mapped or not, on a CUDA device they are gone then. */
 CPA_API cpa_status cpa_shared_memory_create(cpa_device *device, int64_t bytes, cpa_shared_memory **out, cpa_error *err);
-/* Maps what another process has created, on a device of the same back end and, of several GPUs, on the same. CPA_INVALID
- * for bytes that are no handle or one of another device, CPA_IO (CUDA: CPA_DEVICE) where that process has gone or may
- * not be looked into; CUDA maps nothing in the process that has created it. */
+/* Maps what another process has created, on a device of the same back end and, of several GPUs, on the same.
+ * CPA_INVALID for bytes that are no handle or one of another device, CPA_IO (CUDA: CPA_DEVICE) where that process has
+ * gone or may not be looked into; CUDA maps nothing in the process that has created it. */
 CPA_API cpa_status cpa_shared_memory_open(cpa_device *device, const cpa_shared_memory_handle *handle,
                                           cpa_shared_memory **out, cpa_error *err);
 /* Frees or unmaps it; before its device is closed, and when no stream uses it any more. NULL does nothing. */

@@ -60,9 +60,9 @@ typedef struct cpa_topk_args {
     int32_t block_size;        /* a power of two */
     const int32_t
         *out_rows; /* [rows]: row of indices, counts and scores that a row's go to; negative: none; NULL: its own */
-    /* NULL, or [rows]: an entry that is listed behind what is chosen, beside the k and larger than all of it, such as the
-     * last one of a sequence that has no score yet; negative: none. Rows of indices have k + 1 entries then, 0 as their
-     * stride stands for that, and counts counts it. With neither scores nor tables. */
+    /* NULL, or [rows]: an entry that is listed behind what is chosen, beside the k and larger than all of it, such
+     * as the last one of a sequence that has no score yet; negative: none. Rows of indices have k + 1 entries then,
+     * 0 as their stride stands for that, and counts counts it. With neither scores nor tables. */
     const int32_t *tails;
 } cpa_topk_args;
 CPA_API cpa_status cpa_topk(const cpa_topk_args *args, cpa_stream *stream);

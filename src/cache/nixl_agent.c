@@ -12,8 +12,8 @@
 #include "base/clock.h"
 #include "base/shared_library.h"
 
-/* Of src/bindings/rust/wrapper.h of NIXL 1.5: its handles are pointers, and what its functions return is 0, IN_PROGRESS,
- * or a number below 0 for a failure. */
+/* Of src/bindings/rust/wrapper.h of NIXL 1.5: its handles are pointers, and what its functions return is 0,
+ * IN_PROGRESS, or a number below 0 for a failure. */
 enum { HOST_MEMORY = 0, READ_OPERATION = 0, IN_PROGRESS = 1 };
 
 #define NIXL_FUNCTIONS(F)                                                                                              \

@@ -1,6 +1,6 @@
 /* An agent of NIXL (https://github.com/ai-dynamo/nixl): lets other processes read memory of this one, and reads theirs,
- * over what its back ends reach (UCX: shared memory, RDMA, TCP). By the C interface of libnixl_capi.so, which is opened at
- * run time. Used by one thread at a time. */
+ * over what its back ends reach (UCX: shared memory, RDMA, TCP). By the C interface of libnixl_capi.so, which is opened
+ * at run time. Used by one thread at a time. */
 #ifndef CPA_CACHE_NIXL_AGENT_H
 #define CPA_CACHE_NIXL_AGENT_H
 
@@ -11,7 +11,8 @@
 
 typedef struct cpa_nixl_agent cpa_nixl_agent;
 
-/* CPA_UNSUPPORTED without the library or its functions, CPA_COMM where NIXL refuses, such as a back end that it lacks. */
+/* CPA_UNSUPPORTED without the library or its functions, CPA_COMM where NIXL refuses, such as a back end that it
+ * lacks. */
 cpa_status cpa_nixl_agent_create(const char *library, const char *backend, const char *name, cpa_nixl_agent **out,
                                  cpa_error *err);
 /* Nobody reads memory of this agent any more. NULL does nothing. */

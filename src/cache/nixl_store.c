@@ -1,5 +1,5 @@
-/* A store of parts over NIXL: each process that puts has a region of its own, which the others read from memory to memory.
- * They find each other by a folder, where each that puts has a file:
+/* A store of parts over NIXL: each process that puts has a region of its own, which the others read from memory to
+ * memory. They find each other by a folder, where each that puts has a file:
  *
  *     cpattn-RANDOM.nixl    magic u32, version u32, address u64, bytes u64, what NIXL describes the agent by
  *

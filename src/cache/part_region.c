@@ -108,8 +108,8 @@ static cpa_status forget(cpa_part_region *region, held_slot *held, cpa_error *er
     return write_slot(region, held, err);
 }
 
-/* Forgets what lies where n bytes go next, *at: behind the last part, or from the start of the ring where the end is too
- * near. Parts lie in the order of the list from `next` on, once around. */
+/* Forgets what lies where n bytes go next, *at: behind the last part, or from the start of the ring where the end is
+ * too near. Parts lie in the order of the list from `next` on, once around. */
 static cpa_status make_room(cpa_part_region *region, int64_t n, int64_t *at, cpa_error *err) {
     if (region->next + n > region->access.bytes) {
         while (region->oldest && region->oldest->slot.at >= region->next) CPA_TRY(forget(region, region->oldest, err));

@@ -4,8 +4,9 @@
  *     slots   [buckets][4]      of 64 bytes: a key, and where its part lies
  *     ring                      parts, one behind the other; a new one takes the place of the oldest
  *
- * Numbers are as the machine has them. Who reads reads the bucket of a key, then the part, then the bucket again: where the slot is another
- * one by then, the part has gone. A part that changes even so is found by its SHA-256 (parcel.h). */
+ * Numbers are as the machine has them. Who reads reads the bucket of a key, then the part, then the bucket again: where
+ * the slot is another one by then, the part has gone. A part that changes even so is found by its SHA-256
+ * (parcel.h). */
 #ifndef CPA_CACHE_PART_REGION_H
 #define CPA_CACHE_PART_REGION_H
 

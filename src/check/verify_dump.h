@@ -13,8 +13,8 @@ typedef struct cpa_verify_dump {
     char said[320]; /* what there is to say of it, to be put behind a message; "" */
 } cpa_verify_dump;
 
-/* Begins the file of the sample, of which `keys` keys will be put. `row` has its query, its result and its rules; the matrix
- * of its form is the one that was taken last. */
+/* Begins the file of the sample, of which `keys` keys will be put. `row` has its query, its result and its rules;
+ * the matrix of its form is the one that was taken last. */
 void cpa_verify_dump_begin(cpa_verify_dump *dump, const cpa_verify *verify, const cpa_step_plan *plan,
                            const cpa_verify_wrong_row *wrong, const cpa_reference_row *row, int64_t keys);
 void cpa_verify_dump_key(cpa_verify_dump *dump, cpa_row_file_key key, const float *k, const float *v);

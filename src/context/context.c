@@ -10,6 +10,7 @@
 #include "base/struct_size.h"
 #include "src/context/context.h"
 #include "src/context/context_internal.h"
+#include "src/context/expanded_keys.h"
 #include "src/context/index_choice_plan.h"
 #include "src/context/transport_choice.h"
 #include "src/ops/check_args.h"
@@ -127,6 +128,8 @@ static cpa_status create_local(cpa_context *c) {
     c->rows = c->ops.options.rows;
     for (int32_t f = 0; f < c->ops.forms.count; f++)
         CPA_TRY(cpa_form_lane_create(&c->lanes[f], &c->ops, &c->ops.forms.list[f], &c->step));
+    for (int32_t f = 0; f < c->ops.forms.count; f++)
+        if (c->ops.forms.list[f].is_expanded) CPA_TRY(cpa_expanded_keys_warm_up(&c->ops, &c->ops.forms.list[f]));
     return CPA_OK;
 }
 

@@ -194,11 +194,32 @@ static int64_t list_spans(const cpa_expanded_keys *keys, const cpa_context_ops *
     return n;
 }
 
+/* Latents, as rows, times the matrices of some heads, whatever these are. */
+static cpa_latent_expand_args product_of(const cpa_context_ops *ops, const cpa_form *form,
+                                         const expanded_memory *memory) {
+    const cpa_attention_shape *from = &ops->options.shape, *to = &form->shape;
+    return (cpa_latent_expand_args){
+        .size = sizeof(cpa_latent_expand_args),
+        .dtype = from->dtype,
+        .latent_dim = from->v_dim,
+        .rope_dim = from->k_dim - from->v_dim,
+        .heads = to->kv_heads,
+        .nope_dim = to->k_dim - (from->k_dim - from->v_dim),
+        .v_dim = to->v_dim,
+        .latents = memory->latents,
+        .latent_row_stride = from->k_dim,
+        .k = memory->kv.k,
+        .k_row_stride = (int64_t)to->kv_heads * to->k_dim,
+        .v = memory->kv.v,
+        .v_row_stride = (int64_t)to->kv_heads * to->v_dim,
+    };
+}
+
 /* Gathers the latents of a pass, and multiplies them. */
 static cpa_status expand(const cpa_expanded_keys *keys, const cpa_context_ops *ops, const cpa_form *form,
                          const cpa_form_layer *layer, const cpa_expanded_pass *pass, int64_t n_spans,
                          const expanded_memory *memory, const cpa_kv_view *cache, cpa_stream *stream) {
-    const cpa_attention_shape *from = &ops->options.shape, *to = &form->shape;
+    const cpa_attention_shape *from = &ops->options.shape;
     const cpa_latent_gather_args gather = {
         .size = sizeof gather,
         .src = *cache,
@@ -211,25 +232,34 @@ static cpa_status expand(const cpa_expanded_keys *keys, const cpa_context_ops *o
         .dst_row_stride = from->k_dim,
         .dst_dtype = from->dtype,
     };
-    const cpa_latent_expand_args product = {
-        .size = sizeof product,
-        .tokens = pass->rows,
-        .dtype = from->dtype,
-        .latent_dim = from->v_dim,
-        .rope_dim = from->k_dim - from->v_dim,
-        .heads = to->kv_heads,
-        .nope_dim = to->k_dim - (from->k_dim - from->v_dim),
-        .v_dim = to->v_dim,
-        .latents = memory->latents,
-        .latent_row_stride = from->k_dim,
-        .w_kv_b = layer->rows.expansion,
-        .k = memory->kv.k,
-        .k_row_stride = (int64_t)to->kv_heads * to->k_dim,
-        .v = memory->kv.v,
-        .v_row_stride = (int64_t)to->kv_heads * to->v_dim,
-    };
+    cpa_latent_expand_args product = product_of(ops, form, memory);
+    product.tokens = pass->rows;
+    product.w_kv_b = layer->rows.expansion;
     CPA_TRY(ops->device->operators->latent_gather(&gather, stream));
     return ops->device->operators->latent_expand(&product, stream);
+}
+
+/* Rows and matrices are whatever lies in the workspace. */
+cpa_status cpa_expanded_keys_warm_up(cpa_context_ops *ops, const cpa_form *form) {
+    enum { WARM_ROWS = 64 };
+    const cpa_device_table *table = ops->device->table;
+    const expanded_memory memory = memory_of(ops, form);
+    const int64_t tokens = memory.kv.num_blocks * memory.kv.block_size, row_bytes = cpa_shape_k_bytes(&form->shape);
+    cpa_latent_expand_args product = product_of(ops, form, &memory);
+    product.tokens = cpa_min64(WARM_ROWS, tokens / 2);
+    const int64_t matrices_at = aligned(product.tokens * row_bytes);
+    const int64_t head_bytes =
+        (int64_t)(product.nope_dim + product.v_dim) * product.latent_dim * cpa_dtype_bytes(product.dtype);
+    product.heads = (int32_t)cpa_min64(product.heads, (tokens * row_bytes - matrices_at) / head_bytes);
+    product.w_kv_b = (const char *)memory.kv.k + matrices_at;
+    if (!ops->device->caps.asynchronous || product.tokens < 1 || product.heads < 1) return CPA_OK;
+    cpa_stream *stream;
+    CPA_TRY(table->stream_create(ops->device, &stream, &ops->error));
+    cpa_status status = ops->device->operators->latent_expand(&product, stream);
+    if (status == CPA_OK) status = table->stream_sync(stream);
+    status = cpa_context_check(ops, status, stream);
+    table->stream_destroy(stream);
+    return status;
 }
 
 /* Later keys of an item that none of its rows sees leave the states as they are. */

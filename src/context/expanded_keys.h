@@ -38,6 +38,10 @@ typedef struct cpa_expanded_keys {
  * multiples keys may be cut. */
 int64_t cpa_expanded_keys_least(const cpa_context_options *options, const cpa_form *form, int64_t split);
 
+/* Makes a product as those of a form that is expanded: the first of a library loads its kernels, which takes seconds on
+ * CUDA, and that is not for the first request to wait for. The context has its workspace. */
+cpa_status cpa_expanded_keys_warm_up(cpa_context_ops *ops, const cpa_form *form);
+
 /* Plans the first n of ops->items, by tables on the host, of which it takes a copy. */
 cpa_status cpa_expanded_keys_set(cpa_expanded_keys *keys, cpa_context_ops *ops, const cpa_form *form, int64_t n_items,
                                  const int32_t *block_tables);

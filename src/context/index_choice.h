@@ -29,8 +29,8 @@ typedef struct cpa_choice_piece {
     cpa_index_plan *plans[CPA_MOST_TABLE_SETS];
 } cpa_choice_piece;
 
-/* Pieces of a step. Those of padded steps have plans that are reserved, and stay; others are the step's, or those of the
- * one before, which may be under way. */
+/* Pieces of a step. Those of padded steps have plans that are reserved, and stay; others are the step's, or those of
+ * the one before, which may be under way. */
 typedef struct cpa_choice_pieces {
     cpa_choice_piece *list;
     int64_t count, capacity, made; /* the first `made` have plans */

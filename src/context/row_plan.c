@@ -26,6 +26,11 @@ void cpa_row_plan_destroy(cpa_row_plan *plan, const cpa_context_ops *ops) {
     free(plan);
 }
 
+/* Rows whose keys an indexer lists share none that are worth it. */
+static int shares_keys(const cpa_context_ops *ops) {
+    return ops->options.index.heads == 0;
+}
+
 cpa_status cpa_row_plan_set(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form, int64_t n_items,
                             const int32_t *block_tables, int64_t n_table_entries, cpa_attend_fusion fusion) {
     const int absorbs = n_items > 0 && cpa_absorbed_rows_wanted(ops, form, n_items);
@@ -39,7 +44,7 @@ cpa_status cpa_row_plan_set(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_
         .n_items = expands ? 0 : n_items,
         .block_tables = block_tables,
         .n_table_entries = n_table_entries,
-        .cascade_attention = ops->options.cascade_attention,
+        .cascade_attention = shares_keys(ops) ? ops->options.cascade_attention : CPA_CASCADE_OFF,
     };
     if (fusion.tables.tables) {
         batch.block_tables = cpa_block_tables_host(fusion.tables);

@@ -29,4 +29,9 @@ cpa_status cpa_feed_forward_run(const cpa_feed_forward *feed_forward, const cpa_
 cpa_status cpa_feed_forward_mix(const cpa_feed_forward *feed_forward, const cpa_feed_forward_weights *weights,
                                 const cpa_mixture_rows *rows, cpa_stream *stream);
 
+/* residual [rows, hidden] += what a layer with experts, shared ones too, gives for x, of rows that linear_fused of
+ * kernels/nn.h takes. */
+cpa_status cpa_feed_forward_add(const cpa_feed_forward *feed_forward, const cpa_feed_forward_weights *weights,
+                                const cpa_model_step *step, const void *x, void *residual, cpa_stream *stream);
+
 #endif

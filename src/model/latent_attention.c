@@ -5,6 +5,7 @@
 #include <cpattn/nn.h>
 
 #include "base/check.h"
+#include "kernels/nn.h"
 
 cpa_latent_attention cpa_latent_attention_of(const cpa_model_config *config, cpa_dtype dtype) {
     return (cpa_latent_attention){.config = config,
@@ -155,7 +156,13 @@ static cpa_status give_queries(const cpa_latent_attention *a, const cpa_latent_w
     return CPA_OK;
 }
 
-cpa_status cpa_latent_in(const cpa_latent_attention *a, const cpa_latent_weights *w, const void *x,
+/* By linear_fused, which wants all strides; products here have those of x and out. */
+static cpa_status fused(cpa_linear_args args, cpa_linear_fusion fusion, cpa_stream *stream) {
+    args.weight_stride = args.inputs;
+    return stream->device->nn->linear_fused(&args, &fusion, stream);
+}
+
+cpa_status cpa_latent_in(const cpa_latent_attention *a, const cpa_latent_weights *w, const void *x, const void *norm,
                          const cpa_model_step *step, const cpa_layer_args *args, cpa_stream *stream) {
     const cpa_model_config *c = a->config;
     const int64_t rows = step->rows.count, wide = cpa_latent_wide(c);
@@ -163,14 +170,15 @@ cpa_status cpa_latent_in(const cpa_latent_attention *a, const cpa_latent_weights
     const strided normed = {(char *)(uintptr_t)x, c->hidden};
     const strided own = {a->inner, q_width(c)}, q = c->latent.q_latent ? own : front;
     const cpa_linear_args first = product(a, rows, normed, c->hidden, w->front, wide, front);
-    CPA_TRY(cpa_linear(&first, stream));
+    CPA_TRY(norm ? fused(first, (cpa_linear_fusion){.norm_weight = norm, .norm_eps = c->norm_eps}, stream)
+                 : cpa_linear(&first, stream));
     CPA_TRY(multiply_queries(a, w, rows, front, q, stream));
     CPA_TRY(write_latents(a, w, step, latents, args, stream));
     return give_queries(a, w, q, step, args->q, stream);
 }
 
 cpa_status cpa_latent_out(const cpa_latent_attention *a, const void *o, const cpa_model_step *step, const void *results,
-                          void *out, cpa_stream *stream) {
+                          int adds, void *out, cpa_stream *stream) {
     const cpa_model_config *c = a->config;
     const int64_t width = (int64_t)c->q_heads * c->latent.value;
     const strided to = {out, c->hidden};
@@ -179,7 +187,8 @@ cpa_status cpa_latent_out(const cpa_latent_attention *a, const void *o, const cp
         const strided from = {(char *)(uintptr_t)results + at->out_bytes, width};
         const cpa_linear_args args =
             product(a, at->rows, from, width, o, c->hidden, behind(a, to, at->first * c->hidden));
-        CPA_TRY(cpa_linear(&args, stream));
+        if (args.rows > 0)
+            CPA_TRY(adds ? fused(args, (cpa_linear_fusion){.adds = 1}, stream) : cpa_linear(&args, stream));
     }
     return CPA_OK;
 }

@@ -31,14 +31,15 @@ cpa_latent_attention cpa_latent_attention_of(const cpa_model_config *config, cpa
 int64_t cpa_latent_wide(const cpa_model_config *config);
 int64_t cpa_latent_inner(const cpa_model_config *config);
 
-/* Of the normed rows x [rows, hidden]: queries to args->q, form after form, and rows of the cache to args->kv. */
+/* Of the normed rows x [rows, hidden]: queries to args->q, form after form, and rows of the cache to args->kv. norm: the
+ * weights of a norm that the first product makes of x, which is one row, by itself (kernels/nn.h); NULL: none. */
 cpa_status cpa_latent_in(const cpa_latent_attention *attention, const cpa_latent_weights *weights, const void *x,
-                         const cpa_model_step *step, const cpa_layer_args *args, cpa_stream *stream);
+                         const void *norm, const cpa_model_step *step, const cpa_layer_args *args, cpa_stream *stream);
 
 /* out [rows, hidden] = the product of the results of attention and o [hidden, q_heads * value]; those of each form begin
- * at a place of their own. */
+ * at a place of their own. adds: out += the product, of rows that linear_fused takes. */
 cpa_status cpa_latent_out(const cpa_latent_attention *attention, const void *o, const cpa_model_step *step,
-                          const void *results, void *out, cpa_stream *stream);
+                          const void *results, int adds, void *out, cpa_stream *stream);
 
 /* The forms of a model's rows, and what they point to. One that was never opened has only zeros. */
 typedef struct cpa_latent_forms {

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/min_max.h"
+#include "kernels/nn.h"
 
 /* Of a piece in memory: as aligned as any operator asks for. */
 #define ALIGNMENT 256
@@ -64,26 +65,33 @@ int64_t cpa_mixture_place(cpa_mixture *m, void *memory) {
 }
 
 /* The router's product is not rounded to the dtype: which experts are taken hangs on it. */
-cpa_status cpa_mixture_route(const cpa_mixture *m, const cpa_feed_forward_weights *w, const void *x, int64_t rows,
-                             cpa_stream *stream) {
-    const cpa_moe_config *moe = &m->config->moe;
-    const cpa_linear_args product = {
-        .size = sizeof product,
+static cpa_linear_args router_of(const cpa_mixture *m, const cpa_feed_forward_weights *w, const void *x, int64_t rows) {
+    const int32_t hidden = m->config->hidden, experts = m->config->moe.experts;
+    return (cpa_linear_args){
+        .size = sizeof(cpa_linear_args),
         .rows = rows,
-        .inputs = m->config->hidden,
-        .outputs = moe->experts,
+        .inputs = hidden,
+        .outputs = experts,
         .dtype = m->dtype,
         .out_dtype = CPA_F32,
         .x = x,
+        .x_stride = hidden,
         .weight = w->router,
+        .weight_stride = hidden,
         .out = m->logits,
+        .out_stride = experts,
     };
-    const cpa_expert_route_args route = {
-        .size = sizeof route,
+}
+
+static cpa_expert_route_args route_of(const cpa_mixture *m, const cpa_feed_forward_weights *w, int64_t rows) {
+    const cpa_moe_config *moe = &m->config->moe;
+    return (cpa_expert_route_args){
+        .size = sizeof(cpa_expert_route_args),
         .rows = rows,
         .experts = moe->experts,
         .top_k = moe->top_k,
         .logits = m->logits,
+        .logits_stride = moe->experts,
         .scores = moe->scores,
         .group_scores = moe->group_scores,
         .n_group = moe->n_group,
@@ -94,17 +102,36 @@ cpa_status cpa_mixture_route(const cpa_mixture *m, const cpa_feed_forward_weight
         .ids = m->ids,
         .weights = m->weights,
     };
+}
+
+cpa_status cpa_mixture_route(const cpa_mixture *m, const cpa_feed_forward_weights *w, const void *x, int64_t rows,
+                             cpa_stream *stream) {
+    const cpa_linear_args product = router_of(m, w, x, rows);
+    const cpa_expert_route_args route = route_of(m, w, rows);
     CPA_TRY(cpa_linear(&product, stream));
     return cpa_expert_route(&route, stream);
 }
 
-cpa_status cpa_mixture_multiply(const cpa_mixture *m, const cpa_feed_forward_weights *w, cpa_slice experts,
-                                const cpa_sorted_choices *choices, int64_t places, const void *x, int64_t x_rows,
-                                cpa_stream *stream) {
+/* Both, and the choices sorted, at once where the back end can. */
+static cpa_status choose(const cpa_mixture *m, const cpa_feed_forward_weights *w, const void *x,
+                         const cpa_expert_permute_args *permute, cpa_stream *stream) {
+    const cpa_nn_table *nn = stream->device->nn;
+    const cpa_linear_args product = router_of(m, w, x, permute->rows);
+    const cpa_expert_route_args route = route_of(m, w, permute->rows);
+    if (nn->chooses_experts && permute->rows > 0 && nn->chooses_experts(&product, stream))
+        return nn->expert_choose(&product, &route, permute, stream);
+    CPA_TRY(cpa_mixture_route(m, w, x, permute->rows, stream));
+    return cpa_expert_permute(permute, stream);
+}
+
+/* The gates' product of experts, to m->wide. */
+static cpa_expert_linear_args gate_up_of(const cpa_mixture *m, const cpa_feed_forward_weights *w, cpa_slice experts,
+                                         const cpa_sorted_choices *choices, int64_t places, const void *x,
+                                         int64_t x_rows) {
     const int32_t hidden = m->config->hidden, inner = m->config->moe.intermediate;
-    const int64_t matrix = (int64_t)hidden * inner * cpa_dtype_bytes(m->dtype), skipped = experts.begin - m->held.begin;
-    const cpa_expert_linear_args gate_up = {
-        .size = sizeof gate_up,
+    const int64_t matrix = 2 * (int64_t)hidden * inner;
+    return (cpa_expert_linear_args){
+        .size = sizeof(cpa_expert_linear_args),
         .experts = (int32_t)experts.count,
         .rows = places,
         .inputs = hidden,
@@ -114,28 +141,75 @@ cpa_status cpa_mixture_multiply(const cpa_mixture *m, const cpa_feed_forward_wei
         .offsets = choices->offsets,
         .x = x,
         .x_rows = x_rows,
-        .weight = (const char *)w->expert_gate_up + 2 * skipped * matrix,
+        .x_stride = hidden,
+        .weight =
+            (const char *)w->expert_gate_up + (experts.begin - m->held.begin) * matrix * cpa_dtype_bytes(m->dtype),
+        .weight_stride = hidden,
+        .expert_stride = matrix,
         .out = m->wide,
+        .out_stride = 2 * inner,
         .tokens = choices->tokens,
     };
+}
+
+/* What comes behind the gates, from m->inner to m->wide. */
+static cpa_expert_linear_args down_of(const cpa_mixture *m, const cpa_feed_forward_weights *w, cpa_slice experts,
+                                      const cpa_expert_linear_args *gate_up) {
+    const int32_t hidden = m->config->hidden, inner = m->config->moe.intermediate;
+    const int64_t matrix = (int64_t)hidden * inner;
+    cpa_expert_linear_args down = *gate_up;
+    down.inputs = inner;
+    down.outputs = hidden;
+    down.x = m->inner;
+    down.x_rows = gate_up->rows;
+    down.x_stride = down.weight_stride = inner;
+    down.weight = (const char *)w->expert_down + (experts.begin - m->held.begin) * matrix * cpa_dtype_bytes(m->dtype);
+    down.expert_stride = matrix;
+    down.out_stride = hidden;
+    down.tokens = NULL;
+    return down;
+}
+
+static int is_fused(const cpa_expert_linear_args *args, const cpa_stream *stream) {
+    const cpa_nn_table *nn = stream->device->nn;
+    return args->rows > 0 && nn->fuses_experts && nn->fuses_experts(args, stream);
+}
+
+cpa_status cpa_mixture_multiply(const cpa_mixture *m, const cpa_feed_forward_weights *w, cpa_slice experts,
+                                const cpa_sorted_choices *choices, int64_t places, const void *x, int64_t x_rows,
+                                const cpa_shared_products *beside, cpa_stream *stream) {
+    cpa_expert_linear_args gate_up = gate_up_of(m, w, experts, choices, places, x, x_rows);
+    const cpa_expert_linear_args down = down_of(m, w, experts, &gate_up);
+    if (is_fused(&gate_up, stream) && is_fused(&down, stream)) {
+        const cpa_expert_fusion gates = {.gated = 1, .beside = beside ? &beside->gate_up : NULL};
+        const cpa_expert_fusion behind = {.beside = beside ? &beside->down : NULL,
+                                          .beside_adds = beside && beside->adds};
+        gate_up.out = m->inner;
+        gate_up.out_stride = m->config->moe.intermediate;
+        CPA_TRY(stream->device->nn->expert_fused(&gate_up, &gates, stream));
+        return beside ? stream->device->nn->expert_fused(&down, &behind, stream) : cpa_expert_linear(&down, stream);
+    }
     const cpa_swiglu_args activate = {
         .size = sizeof activate,
         .rows = places,
-        .width = inner,
+        .width = m->config->moe.intermediate,
         .dtype = m->dtype,
         .gate_up = m->wide,
         .out = m->inner,
     };
-    cpa_expert_linear_args down = gate_up;
-    down.inputs = inner;
-    down.outputs = hidden;
-    down.x = m->inner;
-    down.x_rows = places;
-    down.weight = (const char *)w->expert_down + skipped * matrix;
-    down.tokens = NULL;
     CPA_TRY(cpa_expert_linear(&gate_up, stream));
     CPA_TRY(cpa_swiglu(&activate, stream));
     return cpa_expert_linear(&down, stream);
+}
+
+int cpa_mixture_takes(const cpa_mixture *m, const cpa_model_step *step, const cpa_stream *stream) {
+    static const cpa_feed_forward_weights none;
+    static const cpa_sorted_choices unsorted;
+    const int64_t rows = step->rows.count, places = rows * cpa_min64(m->config->moe.top_k, m->held.count);
+    const cpa_expert_linear_args gate_up = gate_up_of(m, &none, m->held, &unsorted, places, NULL, rows);
+    const cpa_expert_linear_args down = down_of(m, &none, m->held, &gate_up);
+    return m->spread_over == 1 && !step->slices && rows <= m->piece && rows <= stream->device->nn->fused_rows &&
+           m->config->moe.shared % 8 == 0 && is_fused(&gate_up, stream) && is_fused(&down, stream);
 }
 
 cpa_status cpa_mixture_compute(const cpa_mixture *m, const cpa_feed_forward_weights *w, cpa_slice experts,
@@ -167,9 +241,8 @@ cpa_status cpa_mixture_compute(const cpa_mixture *m, const cpa_feed_forward_weig
         .out = piece->out,
         .shared = piece->added,
     };
-    CPA_TRY(cpa_mixture_route(m, w, piece->x, piece->rows, stream));
-    CPA_TRY(cpa_expert_permute(&permute, stream));
-    CPA_TRY(cpa_mixture_multiply(m, w, experts, &m->choices, places, piece->x, piece->rows, stream));
+    CPA_TRY(choose(m, w, piece->x, &permute, stream));
+    CPA_TRY(cpa_mixture_multiply(m, w, experts, &m->choices, places, piece->x, piece->rows, piece->beside, stream));
     return cpa_expert_combine(&combine, stream);
 }
 
@@ -186,6 +259,7 @@ cpa_status cpa_mixture_run(const cpa_mixture *m, const cpa_feed_forward_weights 
             .out = slices ? (void *)(at->part + before) : (char *)at->out + before * bytes,
             .dtype = slices ? CPA_F32 : m->dtype, /* parts of sums are not rounded */
             .added = at->added ? (const char *)at->added + before * bytes : NULL,
+            .beside = at->beside,
         };
         CPA_TRY(cpa_mixture_compute(m, w, experts, &piece, stream));
     }

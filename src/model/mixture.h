@@ -52,6 +52,12 @@ cpa_mixture cpa_mixture_of(const cpa_model_config *config, cpa_dtype dtype, cpa_
 /* Gives it room in `memory`, and returns how many bytes that has to have; NULL: it only counts them. */
 int64_t cpa_mixture_place(cpa_mixture *mixture, void *memory);
 
+/* The products of shared experts, which those of experts may take beside them: gates, and what comes behind. */
+typedef struct cpa_shared_products {
+    cpa_linear_args gate_up, down; /* strides are set; the former gives what swiglu makes of it */
+    int adds;                      /* the result of down is added to its out */
+} cpa_shared_products;
+
 /* Rows of a step. */
 typedef struct cpa_mixture_rows {
     const cpa_model_step *step; /* whose slices, row_exchange and rank_rows are used */
@@ -59,7 +65,12 @@ typedef struct cpa_mixture_rows {
     void *out;                  /* [rows, hidden]; may be x or added */
     const void *added;          /* [rows, hidden] added to what experts give; NULL with slices, or where nothing is */
     float *part;                /* with slices room for [rows, hidden]: the own part of a sum */
+    const cpa_shared_products
+        *beside; /* to be computed as well, before `added` is read, where cpa_mixture_takes says so;
+                                        * NULL: nothing */
 } cpa_mixture_rows;
+/* Whether shared experts' products may be computed beside those of so many rows of the step. */
+int cpa_mixture_takes(const cpa_mixture *mixture, const cpa_model_step *step, const cpa_stream *stream);
 /* Of experts that are not spread, or of a step with slices. */
 cpa_status cpa_mixture_run(const cpa_mixture *mixture, const cpa_feed_forward_weights *weights,
                            const cpa_mixture_rows *rows, cpa_stream *stream);
@@ -71,15 +82,16 @@ cpa_status cpa_mixture_route(const cpa_mixture *mixture, const cpa_feed_forward_
 /* and fills `wide`: what `experts` give for rows of x, at so many places. */
 cpa_status cpa_mixture_multiply(const cpa_mixture *mixture, const cpa_feed_forward_weights *weights, cpa_slice experts,
                                 const cpa_sorted_choices *choices, int64_t places, const void *x, int64_t x_rows,
-                                cpa_stream *stream);
+                                const cpa_shared_products *beside, cpa_stream *stream);
 
 /* Rows that are computed at once, and where what experts give for them goes. */
 typedef struct cpa_mixture_piece {
     int64_t rows;
-    const void *x;     /* [rows, hidden] */
-    void *out;         /* [rows, hidden] */
-    cpa_dtype dtype;   /* dtype of `out`: that of the mixture, or CPA_F32 */
-    const void *added; /* [rows, hidden], in that dtype, added to what experts give; NULL: nothing */
+    const void *x;                     /* [rows, hidden] */
+    void *out;                         /* [rows, hidden] */
+    cpa_dtype dtype;                   /* dtype of `out`: that of the mixture, or CPA_F32 */
+    const void *added;                 /* [rows, hidden], in that dtype, added to what experts give; NULL: nothing */
+    const cpa_shared_products *beside; /* as in cpa_mixture_rows */
 } cpa_mixture_piece;
 /* All of a piece, for mixture_gathered.c too: what those of `experts` give that its rows have chosen. */
 cpa_status cpa_mixture_compute(const cpa_mixture *mixture, const cpa_feed_forward_weights *weights, cpa_slice experts,

@@ -95,7 +95,7 @@ static cpa_status agree(const cpa_mixture *m, const cpa_row_exchange *with, int 
 static cpa_status run_arrivals(const cpa_mixture *m, const cpa_feed_forward_weights *w, int64_t rows,
                                cpa_stream *stream) {
     CPA_TRY(permute(rows, 1, m->arrived_ids, m->held, &m->arrivals, stream));
-    CPA_TRY(cpa_mixture_multiply(m, w, m->held, &m->arrivals, rows, m->arrived, rows, stream));
+    CPA_TRY(cpa_mixture_multiply(m, w, m->held, &m->arrivals, rows, m->arrived, rows, NULL, stream));
     return gather(m, m->wide, rows, m->arrivals.places, rows, m->arrived, stream);
 }
 

@@ -308,8 +308,8 @@ static cpa_status gather(const cpa_transformer *t, int64_t rows, const void *sou
  * each. */
 static int is_fused(const cpa_transformer *t, const cpa_model_step *step) {
     const int64_t rows = step->rows.count;
-    return !t->config.latent.latent && !step->slices && rows > 0 && rows <= t->device->nn->fused_rows &&
-           t->options.dtype != CPA_F32;
+    return !t->config.index.heads && !t->config.draft_layers && !step->slices && rows > 0 &&
+           rows <= t->device->nn->fused_rows && t->options.dtype != CPA_F32;
 }
 
 static cpa_status fused(cpa_linear_args args, cpa_linear_fusion fusion, cpa_stream *stream) {
@@ -318,11 +318,15 @@ static cpa_status fused(cpa_linear_args args, cpa_linear_fusion fusion, cpa_stre
     return stream->device->nn->linear_fused(&args, &fusion, stream);
 }
 
+/* Whether a fused product of rows of the residual norms them by itself. */
+static int takes_norm(const cpa_transformer *t, int64_t rows) {
+    return rows == 1 && t->config.hidden <= t->device->nn->normed_inputs && t->config.hidden % 8 == 0;
+}
+
 /* The product of the residual that is normed, by the product itself where that can. */
 static cpa_status fused_norm(const cpa_transformer *t, const void *weight, cpa_linear_args args, int32_t gated,
                              cpa_stream *stream) {
-    const int32_t most = t->device->nn->normed_inputs;
-    if (args.rows > 1 || args.inputs > most || args.inputs % 8) {
+    if (!takes_norm(t, args.rows)) {
         CPA_TRY(norm(t, args.rows, t->residual, NULL, weight, t->x, stream));
         return fused(args, (cpa_linear_fusion){.gated = gated}, stream);
     }
@@ -400,9 +404,15 @@ static cpa_status layer_in(void *ctx, int32_t layer, const cpa_model_step *step,
     const cpa_layer_weights *w = &t->weights.layers[layer];
     const int64_t rows = step->rows.count;
     if (layer == c->layers) CPA_TRY(begin_draft(t, step, stream));
+    if (c->latent.latent && is_fused(t, step)) {
+        const int normed = takes_norm(t, rows);
+        if (!normed) CPA_TRY(norm(t, rows, t->residual, NULL, w->attention_norm, t->x, stream));
+        return cpa_latent_in(&t->latent, &w->latent, normed ? t->residual : t->x, normed ? w->attention_norm : NULL,
+                             step, layer_args, stream);
+    }
     if (c->latent.latent) {
         CPA_TRY(norm_in(t, layer, rows, stream));
-        CPA_TRY(cpa_latent_in(&t->latent, &w->latent, t->x, step, layer_args, stream));
+        CPA_TRY(cpa_latent_in(&t->latent, &w->latent, t->x, NULL, step, layer_args, stream));
         if (!c->index.heads) return CPA_OK;
         return cpa_indexer_in(&t->indexer, &w->indexer, t->x, t->wide, cpa_latent_wide(c), step, layer_args, stream);
     }
@@ -452,9 +462,8 @@ static cpa_status fused_feed_forward(const cpa_transformer *t, const cpa_layer_w
     const cpa_feed_forward_weights *f = &w->feed_forward;
     const int64_t rows = step->rows.count;
     if (f->router) {
-        const cpa_mixture_rows at = {.step = step, .x = t->x, .out = t->residual, .added = t->residual};
         CPA_TRY(norm(t, rows, t->residual, NULL, w->mlp_norm, t->x, stream));
-        return cpa_feed_forward_mix(&t->feed_forward, f, &at, stream);
+        return cpa_feed_forward_add(&t->feed_forward, f, step, t->x, t->residual, stream);
     }
     const cpa_linear_args gates =
         product(t, rows, t->x, c->hidden, f->gate_up, f->gate_up_bias, 2 * c->intermediate, t->inner);
@@ -470,14 +479,15 @@ static cpa_status layer_out(void *ctx, int32_t layer, const cpa_model_step *step
     const int64_t rows = step->rows.count;
     const cpa_linear_args o = product(t, rows, out, out_width(c), w->o, w->o_bias, c->hidden, t->x);
     if (is_fused(t, step)) {
-        CPA_TRY(fused_add(t, o, stream));
+        CPA_TRY(c->latent.latent ? cpa_latent_out(&t->latent, w->o, step, out, 1, t->residual, stream)
+                                 : fused_add(t, o, stream));
         return fused_feed_forward(t, w, step, stream);
     }
     if (slices) {
         const cpa_slice own_heads = cpa_slice_of_units(c->q_heads, c->head_dim, slices->ranks, slices->rank);
         CPA_TRY(cpa_sliced_inputs(slices, &o, own_heads, w->is_slice, t->wide, stream));
     } else if (c->latent.latent) {
-        CPA_TRY(cpa_latent_out(&t->latent, w->o, step, out, t->x, stream));
+        CPA_TRY(cpa_latent_out(&t->latent, w->o, step, out, 0, t->x, stream));
     } else {
         CPA_TRY(cpa_linear(&o, stream));
     }

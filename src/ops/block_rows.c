@@ -1,5 +1,7 @@
 /* Blocks of a caller's cache as rows of tokens: each layer goes through blocks in the order of tokens, in memory of the
- * device, and, unless the rows are there too, through page-locked memory of the host. */
+ * device, and, unless the rows are there too, through page-locked memory of the host. Rows on the device that have no
+ * scales of their own are blocks of a cache by themselves, with other strides: these go from one to the other at
+ * once. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -78,6 +80,11 @@ typedef struct staging {
     int64_t (*pairs)[2]; /* [capacity] */
 } staging;
 
+static cpa_status open_pairs(int64_t n, cpa_stream *stream, staging *out) {
+    out->pairs = malloc((size_t)n * sizeof *out->pairs);
+    return out->pairs ? CPA_OK : cpa_fail(&stream->error, CPA_NO_MEMORY, "blocks: no memory for a list of blocks");
+}
+
 static cpa_status open_staging(const cpa_blocks_args *args, cpa_stream *stream, staging *out) {
     const cpa_device_table *table = stream->device->table;
     int64_t block_bytes = 0;
@@ -86,8 +93,7 @@ static cpa_status open_staging(const cpa_blocks_args *args, cpa_stream *stream, 
     if (out->capacity > args->n) out->capacity = args->n;
     if (out->capacity < 1) out->capacity = 1;
     out->bytes = out->capacity * block_bytes;
-    out->pairs = malloc((size_t)out->capacity * sizeof *out->pairs);
-    if (!out->pairs) return cpa_fail(&stream->error, CPA_NO_MEMORY, "blocks: no memory for a list of blocks");
+    CPA_TRY(open_pairs(out->capacity, stream, out));
     void *memory;
     CPA_TRY(table->alloc(stream->device, out->bytes, &memory, &stream->error));
     out->device = memory;
@@ -113,25 +119,27 @@ typedef struct pass {
     int64_t first, n, row_bytes;
 } pass;
 
-/* Between the cache of a layer and its part of the staging. */
-static cpa_status move_blocks(const pass *p, const cpa_kv_view *kv, const cpa_kv_view *staged) {
-    int64_t(*pairs)[2] = p->staging->pairs;
-    for (int64_t i = 0; i < p->n; i++) {
-        pairs[i][p->is_import] = p->args->ids[p->first + i];
-        pairs[i][!p->is_import] = i;
-    }
-    const cpa_kv_view *src = p->is_import ? staged : kv, *dst = p->is_import ? kv : staged;
+/* Between the cache of a layer and its blocks in other memory. */
+static cpa_status move_blocks(const pass *p, const cpa_kv_view *kv, const cpa_kv_view *others) {
+    const int64_t(*pairs)[2] = (const int64_t(*)[2])p->staging->pairs;
+    const cpa_kv_view *src = p->is_import ? others : kv, *dst = p->is_import ? kv : others;
     /* Strides say all of the other orders. */
     if (kv->layout == CPA_VLLM_X)
-        return cpa_kv_convert(
-            &(cpa_kv_convert_args){sizeof(cpa_kv_convert_args), *src, *dst, (const int64_t(*)[2])pairs, p->n},
-            p->stream);
-    return cpa_kv_copy(&(cpa_kv_copy_args){sizeof(cpa_kv_copy_args), *src, *dst, (const int64_t(*)[2])pairs, p->n},
-                       p->stream);
+        return cpa_kv_convert(&(cpa_kv_convert_args){sizeof(cpa_kv_convert_args), *src, *dst, pairs, p->n}, p->stream);
+    return cpa_kv_copy(&(cpa_kv_copy_args){sizeof(cpa_kv_copy_args), *src, *dst, pairs, p->n}, p->stream);
+}
+
+/* Numbers of the blocks of the pass in the cache, and in the other memory, where they lie in their order. */
+static void pair_blocks(const pass *p) {
+    for (int64_t i = 0; i < p->n; i++) {
+        p->staging->pairs[i][p->is_import] = p->args->ids[p->first + i];
+        p->staging->pairs[i][!p->is_import] = i;
+    }
 }
 
 static cpa_status move_layers(const pass *p) {
     char *at = p->staging->device;
+    pair_blocks(p);
     for (int32_t i = 0; i < p->args->n_layers; i++) {
         const cpa_kv_view *kv = &p->args->layers[i];
         const cpa_block_layout layout = layout_of(kv);
@@ -177,7 +185,8 @@ static cpa_status move_block_on_device(const pass *p, const cpa_block_layout *la
     return CPA_OK;
 }
 
-/* The rows of the pass and the bytes of its staging that they go with, layer by layer: on the device, or on the host. */
+/* The rows of the pass and the bytes of its staging that they go with, layer by layer: on the device, or on the
+ * host. */
 static cpa_status move_rows(const pass *p) {
     const int64_t block_size = p->args->layers[0].block_size;
     const int on_device = p->args->rows_on_device;
@@ -214,6 +223,57 @@ static cpa_status run_pass(const pass *p) {
     return on_device ? table->stream_sync(p->stream) : CPA_OK;
 }
 
+/* ---- rows on the device as they are ---- */
+
+/* Whether rows of the layers are blocks of a cache by themselves: none has scales behind the rows of a block, or in a
+ * row, and each begins where kernels load it. */
+static int are_blocks(const cpa_blocks_args *args) {
+    int64_t multiple = cpa_blocks_row_bytes(args->layers, args->n_layers) | (int64_t)(uintptr_t)args->rows;
+    for (int32_t layer = 0; layer < args->n_layers; layer++) {
+        const cpa_block_layout layout = layout_of(&args->layers[layer]);
+        for (int32_t i = 0; i < layout.n_sections; i++) {
+            const cpa_block_section *section = &layout.sections[i];
+            if (section->scale_bytes > 0 ||
+                section->row_bytes != section->width * cpa_dtype_bytes(layout.shape.kv_dtype))
+                return 0;
+            multiple |= section->row_bytes;
+        }
+    }
+    return args->rows_on_device && multiple % CPA_SECTION_ALIGNMENT == 0;
+}
+
+/* The rows of a layer, which begin at `at` in those of all, as blocks. */
+static cpa_kv_view view_rows(const pass *p, const cpa_block_layout *layout, char *at) {
+    cpa_kv_view view = cpa_block_layout_view(layout, at, p->n, 0);
+    const int64_t stride = p->row_bytes / cpa_dtype_bytes(view.dtype);
+    if (!view.v_in_k) view.v = at + row_bytes_of(&layout->sections[0]);
+    view.k_token_stride = view.v_token_stride = stride;
+    view.k_block_stride = view.v_block_stride = stride * layout->block_size;
+    return view;
+}
+
+static cpa_status move_directly(const pass *p, staging *s) {
+    char *at = p->args->rows;
+    CPA_TRY(open_pairs(p->n, p->stream, s));
+    pair_blocks(p);
+    for (int32_t i = 0; i < p->args->n_layers; i++) {
+        const cpa_block_layout layout = layout_of(&p->args->layers[i]);
+        const cpa_kv_view rows = view_rows(p, &layout, at);
+        CPA_TRY(move_blocks(p, &p->args->layers[i], &rows));
+        at += layer_row_bytes(&layout);
+    }
+    return p->stream->device->table->stream_sync(p->stream);
+}
+
+static cpa_status move_in_passes(pass *p, staging *s) {
+    CPA_TRY(open_staging(p->args, p->stream, s));
+    for (; p->first < p->args->n; p->first += p->n) {
+        p->n = p->args->n - p->first < s->capacity ? p->args->n - p->first : s->capacity;
+        CPA_TRY(run_pass(p));
+    }
+    return CPA_OK;
+}
+
 static cpa_status move_all(const char *where, const cpa_blocks_args *given, int is_import, cpa_stream *stream) {
     cpa_blocks_args args;
     staging s = {0};
@@ -221,12 +281,8 @@ static cpa_status move_all(const char *where, const cpa_blocks_args *given, int 
     CPA_TRY(CPA_STRUCT_TAKE(where, given, cpa_blocks_args, rows, &args, &stream->error));
     CPA_TRY(check(where, &args, is_import, &stream->error));
     if (args.n == 0) return CPA_OK;
-    cpa_status status = open_staging(&args, stream, &s);
-    pass p = {&args, &s, stream, is_import, 0, 0, cpa_blocks_row_bytes(args.layers, args.n_layers)};
-    for (; status == CPA_OK && p.first < args.n; p.first += p.n) {
-        p.n = args.n - p.first < s.capacity ? args.n - p.first : s.capacity;
-        status = run_pass(&p);
-    }
+    pass p = {&args, &s, stream, is_import, 0, args.n, cpa_blocks_row_bytes(args.layers, args.n_layers)};
+    const cpa_status status = are_blocks(&args) ? move_directly(&p, &s) : move_in_passes(&p, &s);
     close_staging(&s, stream);
     return status;
 }

@@ -27,8 +27,8 @@ int cpa_worker_forms_may_change(const cpa_worker_options *options, const cpa_for
     return 1;
 }
 
-/* pass-KV brings all keys to the rows of each rank, pass-Q all rows to the keys. A row with a list reads its own keys, which
- * are latents of all heads or keys and values of each: of V3 1,152 bytes or 81,920. */
+/* pass-KV brings all keys to the rows of each rank, pass-Q all rows to the keys. A row with a list reads its own
+ * keys, which are latents of all heads or keys and values of each: of V3 1,152 bytes or 81,920. */
 int32_t cpa_worker_form_of(const cpa_worker *worker, const cpa_plan_chunk *chunk) {
     const cpa_model_shape *model = &worker->options.model;
     if (chunk->flags & CPA_CHUNK_DECODE) return model->decode_form;

@@ -1,5 +1,5 @@
-/* The functions of Mooncake's C interface that a store over it calls, over files: the address of the master is a folder,
- * and an object is a file of it. What is got arrives in registered memory alone. */
+/* The functions of Mooncake's C interface that a store over it calls, over files: the address of the master is a
+ * folder, and an object is a file of it. What is got arrives in registered memory alone. */
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>

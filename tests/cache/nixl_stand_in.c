@@ -1,5 +1,5 @@
-/* The functions of NIXL's C interface that a store over it calls, between processes of one host: an agent is described by
- * its process and what it offers, and a read takes that from the memory of the process. */
+/* The functions of NIXL's C interface that a store over it calls, between processes of one host: an agent is described
+ * by its process and what it offers, and a read takes that from the memory of the process. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>

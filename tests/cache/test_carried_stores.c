@@ -1,6 +1,6 @@
-/* Stores over NIXL and Mooncake, whose libraries are opened at run time: parts go from process to process, damaged ones are
- * refused, and what is missing is told in a line. The libraries are stand-ins (nixl_stand_in.c, mooncake_stand_in.c), or the
- * one that CPATTN_TEST_NIXL_LIBRARY names. The other process is this program again. */
+/* Stores over NIXL and Mooncake, whose libraries are opened at run time: parts go from process to process, damaged ones
+ * are refused, and what is missing is told in a line. The libraries are stand-ins (nixl_stand_in.c,
+ * mooncake_stand_in.c), or the one that CPATTN_TEST_NIXL_LIBRARY names. The other process is this program again. */
 #include <dirent.h>
 #include <signal.h>
 #include <stdio.h>

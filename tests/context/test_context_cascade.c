@@ -94,6 +94,20 @@ static void several_rows_of_each_beside_a_prefill(void) {
     check_step(shape_of(CPA_F32, 16, 32, 32, WINDOW), 4);
 }
 
+/* Of few heads, of which rows of several sequences make a tile, and of more. */
+static void latents_that_begin_alike(void) {
+    cpa_test_shape shape = shape_of(CPA_BF16, 96, 16, 32, CAUSAL);
+    shape.kv_heads = 1, shape.v_dim = 64, shape.v_in_k = 1;
+    shape.q_heads = 16;
+    check_step(shape, 1);
+    shape.q_heads = 40, shape.mask = WINDOW;
+    check_step(shape, 1);
+    shape.q_heads = 5, shape.dtype = CPA_F16;
+    check_step(shape, 3);
+    shape.q_heads = 2, shape.k_dim = 576, shape.v_dim = 512, shape.mask = CAUSAL;
+    check_step(shape, 2);
+}
+
 /* A device whose attends are all plain: what it tells, and has told in all. */
 static const cpa_operator_table *of_device;
 static int64_t told_rows;
@@ -133,6 +147,7 @@ static void rows_of_plain_kernels_are_counted(void) {
 static const cpa_test TESTS[] = {
     {"decode of sequences that begin alike", decode_of_sequences_that_begin_alike},
     {"several rows of each beside a prefill", several_rows_of_each_beside_a_prefill},
+    {"latents that begin alike", latents_that_begin_alike},
     {"rows of plain kernels are counted", rows_of_plain_kernels_are_counted},
 };
 

@@ -389,8 +389,8 @@ static void pieces_of_any_size_choose_alike(void) {
     run(prefill(1, 200));
 }
 
-/* Steps of other lengths and rows, planned one after the other as for one graph: a token a sequence, several as of drafts,
- * which some ranks have none of, and rows of no sequence. Then sequences that lie on ranks alone. */
+/* Steps of other lengths and rows, planned one after the other as for one graph: a token a sequence, several as of
+ * drafts, which some ranks have none of, and rows of no sequence. Then sequences that lie on ranks alone. */
 static const chunk PADDED_STEPS[][MOST_CHUNKS] = {
     {{0, 60, 1}, {1, 2, 1}, {2, 39, 1}, {3, 28, 1}, {4, 0, 1}},
     {{0, 3, 1}, {3, 0, 1}},

@@ -48,7 +48,8 @@ INSTRUCTIONS = {"ARG", "FROM", "COPY", "WORKDIR", "RUN", "USER", "EXPOSE", "ENTR
 def instructions(deploy):
     """The instructions of the Containerfile with what follows them, on one line each."""
     lines = [line for line in text_of(deploy, "Containerfile").splitlines() if not line.lstrip().startswith("#")]
-    return [line.split(None, 1) for line in re.sub(r"\\\n\s*", " ", "\n".join(lines)).splitlines() if line.strip()]
+    joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
+    return [line.split(None, 1) for line in joined.splitlines() if line.strip()]
 
 
 def check_copy(root, words, stages, where):
@@ -87,10 +88,11 @@ def check_container(deploy):
     commands = " ".join(runs)
     uid, user = re.search(r"useradd --uid (\d+) --create-home (\w+)", commands).groups()
     expect(last["USER"] == user, f"the container runs as {last['USER']}, expected {user}")
-    for package, why in (("python3-jinja2", "it renders no chat templates"), ("procps", "pods end their ranks by pkill")):
-        expect(package in commands, f"the container has no {package}: {why}")
+    for package in ("python3-jinja2", "procps"):  # for chat templates, and for pkill, by which pods end their ranks
+        expect(package in commands, f"the container has no {package}")
     for name in ("ENTRYPOINT", "CMD"):
-        expect(all(isinstance(word, str) for word in json.loads(last[name])), f"Containerfile: {name} is no list of texts")
+        words = json.loads(last[name])
+        expect(all(isinstance(word, str) for word in words), f"Containerfile: {name} is no list of texts")
     return int(uid)
 
 

@@ -34,8 +34,8 @@ typedef struct indexed_model {
     void *keys, *queries, *weights; /* of the own rows, on the device */
     cpa_key_indices lists;
     int64_t rows_compared, wrong;
-    /* Not 0: lists, of MANY, are not compared; keys in them are counted by which of so many ranks owns them, in runs of the
-     * interleave, counted from that of a sequence's first token. */
+    /* Not 0: lists, of MANY, are not compared; keys in them are counted by which of so many ranks owns them, in runs
+     * of the interleave, counted from that of a sequence's first token. */
     int32_t owners, interleave;
     int64_t owned[MOST_RANKS];
 } indexed_model;
@@ -196,8 +196,8 @@ static void lists_are_those_of_whole_sequences(void) {
     run(&options);
 }
 
-/* Of a prompt of some thousand tokens and what it decodes: the keys of its rows' lists that each rank owns, and attends as
- * queries travel. */
+/* Of a prompt of some thousand tokens and what it decodes: the keys of its rows' lists that each rank owns, and
+ * attends as queries travel. */
 static void ranks_attend_chosen_keys_evenly(void) {
     static indexed_model model;
     cpa_engine_options options = cpa_test_engine_options();

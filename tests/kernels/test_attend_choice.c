@@ -381,17 +381,32 @@ static void latents_have_a_kernel(void) {
             .shape = &shape,
             .block_size = cases[i].block_size,
             .width = cpa_cuda_width_of(shape.k_dim, shape.v_dim),
-            .pieces = OF_DECODE | OF_PREFILL,
+            .pieces = OF_DECODE | OF_PREFILL | OF_SHARED,
             .cp_size = 1,
         };
         const cpa_cuda_attend_choice choice = cpa_cuda_choose_attend(&spec);
-        for (int pieces = CPA_CUDA_DECODE; pieces <= CPA_CUDA_PREFILL; pieces++) {
+        for (int pieces = CPA_CUDA_DECODE; pieces <= CPA_CUDA_SHARED; pieces++) {
             const cpa_cuda_chosen *chosen = &choice.of[pieces];
             CU_ASSERT_PTR_EQUAL(chosen->fastest, &cpa_cuda_kernel_latent);
             CU_ASSERT_PTR_EQUAL(chosen->kernel, cases[i].why ? &cpa_cuda_kernel_simple : &cpa_cuda_kernel_latent);
             CU_ASSERT(cases[i].why ? chosen->why && strstr(chosen->why, cases[i].why) : !chosen->why);
         }
     }
+}
+
+/* They take the whole plan, row by row, whatever its rows share. */
+static void lists_of_rows_that_share_latents(void) {
+    const cpa_attention_shape shape = latents_of(CPA_BF16, 0);
+    const cpa_cuda_attend_spec spec = {
+        .call = {CPA_CUDA_HOPPER, CPA_BF16, CPA_BF16, CPA_CUDA_ELEMENTS, .rules = CPA_CUDA_LISTS},
+        .shape = &shape,
+        .block_size = 64,
+        .width = cpa_cuda_width_of(shape.k_dim, shape.v_dim),
+        .pieces = OF_DECODE | OF_SHARED,
+        .cp_size = 1};
+    const cpa_cuda_attend_choice choice = cpa_cuda_choose_attend(&spec);
+    CU_ASSERT_PTR_EQUAL(choice.of[CPA_CUDA_DECODE].kernel, &cpa_cuda_kernel_lists_latent);
+    CU_ASSERT_PTR_EQUAL(choice.of[CPA_CUDA_SHARED].kernel, &cpa_cuda_kernel_lists_latent);
 }
 
 static void wide_heads_have_a_kernel(void) {
@@ -572,6 +587,7 @@ static const cpa_test tests[] = {
     {"long pieces have CTAs of their own", long_pieces_have_ctas_of_their_own},
     {"codes of e5m2 are widened for many rows", codes_of_e5m2_are_widened},
     {"latents have a kernel", latents_have_a_kernel},
+    {"lists of rows that share latents", lists_of_rows_that_share_latents},
     {"wide heads have a kernel", wide_heads_have_a_kernel},
     {"the reason for the plain kernel is told", the_reason_is_told},
     {"a kernel says what it misses", a_kernel_says_what_it_misses},

@@ -1,11 +1,10 @@
 /* Where the CUDA plan cuts: how decode units are dealt to CTAs, and the search for the cut of prefill tiles against one
- * step after the other; which keys sequences share there, and the pieces and rows over them. Needs no device. */
+ * step after the other. Needs no device. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/min_max.h"
 #include "kernels/cuda/attend/attend_assign.h"
-#include "kernels/cuda/attend/attend_cascade.h"
 #include "kernels/cuda/attend/attend_plan.h"
 #include "kernels/cuda/attend/attend_tiles.h"
 #include "tests/fixtures/context_fixture.h"
@@ -308,116 +307,6 @@ static void every_row_meets_each_key_of_its_item_once(void) {
     deal_and_walk(update_pieces);
 }
 
-/* ---- cascade attention ---- */
-
-enum { SEQUENCES = 64, SPREAD = 1 << 12, CASCADE_BLOCK = 64, DEVICE = 132 };
-
-typedef struct cascade_batch {
-    cpa_attend_item items[SEQUENCES];
-    int32_t tables[SEQUENCES * SPREAD / CASCADE_BLOCK * 16];
-    cpa_attend_batch batch;
-} cascade_batch;
-
-/* n sequences that share `shared` keys, and have as many more of their own. */
-static void deal_cascade(cascade_batch *b, int64_t n, int64_t shared, int64_t own, int64_t rows) {
-    const int64_t stride = (shared + own + CASCADE_BLOCK - 1) / CASCADE_BLOCK;
-    b->batch = (cpa_attend_batch){
-        .map = {1, CASCADE_BLOCK},
-        .shape = {.q_heads = 32, .kv_heads = 8, .k_dim = 128, .v_dim = 128, .dtype = CPA_BF16, .kv_dtype = CPA_BF16},
-        .block_size = CASCADE_BLOCK,
-        .items = b->items,
-        .n_items = n,
-        .block_tables = b->tables,
-        .n_table_entries = n * stride};
-    for (int64_t i = 0; i < n; i++) {
-        b->items[i] = (cpa_attend_item){.q_row = i * rows,
-                                        .q_count = rows,
-                                        .q_first = shared + own - rows,
-                                        .k_count = shared + own,
-                                        .table = i * stride,
-                                        .q_set = {CPA_TOKENS_ALL, 0},
-                                        .k_set = {CPA_TOKENS_ALL, 0}};
-        for (int64_t e = 0; e < stride; e++)
-            b->tables[i * stride + e] = (int32_t)(e < shared / CASCADE_BLOCK ? e : 100000 + i * stride + e);
-    }
-}
-
-static cpa_cuda_cascade_cut plan_cascade(cpa_cuda_cascade *cascade, const cascade_batch *b) {
-    cpa_cuda_cascade_cut cut;
-    CU_ASSERT_EQUAL_FATAL(cpa_cuda_cascade_plan(cascade, &b->batch, (cpa_table_set){0}, TILE_ROWS, DEVICE, &cut, NULL),
-                          CPA_OK);
-    return cut;
-}
-
-/* What is shared fills the device once; where it is little, or few share it, every sequence stays alone. */
-static void keys_are_shared_where_that_takes_less_time(void) {
-    static cascade_batch b;
-    static const struct {
-        int64_t sequences, shared, own, pieces;
-    } cases[] = {{64, 16384, 1024, 16}, {16, 16384, 1024, 16}, {64, 4096, 256, 16},
-                 {64, 1024, 1024, 4},   {64, 512, 1024, 0},    {4, 16384, 1024, 16},
-                 {2, 16384, 1024, 0},   {4, 2048, 2048, 0},    {1, 16384, 1024, 0}};
-    cpa_cuda_cascade *cascade = calloc(1, sizeof *cascade);
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        deal_cascade(&b, cases[i].sequences, cases[i].shared, cases[i].own, 1);
-        const cpa_cuda_cascade_cut cut = plan_cascade(cascade, &b);
-        CU_ASSERT_EQUAL(cut.pieces, cases[i].pieces);
-        CU_ASSERT_EQUAL(cut.rows, cases[i].pieces > 0 ? cases[i].sequences : 0);
-    }
-    cpa_cuda_cascade_destroy(cascade);
-}
-
-/* Every row meets each key of its sequence once: those of the listed pieces, then those that are left to its item. The
- * states of a row lie one behind the other. */
-static void pieces_over_shared_keys_cover_them(void) {
-    enum { MOST_PIECES = 256, MOST_ROWS = 8 * SEQUENCES };
-    static cascade_batch b;
-    static cpa_cuda_piece pieces[MOST_PIECES];
-    static cpa_cuda_listed_row rows[MOST_ROWS];
-    cpa_cuda_cascade *cascade = calloc(1, sizeof *cascade);
-    int64_t wrong = 0;
-    for (int64_t trial = 0; trial < 200; trial++) {
-        const int64_t n = 2 + cpa_test_random_below(SEQUENCES - 1), shared = 128 * cpa_test_random_below(30),
-                      count = 1 + cpa_test_random_below(4), own = count + cpa_test_random_below(600);
-        deal_cascade(&b, n, shared, own, count);
-        const int64_t nested = 128 * cpa_test_random_below(1 + own / 128) / CASCADE_BLOCK, stride = b.items[1].table;
-        for (int64_t i = 1; i < n; i += 2) /* every other one goes on like the first of them */
-            for (int64_t e = 0; e < nested; e++)
-                b.tables[i * stride + shared / CASCADE_BLOCK + e] = b.tables[stride + shared / CASCADE_BLOCK + e];
-        b.batch.cascade_attention = CPA_CASCADE_ALWAYS;
-        const cpa_cuda_cascade_cut cut = plan_cascade(cascade, &b);
-        if (cut.split_keys == 0) continue;
-        CU_ASSERT_FATAL(cut.pieces <= MOST_PIECES && cut.rows <= MOST_ROWS);
-        for (int64_t i = 0; i < n; i++) cascade->items[i].first_partial = (int32_t)(i * 10000);
-        CU_ASSERT_EQUAL(cpa_cuda_cascade_write(cascade, &b.batch, TILE_ROWS, &cut, n - 1, pieces, rows, NULL), CPA_OK);
-        int64_t keys[SEQUENCES] = {0}, states[SEQUENCES] = {0};
-        for (int64_t p = 0; p < cut.pieces; p++) {
-            const cpa_cuda_piece *piece = &pieces[p];
-            wrong += piece->row_begin != 0 || piece->row_end > TILE_ROWS || piece->row_end % 4;
-            for (int64_t t = 0; t < piece->row_end / 4; t++) {
-                const cpa_cuda_listed_row *row = &rows[piece->q_row + t];
-                const int64_t item = row->row / count, token = row->row % count;
-                const int32_t block = b.tables[piece->table + piece->k_begin / CASCADE_BLOCK];
-                const int64_t at = piece->k_first + piece->k_begin;
-                wrong += row->partial != item * 10000 + token * 4 || row->stride != count * 4;
-                wrong += row->ready != (item == n - 1) || row->position != shared + own - count + token;
-                wrong += block != b.tables[item * stride + at / CASCADE_BLOCK];
-                if (token > 0) continue;
-                wrong += at != keys[item] || piece->partial != states[item]++;
-                keys[item] += piece->k_end - piece->k_begin;
-            }
-        }
-        for (int64_t i = 0; i < n; i++) {
-            const cpa_attend_item *left = &cascade->own[i];
-            wrong += left->k_first != keys[i] || left->k_count != b.items[i].k_count - keys[i] ||
-                     left->table != b.items[i].table + keys[i] / CASCADE_BLOCK ||
-                     cascade->items[i].states != states[i] || keys[i] < shared;
-        }
-    }
-    CU_ASSERT_EQUAL(wrong, 0);
-    cpa_cuda_cascade_destroy(cascade);
-}
-
 /* ---- prefill pieces of an update ---- */
 
 enum { TILED_PIECES = 4096, TILED_SPLITS = 2048 };
@@ -527,8 +416,6 @@ static void an_update_has_the_tiles_of_a_plan_that_is_set(void) {
 }
 
 static const cpa_test tests[] = {
-    {"keys are shared where that takes less time", keys_are_shared_where_that_takes_less_time},
-    {"pieces over shared keys cover them", pieces_over_shared_keys_cover_them},
     {"decode units that fit are cut evenly", decode_units_that_fit_are_cut_evenly},
     {"a group that a CTA does not hold takes a team", a_group_that_a_cta_does_not_hold_takes_a_team},
     {"teams do not depend on the batch", teams_do_not_depend_on_the_batch},

@@ -5,9 +5,11 @@
 
 #include <cpattn/experts.h>
 
+#include "base/convert.h"
 #include "base/hash.h"
 #include "kernels/host/cache/quantise.h"
 #include "kernels/host/device/host.h"
+#include "kernels/nn.h"
 #include "tests/fixtures/nn_fixture.h"
 #include "tests/fixtures/unit.h"
 
@@ -189,6 +191,9 @@ static void products_are_those_of_float64(void) {
         {300, 3, 1, 96, 200, CPA_BF16, CPA_BF16, PLAIN, 0, 0, 0},
         {210, 2, 1, 1032, 300, CPA_BF16, CPA_BF16, PLAIN, 1, 1, 0},
         {333, 8, 2, 64, 256, CPA_BF16, CPA_BF16, PLAIN, 1, 0, 1},
+        {9, 8, 2, 1416, 4104, CPA_BF16, CPA_BF16, PLAIN, 1, 0, 0},
+        {30, 16, 4, 1032, 264, CPA_F16, CPA_F32, PLAIN, 1, 1, 0},
+        {20, 8, 2, 520, 136, CPA_BF16, CPA_BF16, PLAIN, 0, 0, 1},
         {256, 2, 1, 136, 257, CPA_F16, CPA_F32, PLAIN, 1, 0, 0},
         {340, 2, 1, 8, 520, CPA_BF16, CPA_BF16, PLAIN, 1, 0, 0},
         {3, 4, 2, 7, 9, CPA_BF16, CPA_BF16, BLOCKS, 1, 0, 0},
@@ -281,6 +286,122 @@ static void a_row_has_the_bits_of_linear_alone(void) {
         destroy(&p);
         cpa_test_device_close(device, stream);
     }
+}
+
+/* A product beside those of experts: of all tokens, with weights that all of them have. */
+typedef struct beside_product {
+    product p;
+    cpa_test_tensor want, got;
+    cpa_linear_args args;
+} beside_product;
+
+static const cpa_expert_fusion ALONE = {.gated = 0};
+
+/* What the product of a single expert gives, and swiglu where it is gated; or the sum of it and what is there. */
+static void make_beside(beside_product *b, const shape *s, int gated) {
+    const shape alone = {s->tokens, 1, 1, s->inputs + 520, s->outputs + 40, s->dtype, s->dtype, PLAIN, 0, 0, 0};
+    const int32_t width = gated ? alone.outputs / 2 : alone.outputs;
+    make(&b->p, &alone);
+    b->p.args.rows = s->tokens;
+    b->want = cpa_test_tensor_make(stream, s->dtype, s->tokens, width, 0, 7);
+    b->got = cpa_test_tensor_make(stream, s->dtype, s->tokens, width, 0, 7);
+    const cpa_swiglu_args gate = {.size = sizeof gate,
+                                  .rows = s->tokens,
+                                  .width = width,
+                                  .dtype = s->dtype,
+                                  .gate_up = b->p.out.device,
+                                  .out = b->want.device};
+    CU_ASSERT_EQUAL(device->nn->expert_fused(&b->p.args, &ALONE, stream), CPA_OK);
+    if (gated) CU_ASSERT_EQUAL(cpa_swiglu(&gate, stream), CPA_OK);
+    cpa_test_tensor_fetch(&b->p.out, stream);
+    if (gated) cpa_test_tensor_fetch(&b->want, stream);
+    for (int64_t i = 0; !gated && i < s->tokens * width; i++) {
+        const float sum = cpa_test_row(&b->want, i / width)[i % width] + cpa_test_row(&b->p.out, i / width)[i % width];
+        float narrow;
+        cpa_narrow(&narrow, &sum, s->dtype, 1);
+        cpa_widen(&cpa_test_row(&b->want, i / width)[i % width], &narrow, s->dtype, 1);
+    }
+    b->args = (cpa_linear_args){.size = sizeof b->args,
+                                .rows = s->tokens,
+                                .inputs = alone.inputs,
+                                .outputs = alone.outputs,
+                                .dtype = s->dtype,
+                                .out_dtype = s->dtype,
+                                .x = b->p.x.device,
+                                .x_stride = b->p.x.stride,
+                                .weight = b->p.weight.device,
+                                .weight_stride = b->p.weight.stride,
+                                .out = b->got.device,
+                                .out_stride = width};
+}
+
+static int64_t wrong_beside(beside_product *b) {
+    cpa_test_tensor_fetch(&b->got, stream);
+    const int64_t n = b->args.rows * b->args.out_stride;
+    const int64_t wrong = memcmp(b->got.values, b->want.values, (size_t)n * sizeof *b->got.values) != 0;
+    cpa_test_tensor_free(&b->want, stream);
+    cpa_test_tensor_free(&b->got, stream);
+    destroy(&b->p);
+    return wrong;
+}
+
+/* Of the places that experts have, the results that are not those of float64, or differ from those of the product alone,
+ * and swiglu, in turn, and whether the product beside does. */
+static int64_t wrong_fused(const shape *s, int gated) {
+    const int32_t width = gated ? s->outputs / 2 : s->outputs;
+    product p;
+    beside_product beside;
+    int64_t wrong = 0;
+    make(&p, s);
+    make_beside(&beside, s, gated);
+    const int64_t rows = p.places + p.spare;
+    cpa_test_tensor want = cpa_test_tensor_blank(stream, s->dtype, rows, width, 0);
+    cpa_test_tensor got = cpa_test_tensor_blank(stream, s->dtype, rows, width, 0);
+    const cpa_swiglu_args gate = {.size = sizeof gate,
+                                  .rows = rows,
+                                  .width = width,
+                                  .dtype = s->dtype,
+                                  .gate_up = p.out.device,
+                                  .out = want.device};
+    const cpa_expert_fusion fusion = {.gated = gated, .beside = &beside.args, .beside_adds = !gated};
+    cpa_expert_linear_args fused = p.args;
+    fused.expert_stride = s->outputs * fused.weight_stride;
+    fused.out = got.device;
+    fused.out_stride = width;
+    p.args.expert_stride = s->outputs * p.args.weight_stride;
+    CU_ASSERT_EQUAL(device->nn->expert_fused(&p.args, &ALONE, stream), CPA_OK);
+    if (gated) CU_ASSERT_EQUAL(cpa_swiglu(&gate, stream), CPA_OK);
+    CU_ASSERT_NOT_EQUAL(device->nn->fuses_experts(&fused, stream), 0);
+    CU_ASSERT_EQUAL(device->nn->expert_fused(&fused, &fusion, stream), CPA_OK);
+    cpa_test_tensor_fetch(&p.out, stream);
+    if (gated) cpa_test_tensor_fetch(&want, stream);
+    cpa_test_tensor_fetch(&got, stream);
+    for (int64_t i = 0; i < p.places * s->outputs; i += p.places * s->outputs / 1500 + 1)
+        wrong += !is_right(&p, i / s->outputs, (int32_t)(i % s->outputs));
+    for (int64_t place = 0; place < rows; place++) {
+        const float *right = cpa_test_row(gated ? &want : &p.out, place), *is = cpa_test_row(&got, place);
+        wrong += place < p.places ? memcmp(is, right, (size_t)width * sizeof *is) != 0 : !isnan(is[0]);
+    }
+    cpa_test_tensor_free(&want, stream);
+    cpa_test_tensor_free(&got, stream);
+    destroy(&p);
+    return wrong + wrong_beside(&beside);
+}
+
+/* More pieces than CTAs, tiles that are not whole, experts with more places than a tile. */
+static void fused_products_are_the_operators_in_turn(void) {
+    static const shape shapes[] = {
+        {1, 64, 6, 2048, 2816, CPA_BF16, CPA_BF16, PLAIN, 1, 0, 0},
+        {8, 16, 6, 264, 272, CPA_F16, CPA_F16, PLAIN, 1, 0, 0},
+        {7, 4, 4, 1032, 80, CPA_BF16, CPA_BF16, PLAIN, 0, 0, 1},
+        {5, 16, 2, 72, 528, CPA_BF16, CPA_BF16, PLAIN, 1, 0, 0},
+        {3, 4, 2, 8, 2, CPA_BF16, CPA_BF16, PLAIN, 1, 0, 0},
+    };
+    cpa_test_device_open(1, &device, &stream);
+    for (size_t i = 0; device->nn->fuses_experts && i < sizeof shapes / sizeof *shapes; i++) {
+        for (int gated = 0; gated < 2; gated++) CU_ASSERT_EQUAL(wrong_fused(&shapes[i], gated), 0);
+    }
+    cpa_test_device_close(device, stream);
 }
 
 /* What no place names is not read; a token that x does not have, and a row of NaN, stay alone. */
@@ -400,6 +521,7 @@ static const cpa_test tests[] = {
     {"the grid of tokens, experts and choices is right", the_grid_of_tokens_experts_and_choices_is_right},
     {"every instruction set multiplies right", every_instruction_set_multiplies_right},
     {"a row has the bits of linear alone", a_row_has_the_bits_of_linear_alone},
+    {"fused products are the operators in turn", fused_products_are_the_operators_in_turn},
     {"what is not there stays alone", what_is_not_there_stays_alone},
     {"a weight of NaN spoils its output alone", a_weight_of_nan_spoils_its_output_alone},
     {"linear takes weights in FP8", linear_takes_weights_in_fp8},

@@ -7,6 +7,7 @@
 
 #include "base/convert.h"
 #include "base/hash.h"
+#include "kernels/nn.h"
 #include "tests/fixtures/nn_fixture.h"
 #include "tests/fixtures/unit.h"
 
@@ -456,12 +457,139 @@ static void results_are_summed_in_order_and_rounded_once(void) {
     cpa_test_device_close(device, stream);
 }
 
+/* ---- the router's product, expert_route and expert_permute at once ---- */
+
+typedef struct chosen {
+    int64_t rows;
+    int32_t experts, top_k, inputs, first, held; /* experts that have places */
+    cpa_dtype dtype;
+    cpa_expert_scores scores;
+} chosen;
+
+/* What is made of logits, on the device and here. */
+typedef struct chosen_arrays {
+    cpa_expert_route_args route;
+    cpa_expert_permute_args permute;
+    void *host[5], *on_device[5]; /* ids, weights, offsets, tokens, places */
+    int64_t bytes[5];
+} chosen_arrays;
+
+static void make_arrays(chosen_arrays *a, const chosen *c, const float *logits) {
+    const int64_t n = c->rows * c->top_k * 4, offsets = (c->held + 1) * 4, bytes[] = {n, n, offsets, n, n};
+    for (int i = 0; i < 5; i++) {
+        a->bytes[i] = bytes[i];
+        a->host[i] = allocate(bytes[i]);
+        memset(a->host[i], 0xee, (size_t)bytes[i]);
+        a->on_device[i] = cpa_test_upload(stream, a->host[i], bytes[i]);
+    }
+    a->route = (cpa_expert_route_args){.size = sizeof a->route,
+                                       .rows = c->rows,
+                                       .experts = c->experts,
+                                       .top_k = c->top_k,
+                                       .logits = logits,
+                                       .logits_stride = c->experts,
+                                       .scores = c->scores,
+                                       .n_group = 1,
+                                       .topk_group = 1,
+                                       .normalise = 1,
+                                       .scale = 1,
+                                       .ids = a->on_device[0],
+                                       .weights = a->on_device[1]};
+    a->permute = (cpa_expert_permute_args){.size = sizeof a->permute,
+                                           .rows = c->rows,
+                                           .top_k = c->top_k,
+                                           .first_expert = c->first,
+                                           .experts = c->held,
+                                           .ids = a->on_device[0],
+                                           .offsets = a->on_device[2],
+                                           .tokens = a->on_device[3],
+                                           .places = a->on_device[4]};
+}
+
+static void fetch_arrays(chosen_arrays *a) {
+    for (int i = 0; i < 5; i++) cpa_test_download(stream, a->host[i], a->on_device[i], a->bytes[i]);
+}
+
+static void free_arrays(chosen_arrays *a) {
+    for (int i = 0; i < 5; i++) {
+        cpa_test_free(stream, a->on_device[i]);
+        free(a->host[i]);
+    }
+}
+
+static int64_t wrong_logits(const chosen *c, const cpa_test_tensor *x, const cpa_test_tensor *weight,
+                            cpa_test_tensor *logits) {
+    int64_t wrong = 0;
+    cpa_test_tensor_fetch(logits, stream);
+    for (int64_t i = 0; i < c->rows * c->experts; i++) {
+        double want = 0, size = 0;
+        for (int32_t at = 0; at < c->inputs; at++) {
+            const double term =
+                (double)cpa_test_row(x, i / c->experts)[at] * (double)cpa_test_row(weight, i % c->experts)[at];
+            want += term, size += fabs(term);
+        }
+        const double slack = 0x1p-23 * (2 + 0.5 * sqrt((double)c->inputs)) * size;
+        wrong += !cpa_test_is_near(cpa_test_row(logits, i / c->experts)[i % c->experts], want, CPA_F32, slack);
+    }
+    return wrong;
+}
+
+/* Logits are those of float64, and all else what the operators make of them. */
+static void check_chosen(const chosen *c) {
+    cpa_test_tensor x = cpa_test_tensor_make(stream, c->dtype, c->rows, c->inputs, c->inputs + 8, 1);
+    cpa_test_tensor weight = cpa_test_tensor_make(stream, c->dtype, c->experts, c->inputs, c->inputs + 16, 2);
+    cpa_test_tensor logits = cpa_test_tensor_blank(stream, CPA_F32, c->rows, c->experts, 0);
+    const cpa_linear_args router = {.size = sizeof router,
+                                    .rows = c->rows,
+                                    .inputs = c->inputs,
+                                    .outputs = c->experts,
+                                    .dtype = c->dtype,
+                                    .out_dtype = CPA_F32,
+                                    .x = x.device,
+                                    .x_stride = x.stride,
+                                    .weight = weight.device,
+                                    .weight_stride = weight.stride,
+                                    .out = logits.device,
+                                    .out_stride = c->experts};
+    chosen_arrays at_once, in_turn;
+    make_arrays(&at_once, c, logits.device);
+    make_arrays(&in_turn, c, logits.device);
+    CU_ASSERT_NOT_EQUAL(device->nn->chooses_experts(&router, stream), 0);
+    CU_ASSERT_EQUAL(device->nn->expert_choose(&router, &at_once.route, &at_once.permute, stream), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_expert_route(&in_turn.route, stream), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_expert_permute(&in_turn.permute, stream), CPA_OK);
+    CU_ASSERT_EQUAL(wrong_logits(c, &x, &weight, &logits), 0);
+    fetch_arrays(&at_once);
+    fetch_arrays(&in_turn);
+    for (int i = 0; i < 5; i++) CU_ASSERT_EQUAL(memcmp(at_once.host[i], in_turn.host[i], (size_t)at_once.bytes[i]), 0);
+    free_arrays(&at_once);
+    free_arrays(&in_turn);
+    cpa_test_tensor_free(&logits, stream);
+    cpa_test_tensor_free(&weight, stream);
+    cpa_test_tensor_free(&x, stream);
+}
+
+static void a_choice_at_once_is_the_operators_in_turn(void) {
+    static const chosen cases[] = {
+        {1, 64, 6, 2048, 0, 64, CPA_BF16, CPA_SCORES_SOFTMAX},
+        {1, 256, 8, 7168, 64, 128, CPA_BF16, CPA_SCORES_SIGMOID},
+        {16, 64, 6, 520, 8, 40, CPA_F16, CPA_SCORES_SOFTMAX},
+        {9, 160, 6, 72, 0, 160, CPA_BF16, CPA_SCORES_SIGMOID},
+        {3, 1024, 32, 264, 1000, 24, CPA_BF16, CPA_SCORES_SOFTMAX},
+        {2, 4, 2, 8, 0, 4, CPA_F16, CPA_SCORES_SIGMOID},
+    };
+    cpa_test_device_open(1, &device, &stream);
+    for (size_t i = 0; device->nn->chooses_experts && i < sizeof cases / sizeof *cases; i++) check_chosen(&cases[i]);
+    cpa_test_device_close(device, stream);
+}
+
 static const cpa_test tests[] = {
     {"tokens go where the definition says", tokens_go_where_the_definition_says},
     {"a normalised softmax is that of the chosen", a_normalised_softmax_is_that_of_the_chosen},
     {"a wild logit spoils its token alone", a_wild_logit_spoils_its_token_alone},
     {"choices are sorted stably", choices_are_sorted_stably},
     {"ranks have all experts once", ranks_have_all_experts_once},
+    {"a choice at once is the operators in turn", a_choice_at_once_is_the_operators_in_turn},
     {"results are summed in order and rounded once", results_are_summed_in_order_and_rounded_once},
 };
 CPA_DEVICE_TEST_MAIN("experts", tests)

@@ -41,7 +41,10 @@ typedef struct form {
 static const form FORMS[] = {
     {64, 128, 64, 0, 0, 1, 1, 1, CPA_BF16, CPA_INDEX_FP8, CPA_F32, 0, 0},        /* DeepSeek V3.2 */
     {64, 128, 64, 64, 1, 1, 0, 0, CPA_BF16, CPA_INDEX_FP8, CPA_BF16, 1e-10f, 0}, /* V4, and vLLM's floor */
-    {4, 128, 128, 0, 0, 1, 0, 0, CPA_BF16, CPA_INDEX_BF16, CPA_F32, 0, 8},       /* four heads, keys in bf16 */
+    {20, 128, 64, 64, 1, 1, 0, 1, CPA_BF16, CPA_INDEX_FP8, CPA_BF16, 0, 8},
+    {33, 128, 64, 0, 0, 0, 0, 1, CPA_BF16, CPA_INDEX_FP8, CPA_F32, 0, 0},
+    {6, 128, 64, 0, 0, 1, 1, 1, CPA_BF16, CPA_INDEX_FP8, CPA_F32, 0, 4},   /* not aligned to 16 bytes */
+    {4, 128, 128, 0, 0, 1, 0, 0, CPA_BF16, CPA_INDEX_BF16, CPA_F32, 0, 8}, /* four heads, keys in bf16 */
     {3, 64, 32, 32, 0, 0, 1, 1, CPA_F32, CPA_INDEX_FP8, CPA_F32, 0, 16},
     {5, 32, 0, 0, 0, 1, 1, 0, CPA_F16, CPA_INDEX_FP8, CPA_F16, 0, 1},
     {2, 40, 6, 3, 1, 1, 0, 1, CPA_F32, CPA_INDEX_FP8, CPA_F32, 0, 3}, /* nothing is aligned */
@@ -273,6 +276,61 @@ static void keys_have_the_bytes_of_the_definition(void) {
     cpa_test_device_close(device, stream);
 }
 
+/* Of so many tokens that whatever makes them makes several, one after another: rows, positions and so keys repeat. */
+static void many_keys_are_as_few(void) {
+    enum { MANY = 25013, PERIOD = 61 };
+    const form *f = &FORMS[0];
+    const int64_t bytes = (MANY + BLOCK - 1) / BLOCK * cpa_kv_block_bytes(CPA_FP8_E4M3, CPA_KEYS, 0, BLOCK, 1, f->dim);
+    const int64_t elements = MANY * (int64_t)f->dim, block = BLOCK * (f->dim + 4);
+    uint16_t *k = malloc((size_t)elements * sizeof *k);
+    int64_t *positions = malloc(MANY * sizeof *positions), *slots = malloc(MANY * sizeof *slots);
+    char *pool = malloc((size_t)bytes);
+    float gamma[MOST_DIM], *table = make_table(f->rotated);
+    for (int64_t i = 0; i < elements; i++)
+        k[i] = cpa_to_bf16(sinf((float)(i % (PERIOD * f->dim))) * (i % f->dim == i / f->dim % PERIOD ? 40.0f : 1.0f));
+    for (int64_t i = 0; i < MANY; i++) positions[i] = i % PERIOD % POSITIONS, slots[i] = MANY - 1 - i;
+    for (int i = 0; i < f->dim; i++) gamma[i] = 1 + 0.3f * cosf((float)i);
+    memset(pool, POISON, (size_t)bytes);
+    cpa_test_device_open(2, &device, &stream);
+    void *const memory[] = {cpa_test_upload(stream, k, elements * 2),
+                            cpa_test_upload(stream, positions, MANY * (int64_t)sizeof *positions),
+                            cpa_test_upload(stream, slots, MANY * (int64_t)sizeof *slots),
+                            cpa_test_upload(stream, gamma, f->dim * (int64_t)sizeof *gamma),
+                            cpa_test_upload(stream, table, POSITIONS * f->rotated * (int64_t)sizeof *table),
+                            cpa_test_upload(stream, pool, bytes)};
+    cpa_index_write_args args = {.size = sizeof args,
+                                 .tokens = MANY,
+                                 .dtype = CPA_BF16,
+                                 .k = memory[0],
+                                 .gamma = memory[3],
+                                 .beta = memory[3],
+                                 .eps = 1e-6f,
+                                 .rope = rope_of(f, memory[4]),
+                                 .positions = memory[1],
+                                 .slot_mapping = memory[2],
+                                 .cache = cache_of(f, memory[5]),
+                                 .scales_pow2 = 1};
+    args.cache.kv.num_blocks = (MANY + BLOCK - 1) / BLOCK;
+    CU_ASSERT_EQUAL(cpa_index_write(&args, stream), CPA_OK);
+    cpa_test_download(stream, pool, memory[5], bytes);
+    int64_t wrong = 0;
+    for (int64_t i = PERIOD; i < MANY; i++) {
+        const int64_t a = slots[i], b = slots[i % PERIOD];
+        const char *of_a = pool + a / BLOCK * block, *of_b = pool + b / BLOCK * block;
+        wrong += memcmp(of_a + a % BLOCK * f->dim, of_b + b % BLOCK * f->dim, (size_t)f->dim) != 0;
+        wrong += memcmp(of_a + BLOCK * f->dim + a % BLOCK * 4, of_b + BLOCK * f->dim + b % BLOCK * 4, 4) != 0;
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+    CU_ASSERT_NOT_EQUAL(memcmp(pool, pool + f->dim, (size_t)f->dim), 0);
+    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) cpa_test_free(stream, memory[i]);
+    cpa_test_device_close(device, stream);
+    free(table);
+    free(pool);
+    free(slots);
+    free(positions);
+    free(k);
+}
+
 /* A cache of index keys is one like any other: its blocks are copied with their scales. */
 static void blocks_are_copied_as_of_any_cache(void) {
     const form *f = &FORMS[0];
@@ -462,6 +520,7 @@ static void a_slot_past_the_end_is_refused(void) {
 
 static const cpa_test tests[] = {
     {"keys have the bytes of the definition", keys_have_the_bytes_of_the_definition},
+    {"many keys are as few", many_keys_are_as_few},
     {"blocks are copied as of any cache", blocks_are_copied_as_of_any_cache},
     {"queries have the bytes of the definition", queries_have_the_bytes_of_the_definition},
     {"bad rows are refused in one line", bad_rows_are_refused_in_one_line},

@@ -1,8 +1,8 @@
-/* Attention of micro-blocks of tokens, as models with grouped heads select them (Qwen3.8-Flash-Next): an indexer of 4 heads
- * over keys in bf16, without weights; the score of a micro-block is the largest of its tokens' scores; the best of them,
- * and always the last, which the row lies in, are attended by all heads. The operators one behind the other, beside
- * float64 over whole sequences: what is chosen is the same, and rows are right. Scores of the indexer are small integers,
- * so that many are equal. Memory without a key is NaN. */
+/* Attention of micro-blocks of tokens, as models with grouped heads select them (Qwen3.8-Flash-Next): an indexer of
+ * 4 heads over keys in bf16, without weights; the score of a micro-block is the largest of its tokens' scores; the
+ * best of them, and always the last, which the row lies in, are attended by all heads. The operators one behind the
+ * other, beside float64 over whole sequences: what is chosen is the same, and rows are right. Scores of the indexer
+ * are small integers, so that many are equal. Memory without a key is NaN. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -196,8 +196,8 @@ static void latent_attention_gives_the_tokens_of_transformers(void) {
     free(expected);
 }
 
-/* An indexer chooses in them too, of one token a sequence, of several with drafts, and where some sequences decode beside
- * others that have ended. Steps with checked rows are not captured. */
+/* An indexer chooses in them too, of one token a sequence, of several with drafts, and where some sequences decode
+ * beside others that have ended. Steps with checked rows are not captured. */
 static void steps_that_decode_by_an_indexer_are_captured(void) {
     const way ways[] = {{.budget = 512, .max_num_seqs = REQUESTS, .unchecked = 1},
                         {.budget = 512, .max_num_seqs = REQUESTS, .drafts = 3, .unchecked = 1},

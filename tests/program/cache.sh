@@ -343,11 +343,11 @@ block_store() {
     expect_bad 'expected a folder' --block-store nowhere
 }
 
-# The same over NIXL, from the memory of a server that computes prompts, and over Mooncake; their libraries are stand-ins,
-# in the folder STAND_INS. What is changed on the way is refused, and what is missing told in a line.
+# The same over NIXL, from the memory of a server that computes prompts, and over Mooncake; their libraries are
+# stand-ins, in the folder STAND_INS. What is changed on the way is refused, and what is missing told in a line.
 block_store_carried() {
-    local tokens="--prompt-ids $(seq -s, 3 70) --max-tokens 12 --json" folder mooncake
-    folder=$PWD
+    local tokens folder=$PWD mooncake
+    tokens="--prompt-ids $(seq -s, 3 70) --max-tokens 12 --json"
     export LD_LIBRARY_PATH=$STAND_INS${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     ids() { grep -o '"ids": \[[0-9, ]*\]' "$1" || fail "no answer: $(cat "$1")"; }
     # shellcheck disable=SC2086

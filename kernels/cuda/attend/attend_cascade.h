@@ -1,8 +1,8 @@
 /* Cascade attention on a device: which nodes of the tree of equal leading blocks pay, how their keys are cut, and the
  * pieces and rows of them. The rows of a node are packed into tiles of the prefill kernels, whose pieces leave the
- * states of each row in front of those that the row's decode pieces leave; the CTA that comes last there joins all of
- * them, in the order of the keys. What is chosen is a function of the batch and of the number of multiprocessors
- * alone. */
+ * states of each row in front of those that the row's decode pieces leave; the CTA that comes last there, or over latents
+ * a kernel of its own, joins all of them, in the order of the keys. What is chosen is a function of the batch and of the
+ * number of multiprocessors alone. */
 #ifndef CPA_CUDA_ATTEND_CASCADE_H
 #define CPA_CUDA_ATTEND_CASCADE_H
 
@@ -12,17 +12,19 @@
 typedef struct cpa_cuda_cascade_cut {
     int64_t split_keys; /* shared keys of a piece, at most; 0: nothing is shared */
     int64_t pieces;     /* pieces for each KV head */
+    int32_t paired;     /* not 0: two and two that stand side by side have the same keys; the second may have no rows */
     int64_t rows;       /* entries of the row list */
 } cpa_cuda_cascade_cut;
 
 /* What an item begins with: states of shared keys, and where in the work space they, and those of its own keys behind
- * them, begin. */
+ * them, begin; how many both are. */
 typedef struct cpa_cuda_cascade_item {
-    int32_t states, first_partial;
+    int32_t states, first_partial, all_states;
 } cpa_cuda_cascade_item;
 
 /* Scratch of plan_set; all zero at first. */
 struct cpa_cuda_cascade {
+    int32_t paired; /* that of the cut which the plan has, as it is set */
     cpa_cascade tree;
     cpa_attend_item *own; /* the items, with their own keys alone */
     int64_t own_capacity;
@@ -32,9 +34,14 @@ struct cpa_cuda_cascade {
     int64_t first_states_capacity;
 };
 
-/* Tokens whose rows fill a tile. */
-static inline int64_t cpa_cuda_tile_tokens(const cpa_attend_batch *batch, int32_t tile_rows) {
-    return tile_rows / (batch->shape.q_heads / batch->shape.kv_heads);
+/* The row list has an entry for each token; or, where a group has more rows than a tile, for each tile of a token's, as
+ * the CTAs of a team of decode have them. Entries of a token, and of a tile. */
+static inline int64_t cpa_cuda_token_entries(const cpa_attend_batch *batch, int32_t tile_rows) {
+    return cpa_cuda_ceil_div(batch->shape.q_heads / batch->shape.kv_heads, tile_rows);
+}
+static inline int64_t cpa_cuda_tile_entries(const cpa_attend_batch *batch, int32_t tile_rows) {
+    const int64_t group = batch->shape.q_heads / batch->shape.kv_heads;
+    return group < tile_rows ? tile_rows / group : 1;
 }
 
 /* Tokens whose rows attend a node. */

@@ -33,7 +33,7 @@ struct row_states {
             const int n = min(count - begin, WARP_LANES);
             const bool counts = lane < n && weights > 0;
             const float share = counts ? expf(lse[(int64_t)(begin + lane) * stride] - base) / weights : 0;
-#pragma unroll 8
+#pragma unroll 16
             for (int s = first; s < n; s += step) {
                 const float weight = __shfl_sync(0xffffffff, share, s);
                 float part[4] = {0, 0, 0, 0};
@@ -95,8 +95,9 @@ __global__ void __launch_bounds__(WARPS *WARP_LANES, 4)
     for (int at = blockIdx.x, next; at >= 0; at = next) {
         const cpa_cuda_piece &piece = a.pieces[at];
         const int rows = piece.row_end - piece.row_begin;
+        const int before = (piece.states - piece.pieces) * rows; /* states of shared keys come first */
         next = piece.next;
-        if (piece.partial < 0 || piece.partial != piece.first_partial) continue;
+        if (piece.partial < 0 || piece.partial != piece.first_partial + before) continue;
         for (int row = blockIdx.y; row < rows; row += gridDim.y) {
             const int64_t first = kv_group * a.partial_rows + piece.first_partial + row;
             const row_states states(a, piece.states, rows, first, lane);

@@ -126,8 +126,8 @@ typedef struct cpa_cuda_attend_launch {
 } cpa_cuda_attend_launch;
 typedef cpa_status cpa_cuda_attend_launcher(const cpa_cuda_attend_launch *launch, cpa_stream *stream);
 cpa_cuda_attend_launcher cpa_cuda_attend_decode_blocks, cpa_cuda_attend_decode, cpa_cuda_attend_decode_ruled,
-    cpa_cuda_attend_decode_ruled_caches, cpa_cuda_attend_decode_turboquant, cpa_cuda_attend_portable, cpa_cuda_attend_portable_ruled_codes,
-    cpa_cuda_attend_simple;
+    cpa_cuda_attend_decode_ruled_caches, cpa_cuda_attend_decode_turboquant, cpa_cuda_attend_portable,
+    cpa_cuda_attend_portable_ruled_codes, cpa_cuda_attend_simple;
 
 /* How work is cut for a kernel: before the plan knows what calls ask for. */
 typedef struct cpa_cuda_attend_geometry {

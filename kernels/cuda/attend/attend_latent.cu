@@ -8,7 +8,8 @@
  * with the scores of a tile and their softmax, and the one whose turn it is hands probabilities and maxima on, thread
  * to thread; while it multiplies them with its half of the values, the other has the scores of the next tile multiplied
  * (as FlashMLA, DeepSeek-AI, has two tiles under way in two warpgroups). Where the rows of a token are those of a team
- * of two CTAs, these are a cluster, which reads a tile once. */
+ * of two CTAs, or neighbouring pieces over shared keys are two and two of the same ones, these are a cluster, which reads
+ * a tile once. */
 #include "base/check.h"
 #include "base/dependent.cuh"
 #include "kernels/cuda/attend/latent_codes.cuh"
@@ -36,8 +37,14 @@ __device__ void take_pieces(const cpa_cuda_attend_args &a, latent_shared<C> &sha
         if (walk.count > 0) load_packed_queries<C>(a, piece, kv_head, tiles, of_both);
         thread_state<C> state;
         const int row = piece.row_begin + thread / 32 * 16 + lane / 4;
-#pragma unroll
-        for (int half = 0; half < 2; half++) state.keys[half] = walk.keys_of(a, piece, row + 8 * half);
+#pragma unroll 1 /* registers are few */
+        for (int half = 0; half < 2; half++) {
+            const row_keys keys = walk.keys_of(a, piece, row + 8 * half, a.rows);
+            if (half == 0)
+                state.keys[0] = keys;
+            else
+                state.keys[1] = keys;
+        }
         clear_state<C>(state, scale_log2);
         named_sync(BOTH, BOTH_THREADS);
         latent_rows<C> rows{shared, tiles, consumer, thread, (uint32_t)same_in_warp(n), scale_log2, state};

@@ -76,14 +76,27 @@ static void copy_items(const cpa_cuda_plan_builder *b, cpa_cuda_item *items, int
     }
 }
 
-/* Whether there is a kernel for listed pieces, as far as the batch tells. */
+/* Whether the kernel of latents is one for listed pieces, as far as the batch tells. */
+static int may_share_latents(const cpa_attend_batch *batch, const cpa_cuda_device *device) {
+    const cpa_attention_shape *shape = &batch->shape;
+    const cpa_cuda_attend_spec spec = {
+        .call = cpa_cuda_planned_call(&device->base, shape, batch->block_size, (cpa_attend_fusion){0}),
+        .shape = shape,
+        .block_size = batch->block_size,
+        .width = cpa_cuda_width_of(shape->k_dim, shape->v_dim)};
+    return !cpa_cuda_kernel_refuses(&cpa_cuda_kernel_latent, &spec);
+}
+
+/* Whether there is a kernel for listed pieces. */
 static int may_share(const cpa_cuda_plan_builder *b, const cpa_cuda_device *device) {
     const cpa_attention_shape *shape = &b->given->shape;
     const int runs_fit = shape->kv_dtype != CPA_INT8 && b->given->block_size >= CPA_CUDA_DECODE_RUN;
     const int tensor_cores =
         shape->kv_dtype != CPA_F32 && shape->kv_dtype != CPA_FP8_E5M2 && (shape->layout != CPA_VLLM_X || runs_fit);
+    const int is_one_for_it =
+        shape->v_in_k ? may_share_latents(b->given, device) : tensor_cores && !cpa_cuda_is_wide(shape);
     return b->given->cascade_attention != CPA_CASCADE_OFF && device->path == CPA_CUDA_HOPPER && b->n_decode > 1 &&
-           tensor_cores && !cpa_cuda_is_wide(shape) && !b->full && !b->masked;
+           !b->full && !b->masked && is_one_for_it;
 }
 
 /* Finds what items share, where that pays, and leaves each with the keys that are its own. */
@@ -101,7 +114,7 @@ static cpa_status share_keys(cpa_cuda_plan_builder *b, cpa_cuda_plan *plan, cons
     b->n_listed = b->cut.rows;
     if (b->padded_items == 0) return CPA_OK;
     b->n_shared = cpa_cuda_ceil_div(b->n_shared, STEADY_SHARED) * STEADY_SHARED;
-    b->n_listed = b->n_shared * cpa_cuda_tile_tokens(b->given, b->tile_rows);
+    b->n_listed = b->n_shared * cpa_cuda_tile_entries(b->given, b->tile_rows);
     return CPA_OK;
 }
 
@@ -249,6 +262,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
     plan->most_keys = b.most_keys * CPA_CUDA_PREFILL_KEYS;
     plan->n_places = b.n_places;
     plan->n_shared = (int32_t)b.n_shared;
+    memory->cascade->paired = b.cut.paired;
     plan->partial_rows = b.partial_rows;
     cpa_attend_plan_describe(base, batch, fusion);
     if (b.n_shared > 0) base->keys_read -= cpa_cascade_keys_saved(&b.cascade->tree);
@@ -289,6 +303,7 @@ uint64_t cpa_cuda_plan_shape(const cpa_attend_plan *base) {
         (uint64_t)plan->place_tables_at,
         (uint64_t)plan->listed_blocks_at,
         (uint64_t)plan->n_shared,
+        (uint64_t)plan->memory->cascade->paired,
         (uint64_t)plan->shared_at,
         (uint64_t)plan->rows_at,
         (uintptr_t)plan->memory->image,

@@ -139,11 +139,13 @@ static void join_decode(cpa_cuda_plan_builder *b, cpa_cuda_piece *first, cpa_cud
     b->partial_rows += (shared + pieces) * rows;
 }
 
-/* States of shared keys that the rows of an item begin with, and what is to lie where the others will. */
-static int64_t shared_states(const cpa_cuda_plan_builder *b, const cpa_attend_item *item) {
+/* States of shared keys that the rows of an item begin with, and what is to lie where the others will, and before those
+ * of its own pieces. */
+static int64_t shared_states(const cpa_cuda_plan_builder *b, const cpa_attend_item *item, int64_t pieces) {
     if (b->cut.split_keys == 0) return 0;
     cpa_cuda_cascade_item *shared = &b->cascade->items[item - b->batch->items];
     shared->first_partial = (int32_t)b->partial_rows;
+    shared->all_states = (int32_t)(shared->states + pieces);
     return shared->states;
 }
 
@@ -166,7 +168,7 @@ static void write_unit(cpa_cuda_plan_builder *b, decode_assignment *to, const cp
         done += take;
         pieces++;
     } while (done < tiles);
-    const int64_t shared = shared_states(b, item);
+    const int64_t shared = shared_states(b, item, pieces);
     for (int32_t cta = 0; cta < ctas && (pieces > 1 || shared > 0); cta++)
         join_decode(b, first + cta, &b->decode[next_team * ctas + cta], pieces, shared);
 }

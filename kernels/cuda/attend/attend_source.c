@@ -137,11 +137,11 @@ static cpa_status cut_passes(cpa_cuda_prepared *p, const cpa_key_room *room, int
  * side. */
 static int64_t take_pieces(const cpa_cuda_plan_builder *b, const cpa_cuda_prepared *nodes, const cpa_key_pass *cut,
                            int64_t first, cpa_cuda_pass *pass) {
-    const int64_t tile_tokens = cpa_cuda_tile_tokens(b->given, b->tile_rows);
+    const int64_t tile_entries = cpa_cuda_tile_entries(b->given, b->tile_rows);
     int64_t n = 0;
     for (int64_t i = cut->item; i < cut->item + cut->n_items; i++) {
         const int64_t keys = cut->is_cut ? cut->keys : nodes->keys[i].keys;
-        n += cpa_cuda_ceil_div(keys, b->cut.split_keys) * cpa_cuda_ceil_div(nodes->keys[i].rows, tile_tokens);
+        n += cpa_cuda_ceil_div(keys, b->cut.split_keys) * cpa_cuda_ceil_div(nodes->keys[i].rows, tile_entries);
     }
     pass->pieces.pieces_at = first * (int64_t)sizeof(cpa_cuda_piece);
     pass->pieces.n_pieces = (int32_t)n;

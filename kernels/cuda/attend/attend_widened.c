@@ -14,8 +14,8 @@ static int64_t token_bytes(const cpa_attention_shape *shape) {
     return shape->kv_heads * ((int64_t)(shape->k_dim + shape->v_dim) * ELEMENT + (int64_t)sizeof(float));
 }
 
-typedef cpa_status widener(const cpa_cuda_attend_args *args, const int32_t *blocks, int32_t n_blocks, int32_t wide_block,
-                           void *k, void *v, float *k_scales, cpa_stream *stream);
+typedef cpa_status widener(const cpa_cuda_attend_args *args, const int32_t *blocks, int32_t n_blocks,
+                           int32_t wide_block, void *k, void *v, float *k_scales, cpa_stream *stream);
 
 static widener *widener_of(const cpa_cuda_attend_spec *spec) {
     if (spec->call.cache == CPA_CUDA_TURBOQUANT) return cpa_cuda_attend_widen_turboquant;
@@ -61,8 +61,9 @@ static const char *widen_hopper_refuses(const cpa_cuda_attend_spec *spec) {
 
 const cpa_cuda_attend_kernel cpa_cuda_kernel_widen_hopper = {
     .name = "widen+hopper",
-    .takes = {1 << CPA_CUDA_PREFILL | 1 << CPA_CUDA_SHARED, CPA_CUDA_CODES | CPA_CUDA_RUNS | CPA_CUDA_RUN_CODES | CPA_CUDA_TURBOQUANT,
-              CPA_CUDA_ALL_RULES, CPA_CUDA_HOPPER, CPA_CUDA_256},
+    .takes = {1 << CPA_CUDA_PREFILL | 1 << CPA_CUDA_SHARED,
+              CPA_CUDA_CODES | CPA_CUDA_RUNS | CPA_CUDA_RUN_CODES | CPA_CUDA_TURBOQUANT, CPA_CUDA_ALL_RULES,
+              CPA_CUDA_HOPPER, CPA_CUDA_256},
     .refuses = widen_hopper_refuses,
     .prepares = &cpa_cuda_widen,
     .over = &cpa_cuda_kernel_hopper,

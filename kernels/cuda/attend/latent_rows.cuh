@@ -243,11 +243,17 @@ template <typename C>
 __device__ void load_packed_queries(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_head,
                                     uint32_t tile, int thread) {
     constexpr int CHUNKS = C::K_DIM / 8;
-    const char *q = queries_of(a, piece);
+    const char *of_piece = queries_of(a, piece);
     for (int i = thread; i < GROUP_ROWS * CHUNKS; i += BOTH_THREADS) {
         const int row = i / CHUNKS, chunk = i % CHUNKS;
         const bool valid = piece.row_begin + row < piece.row_end && chunk * 8 < a.k_dim;
-        const row_place place(a, piece.q_row, valid ? piece.row_begin + row : piece.row_begin, kv_head);
+        row_place place(a, piece.q_row, valid ? piece.row_begin + row : piece.row_begin, kv_head);
+        const char *q = of_piece;
+        if (a.rows) {
+            const cpa_cuda_listed_row &listed = a.rows[place.state_row];
+            place.state_row = listed.row;
+            if (listed.ready) q = a.ready_q;
+        }
         const char *from =
             q + (place.state_row * a.q_row_stride + place.head * a.q_head_stride + (valid ? chunk * 8 : 0)) * 2;
         copy_async_16(tile + chunk_at<C>(row, chunk), from, valid);
@@ -270,6 +276,23 @@ __device__ void join_sums(thread_state<C> &state, uint32_t tile, int consumer, i
     state.sum[0] += sum[0], state.sum[1] += sum[1];
 }
 
+/* The row of the work space that a row of a piece which is one of several has there. */
+__device__ inline int64_t partial_row(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int row) {
+    if (!a.rows) return piece.partial + row - piece.row_begin;
+    const int token = token_of_row(a, row);
+    const cpa_cuda_listed_row &listed = a.rows[piece.q_row + token];
+    return listed.partial + piece.partial * listed.stride + row - token * a.group;
+}
+
+/* Where a row goes. A listed one has no place in the state. */
+__device__ inline row_sink sink_of(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int row, int kv_head,
+                                   float lse) {
+    row_sink sink(a, a.rows ? 0 : piece.q_row, piece.state_shift, row, kv_head, lse);
+    if (piece.partial >= 0)
+        sink.place_in_work_space(a, kv_head * a.partial_rows + partial_row(a, piece, row), lse);
+    return sink;
+}
+
 constexpr int PAIRS = 4; /* of columns of a row of a thread, whose old values are loaded together */
 
 /* A warpgroup's columns of the rows, and by the first one their LSEs; code_scale: that of codes, 1 of elements. */
@@ -285,7 +308,7 @@ __device__ void store_columns(const cpa_cuda_attend_args &a, const cpa_cuda_piec
         const float inverse = inverse_of_sum(sum) * code_scale;
         const float lse = piece.refused ? NAN : lse_of(sum, max * (a.scale * code_scale) + logf(sum));
         if (row >= piece.row_end) continue;
-        const row_sink sink(a, piece, row, kv_head, lse);
+        const row_sink sink = sink_of(a, piece, row, kv_head, lse);
         const auto column_of = [&](int n) { return consumer * C::V_COLUMNS + 8 * n + 2 * (lane % 4); };
         lse_at[half] = sink.lse;
         lses[half] = sink.weights.lse;

@@ -17,7 +17,8 @@ constexpr int HALF_PARTS = 2;
  * CPA_FP8_T128, with scales in the row and elements behind them; or keys and values apart, as elements. */
 enum latent_cache { LATENT_ELEMENTS, LATENT_CODES, LATENT_TILED_CODES, VALUES_APART };
 
-/* Paired: two CTAs of a cluster have the same keys for different rows. Each copies half of every tile to both. */
+/* Paired: two CTAs of a cluster have the same keys for different rows, all along. Each copies half of every tile to
+ * both. */
 template <typename Element, latent_cache Cache, bool Paired = false>
 struct latent_config {
     using element = Element;
@@ -94,6 +95,18 @@ struct latent_stages {
     }
 };
 
+/* key_walk::start_warp of a piece whose rows may be listed ones. */
+template <int TILE>
+__device__ void start_walk(key_walk<TILE> &walk, const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int lane) {
+    if (lane < 2)
+        (lane == 0 ? walk.low : walk.high) =
+            keys_of_row(a, piece, lane == 0 ? piece.row_begin : piece.row_end - 1, a.rows);
+    if (lane == 2) walk.sinks = walk.sink_keys(a, piece);
+    __syncwarp();
+    if (lane == 0) walk.count_tiles(piece);
+    __syncwarp();
+}
+
 template <typename C>
 struct latent_shared : latent_stages<C> {
     cpa_cuda_piece pieces[LATENT_READERS];
@@ -102,7 +115,7 @@ struct latent_shared : latent_stages<C> {
     /* The reader's copy of a piece, by one of its warps. */
     __device__ void take(const cpa_cuda_attend_args &a, int reader, int at, int lane) {
         copy_piece(pieces[reader], a.pieces[at], lane);
-        walks[reader].start_warp(a, pieces[reader], lane);
+        start_walk(walks[reader], a, pieces[reader], lane);
     }
 };
 

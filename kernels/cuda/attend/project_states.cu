@@ -1,5 +1,8 @@
 /* project_states: a CTA takes some rows of one head, whose O lies in shared memory, and a lane has a column of the
- * results. The warps share the columns of O, so that the few CTAs of few rows have many loads under way. */
+ * results. The warps share the columns of O, so that the few CTAs of few rows have many loads under way; what these read of
+ * the matrix is fetched while the kernel in front still runs. */
+#include "base/dependent.cuh"
+#include "kernels/cuda/attend/mma.cuh"
 #include "kernels/cuda/attend/state.cuh"
 #include "kernels/cuda/device/cuda.h"
 #include "kernels/cuda/device/element.cuh"
@@ -16,8 +19,12 @@ __global__ void __launch_bounds__(THREADS) project_states(const __grid_constant_
     const int64_t head = blockIdx.x % a.heads, first = (int64_t)(blockIdx.x / a.heads) * ROWS;
     const int rows = (int)(a.rows - first < ROWS ? a.rows - first : ROWS);
     const int lane = threadIdx.x % COLUMNS, slice = threadIdx.x / COLUMNS, column = blockIdx.y * COLUMNS + lane;
+    const T *matrix = (const T *)a.matrix + head * a.v_dim * a.out_dim + (int64_t)blockIdx.y * COLUMNS;
     const float *lse = a.from.lse + first * a.from.lse_row_stride + head;
     const float *from = a.from.o + first * a.from.o_row_stride + head * a.v_dim;
+    for (int d = threadIdx.x; d < a.v_dim; d += THREADS) prefetch_l2(matrix + (int64_t)d * a.out_dim);
+    dependent_allow();
+    dependent_wait();
     for (int i = threadIdx.x; i < a.v_dim * ROWS; i += THREADS) {
         const int row = i / a.v_dim, d = i % a.v_dim;
         const bool is_read = row < rows && counted_lse(lse[row * a.from.lse_row_stride], 0) != -INFINITY;
@@ -28,10 +35,9 @@ __global__ void __launch_bounds__(THREADS) project_states(const __grid_constant_
     __syncthreads();
     float sum[ROWS] = {};
     if (column < a.out_dim) {
-        const T *matrix = (const T *)a.matrix + head * a.v_dim * a.out_dim + column;
-#pragma unroll 8
+#pragma unroll 16
         for (int d = slice; d < a.v_dim; d += SLICES) {
-            const float factor = to_float(matrix[(int64_t)d * a.out_dim]);
+            const float factor = to_float(matrix[(int64_t)d * a.out_dim + lane]);
 #pragma unroll
             for (int row = 0; row < ROWS; row++) sum[row] = fmaf(o[d][row], factor, sum[row]);
         }
@@ -57,6 +63,7 @@ extern "C" cpa_status cpa_cuda_project_states(const cpa_project_states_args *arg
     if (status != CPA_OK) return status;
     if (ctas > INT32_MAX) return cpa_cuda_unsupported(stream, "more rows than a grid counts", args->rows);
     const dim3 grid((unsigned)ctas, (unsigned)((args->out_dim + COLUMNS - 1) / COLUMNS));
-    kernel<<<grid, THREADS, 0, cpa_cuda_handle(stream)>>>(*args);
-    return cpa_cuda_launched(stream, "project_states");
+    const int early = cpa_cuda_starts_early(stream, ctas * grid.y);
+    return cpa_cuda_check(&stream->error, launch_dependent(kernel, grid, THREADS, *args, early, cpa_cuda_handle(stream)),
+                          "project_states");
 }

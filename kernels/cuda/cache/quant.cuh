@@ -158,18 +158,27 @@ __device__ inline uint16_t e4m3_pair(float low, float high) {
     return __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
 }
 
-/* Four of them. An instruction that rounds gives 0x7f or 0xff for NaN, which nothing else becomes. */
-__device__ inline uint32_t e4m3_four(float a, float b, float c, float d) {
+/* Four of them that are numbers. */
+__device__ inline uint32_t e4m3_four_numbers(float a, float b, float c, float d) {
 #if __CUDA_ARCH__ >= 890
     uint32_t four;
     asm("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; "
         "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; mov.b32 %0, {low, high}; }"
         : "=r"(four)
         : "f"(a), "f"(b), "f"(c), "f"(d));
-    const uint32_t nan = ((four & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
-    return four & ~(nan | (nan - (nan >> 7)));
+    return four;
 #else
     return e4m3_pair(a, b) | (uint32_t)e4m3_pair(c, d) << 16;
+#endif
+}
+
+/* Four of them. An instruction that rounds gives 0x7f or 0xff for NaN, which nothing else becomes. */
+__device__ inline uint32_t e4m3_four(float a, float b, float c, float d) {
+#if __CUDA_ARCH__ >= 890
+    const uint32_t four = e4m3_four_numbers(a, b, c, d), nan = ((four & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
+    return four & ~(nan | (nan - (nan >> 7)));
+#else
+    return e4m3_four_numbers(a, b, c, d);
 #endif
 }
 
@@ -184,6 +193,18 @@ __device__ inline float largest_finite(const float (&x)[N]) {
 #pragma unroll
     for (int e = 0; e < N; e++) most = fmaxf(most, fabsf(finite_or_zero(x[e])));
     return most;
+}
+
+/* The same; NaN among them becomes 0. */
+template <int N>
+__device__ inline float largest_of_numbers(float (&x)[N]) {
+    float most = 0;
+#pragma unroll
+    for (int e = 0; e < N; e++) asm("max.NaN.f32 %0, %0, %1;" : "+f"(most) : "f"(fabsf(x[e])));
+    if (!is_nonfinite(most)) return most;
+#pragma unroll
+    for (int e = 0; e < N; e++) x[e] = isnan(x[e]) ? 0 : x[e];
+    return largest_finite(x);
 }
 
 /* One over a power of two that is normal and below 2^127: exact. */

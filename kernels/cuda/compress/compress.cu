@@ -1,14 +1,15 @@
 /* compress_state_write and compress_halo_pack: a thread has 16 bytes of a row. compress_write: a CTA takes the tokens
  * of a chunk, and of each that ends an entry makes it; a thread has four channels. Of a short window it has all rows,
- * in registers; else each fourth row, and what these leave is summed in shared memory. There the row then waits for the
- * warp that stores it. */
+ * scores in registers and keys in shared memory; else each fourth row, and what these leave is summed in shared memory.
+ * Entries but those of CPA_FP8_T64 wait there for the warp that stores them. */
+#include "kernels/cuda/attend/mma.cuh"
 #include "kernels/cuda/compress/entry_row.cuh"
 #include "kernels/cuda/nn/nn.h"
 
 namespace {
 
 constexpr int CHANNELS = 4, MOST_ROWS = 2 * CPA_COMPRESS_MOST_RATIO, WINDOW_PARTS = CPA_WINDOW_PARTS;
-constexpr int SHORT_WINDOW = 8;
+constexpr int SHORT_WINDOW = 8, SHORT_THREADS = CPA_ENTRY_DIM / CHANNELS;
 
 /* ---- compress_state_write ---- */
 
@@ -189,6 +190,34 @@ __device__ float head_squares(shared_entry &shared, bool is_first, int32_t head,
     return warps == 1 ? of[0] : warps == 2 ? of[0] + of[1] : (of[0] + of[1]) + (of[2] + of[3]);
 }
 
+/* Stores four channels of an entry of CPA_FP8_T64, as store_entry does: neighbouring lanes have a tile. All lanes of
+ * the warp come here. */
+__device__ void store_tile_channels(const entry_pool &pool, int64_t token, int64_t slot, int32_t column,
+                                    const float (&x)[CHANNELS]) {
+    constexpr int LANES = POWER_TILE / CHANNELS, CODED = CPA_ENTRY_DIM - TILE_TAIL;
+    const uint32_t low = pack_pair<__nv_bfloat16>(x[0], x[1]), high = pack_pair<__nv_bfloat16>(x[2], x[3]);
+    const float rounded[CHANNELS] = {__uint_as_float(low << 16), __uint_as_float(low & 0xffff0000u),
+                                     __uint_as_float(high << 16), __uint_as_float(high & 0xffff0000u)};
+    const uint32_t exponent =
+        cpa_power_exponent(lanes_most(largest_finite<CHANNELS>(rounded), LANES), CPA_ENTRY_FLOOR);
+    if (slot >= pool.slots) {
+        if (threadIdx.x == 0) tell_bad_slot(pool.bad_slot, token, slot);
+        return;
+    }
+    const int64_t offset = slot & ((1 << pool.block_shift) - 1);
+    char *block = pool.memory + (slot >> pool.block_shift) * pool.block_stride;
+    char *row = block + offset * pool.token_stride;
+    uint8_t *bytes = (uint8_t *)block + pool.words_at + offset * POWER_SCALES;
+    if (threadIdx.x % LANES == 0) bytes[column / POWER_TILE] = (uint8_t)(column < CODED ? exponent : 0);
+    if (column < CODED) {
+        const float inverse = inverse_power(exponent);
+        *(uint32_t *)(row + column) = e4m3_four(rounded[0] * inverse, rounded[1] * inverse, rounded[2] * inverse,
+                                                rounded[3] * inverse);
+    } else {
+        *(uint2 *)(row + CODED + (column - CODED) * 2) = make_uint2(low, high);
+    }
+}
+
 /* Stores the entry that a window left in the threads of the first part. All threads come here. */
 __device__ void finish_entry(const compress_args &c, int64_t token, shared_entry &shared, bool is_first, int32_t column,
                              float (&x)[CHANNELS]) {
@@ -201,8 +230,10 @@ __device__ void finish_entry(const compress_args &c, int64_t token, shared_entry
 #pragma unroll
         for (int e = 0; e < CHANNELS; e++) x[e] = x[e] * norm * weight[e];
         turn_columns(x, column, a.rope, a.positions[token] + 1 - a.state.ratio);
+        if (c.pool.dtype == CPA_FP8_T64) store_tile_channels(c.pool, token, a.slots[token], column, x);
         store_floats(&shared.row[column], x);
     }
+    if (c.pool.dtype == CPA_FP8_T64) return;
     __syncthreads();
     if (threadIdx.x >= WARP_LANES) return;
     lane_row row = {};
@@ -245,72 +276,154 @@ __global__ void __launch_bounds__(WINDOW_PARTS *CPA_ENTRY_DIM / CHANNELS)
 
 /* ---- compress_write of short windows ---- */
 
-/* Four channels of each row of a window. A row that is none has keys of 0 and scores of -infinity, which change no
- * sum: none of them is -0, and where another score leaves no weight but NaN, all are. */
+/* e^x as cpa_compress_exp has it, for x from LEAST_NEAR to 0, and NaN: the product of n is exact, and so is the power. */
+constexpr float LEAST_NEAR = -80;
+__device__ float exp_near(float x) {
+    const float log2_e = 0x1.715476p+0f, round = 0x1.8p+23f, ln2_high = 0x1.63p-1f, ln2_low = -0x1.bd0106p-13f;
+    const float terms[] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 1.0f / 2, 1, 1};
+    const float shifted = x * log2_e + round, n = shifted - round;
+    const float r = __fmaf_rn(-n, ln2_high, x) - n * ln2_low;
+    float sum = terms[0];
+#pragma unroll
+    for (int i = 1; i < 8; i++) sum = sum * r + terms[i];
+    return sum * __uint_as_float((__float_as_uint(shifted) << 23) + 0x3f800000u);
+}
+
+/* Quotients by a number, rounded once, where all are far from the ends of fp32's range: what a division does there
+ * (Markstein, IBM Journal of Research and Development 34, 1990). */
+struct divisor_near {
+    float number, inverse;
+
+    __device__ explicit divisor_near(float number) : number(number) {
+        float about;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(about) : "f"(number));
+        inverse = __fmaf_rn(about, __fmaf_rn(-number, about, 1), about);
+    }
+    __device__ float divide(float x) const {
+        const float first = x * inverse, second = __fmaf_rn(inverse, __fmaf_rn(-number, first, x), first);
+        return __fmaf_rn(inverse, __fmaf_rn(-number, second, x), second);
+    }
+};
+
+/* Four channels of each row of a window, whose keys wait in shared memory. A row that is none has keys of 0 and scores
+ * of -infinity, which change no sum: none of them is -0, and where another score leaves no weight but NaN, all are. */
 struct short_window {
-    float score[SHORT_WINDOW][CHANNELS], keys[SHORT_WINDOW][CHANNELS];
+    float score[SHORT_WINDOW][CHANNELS];
 
     /* out = what the softmax leaves of them; the scores become weights. */
-    __device__ void pool(float (&out)[CHANNELS]) {
+    __device__ void pool(const float4 *keys, float (&out)[CHANNELS]) {
+        float most[CHANNELS];
+        bool far = false; /* some scores of a channel are: then in the plain way, with the same bits */
 #pragma unroll
         for (int e = 0; e < CHANNELS; e++) {
-            float most = -INFINITY, total[WINDOW_PARTS] = {}, sum[WINDOW_PARTS] = {};
+            float least = most[e] = score[0][e];
 #pragma unroll
-            for (int w = 0; w < SHORT_WINDOW; w++) most = score[w][e] > most ? score[w][e] : most;
+            for (int w = 1; w < SHORT_WINDOW; w++)
+                most[e] = fmaxf(most[e], score[w][e]), least = fminf(least, score[w][e]);
+            far |= least - most[e] < LEAST_NEAR;
+        }
+        if (far)
+            weigh<true>(most);
+        else
+            weigh<false>(most);
+        float sum[WINDOW_PARTS][CHANNELS] = {};
+#pragma unroll
+        for (int w = 0; w < SHORT_WINDOW; w++) {
+            const float4 four = keys[w * SHORT_THREADS + threadIdx.x];
+            const float of_row[CHANNELS] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (int e = 0; e < CHANNELS; e++) sum[w % WINDOW_PARTS][e] += score[w][e] * of_row[e];
+        }
+#pragma unroll
+        for (int e = 0; e < CHANNELS; e++) out[e] = (sum[0][e] + sum[1][e]) + (sum[2][e] + sum[3][e]);
+    }
+
+    /* Scores become their parts of the softmax. */
+    template <bool FAR>
+    __device__ void weigh(const float (&most)[CHANNELS]) {
+#pragma unroll
+        for (int e = 0; e < CHANNELS; e++) {
+            float total[WINDOW_PARTS] = {};
 #pragma unroll
             for (int w = 0; w < SHORT_WINDOW; w++) {
-                score[w][e] = cpa_compress_exp(score[w][e] - most);
+                const float x = score[w][e] - most[e];
+                score[w][e] = FAR ? cpa_compress_exp(x) : exp_near(x);
                 total[w % WINDOW_PARTS] += score[w][e];
             }
             const float all = (total[0] + total[1]) + (total[2] + total[3]);
+            const divisor_near by(all);
 #pragma unroll
-            for (int w = 0; w < SHORT_WINDOW; w++) sum[w % WINDOW_PARTS] += score[w][e] / all * keys[w][e];
-            out[e] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+            for (int w = 0; w < SHORT_WINDOW; w++)
+                score[w][e] = FAR ? __fdiv_rn(score[w][e], all) : by.divide(score[w][e]);
         }
     }
 };
 
-/* Reads a window, whose rows each warp finds, a row a lane; false, which all threads agree on, where one cannot be. */
-__device__ bool load_window(const compress_args &c, int64_t token, int32_t column, short_window &window) {
+/* What the first warp finds for all. */
+struct shared_short {
+    shared_entry entry;
+    float4 keys[SHORT_WINDOW * SHORT_THREADS];
+    uint32_t ends;                       /* a bit for each token of the chunk that ends an entry */
+    const float *rows[SHORT_WINDOW];     /* keys of a window; NULL: there is no such row */
+    int32_t scores_behind[SHORT_WINDOW]; /* elements from keys to scores */
+    bool is_found;
+};
+
+/* Finds the rows of a window, a row a lane of the first warp; is_found false where one cannot be. */
+__device__ void find_short_rows(const compress_args &c, int64_t token, shared_short &shared) {
     const cpa_compress_write_args &a = c.call;
-    const int32_t lane = threadIdx.x % WARP_LANES;
+    const int32_t lane = threadIdx.x, before = rows_before(a, token), end = cpa_window_rows(&a.state);
     const char *what;
     cpa_window_row row = {};
-    const int32_t before = rows_before(a, token), end = cpa_window_rows(&a.state);
     const int64_t fault = lane < end ? cpa_window_fault(&a, token, lane, &what) : -1;
-    if (fault >= 0 && threadIdx.x < WARP_LANES) tell_bad_slot(c.pool.bad_slot, token, fault);
-    if (__any_sync(0xffffffff, fault >= 0)) return false;
-    if (lane < end) row = cpa_window_row_of(&a, token, lane);
-#pragma unroll
-    for (int w = 0; w < SHORT_WINDOW; w++) {
-        const float *keys = (const float *)__shfl_sync(0xffffffff, (unsigned long long)row.keys, w);
-        const int32_t scores = __shfl_sync(0xffffffff, (int32_t)row.scores, w);
-#pragma unroll
-        for (int e = 0; e < CHANNELS; e++) window.score[w][e] = -INFINITY, window.keys[w][e] = 0;
-        if (w < before || w >= end) continue;
-        load_floats(keys + scores + column, window.score[w]);
-        load_floats(keys + column, window.keys[w]);
-    }
-    return true;
+    if (fault >= 0) tell_bad_slot(c.pool.bad_slot, token, fault);
+    const bool is_found = !__any_sync(0xffffffff, fault >= 0);
+    if (is_found && lane >= before && lane < end) row = cpa_window_row_of(&a, token, lane);
+    if (lane < SHORT_WINDOW) shared.rows[lane] = row.keys, shared.scores_behind[lane] = (int32_t)row.scores;
+    if (lane == 0) shared.is_found = is_found;
 }
 
-__global__ void __launch_bounds__(CPA_ENTRY_DIM / CHANNELS)
-    compress_write_short(const __grid_constant__ compress_args c) {
-    __shared__ __align__(16) shared_entry shared;
+__device__ void load_window(shared_short &shared, int32_t column, short_window &window) {
+#pragma unroll
+    for (int w = 0; w < SHORT_WINDOW; w++) {
+        const float *keys = shared.rows[w];
+#pragma unroll
+        for (int e = 0; e < CHANNELS; e++) window.score[w][e] = -INFINITY;
+        if (keys) load_floats(keys + shared.scores_behind[w] + column, window.score[w]);
+        copy_async_16((uint32_t)__cvta_generic_to_shared(shared.keys + w * SHORT_THREADS + threadIdx.x), keys + column,
+                      keys != NULL);
+    }
+    copy_async_commit();
+    copy_async_wait<0>();
+}
+
+__global__ void __launch_bounds__(SHORT_THREADS, 6) compress_write_short(const __grid_constant__ compress_args c) {
+    __shared__ __align__(16) shared_short shared;
     const cpa_compress_write_args &a = c.call;
-    const int32_t lane = threadIdx.x % WARP_LANES, column = (int32_t)threadIdx.x * CHANNELS;
-    const int64_t first = (int64_t)blockIdx.x * c.chunk;
+    const int32_t column = (int32_t)threadIdx.x * CHANNELS;
     dependent_allow();
     dependent_wait();
-    const bool is_end = lane < c.chunk && first + lane < a.tokens && a.slots[first + lane] >= 0 &&
-                        cpa_compress_ends(&a.state, a.positions[first + lane]);
-    for (uint32_t ends = __ballot_sync(0xffffffff, is_end); ends; ends &= ends - 1) {
-        const int64_t token = first + __ffs((int)ends) - 1;
-        short_window window;
-        float x[CHANNELS];
-        if (!load_window(c, token, column, window)) continue;
-        window.pool(x);
-        finish_entry(c, token, shared, true, column, x);
+    if (threadIdx.x < WARP_LANES) {
+        const int64_t own = (int64_t)blockIdx.x * c.chunk + threadIdx.x;
+        const bool is_end = (int32_t)threadIdx.x < c.chunk && own < a.tokens && a.slots[own] >= 0 &&
+                            cpa_compress_ends(&a.state, a.positions[own]);
+        const uint32_t ends = __ballot_sync(0xffffffff, is_end);
+        if (threadIdx.x == 0) shared.ends = ends;
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int32_t i = 0; i < c.chunk; i++) {
+        if (!(shared.ends >> i & 1)) continue;
+        const int64_t token = (int64_t)blockIdx.x * c.chunk + i;
+        if (threadIdx.x < WARP_LANES) find_short_rows(c, token, shared);
+        __syncthreads();
+        if (shared.is_found) {
+            short_window window;
+            float x[CHANNELS];
+            load_window(shared, column, window);
+            window.pool(shared.keys, x);
+            finish_entry(c, token, shared.entry, true, column, x);
+        }
         __syncthreads(); /* the next entry is made in the same memory */
     }
 }

@@ -112,8 +112,9 @@ __device__ void store_result(const cpa_inverse_rope_quant_args &a, uint8_t *code
     uint32_t exponent[PARTS];
 #pragma unroll
     for (int p = 0; p < PARTS; p++) {
-        exponent[p] = cpa_power_exponent(lanes_most(largest_finite<PART>(x[p]), TILE_LANES), CPA_RESULT_FLOOR);
-        *(uint2 *)(codes + part_first(p, lane)) = power_codes(x[p], inverse_power(exponent[p]));
+        const part_numbers numbers(x[p]);
+        exponent[p] = cpa_power_exponent(lanes_most(numbers.most, TILE_LANES), CPA_RESULT_FLOOR);
+        *(uint2 *)(codes + part_first(p, lane)) = power_codes(numbers.x, inverse_power(exponent[p]));
     }
     store_scales(a, row, head, exponent, lane);
 }
@@ -135,15 +136,16 @@ __global__ void __launch_bounds__(THREADS, ctas_before_9(4))
     if (first >= end) return;
     load_heads<T>(raw, (const T *)a.o + row * a.o_stride, first, a.heads, lane);
     const row_angles angles(a.rope, a.positions[row], -1, lane);
+    int32_t group = first / of_group, within = first - group * of_group;
 #pragma unroll
     for (int h = 0; h < HEADS; h++) {
-        const int32_t head = first + h, group = head / of_group;
-        const int64_t at = ((int64_t)group * a.rows + row) * of_group + (head - group * of_group);
+        const int64_t at = ((int64_t)group * a.rows + row) * of_group + within;
         lane_row x;
-        if (head >= end) break;
+        if (first + h >= end) break;
         widen_row<T>(x, raw[h]);
         angles.turn(x);
-        store_result(a, (uint8_t *)a.codes + at * CPA_ENTRY_DIM, row, head, x, lane);
+        store_result(a, (uint8_t *)a.codes + at * CPA_ENTRY_DIM, row, first + h, x, lane);
+        if (++within == of_group) group++, within = 0;
     }
 }
 

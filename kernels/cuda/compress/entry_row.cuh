@@ -137,14 +137,22 @@ struct row_angles {
 
     __device__ bool has_some(int part) const { return first[part] + PART > 0 && first[part] < dim; }
 
+    __device__ bool has_whole(int part) const { return first[part] >= 0 && first[part] + PART <= dim; }
+
     /* NaN where the position is outside the table. */
     __device__ void turn(lane_row &x) const {
 #pragma unroll
         for (int p = 0; p < PARTS; p++) {
-            if (inside && has_some(p)) turn_by<PART>(x[p], first[p], dim, cosine[p], sine[p]);
+            if (!inside) {
 #pragma unroll
-            for (int e = 0; e < PART; e++)
-                if (!inside) x[p][e] = NAN;
+                for (int e = 0; e < PART; e++) x[p][e] = NAN;
+            } else if (has_whole(p)) {
+#pragma unroll
+                for (int i = 0; i < PART / 2; i++)
+                    cpa_turn_pair(&x[p][2 * i], &x[p][2 * i + 1], cosine[p][i], sine[p][i]);
+            } else if (has_some(p)) {
+                turn_by<PART>(x[p], first[p], dim, cosine[p], sine[p]);
+            }
         }
     }
 };
@@ -187,10 +195,21 @@ __device__ void store_row(T *row, int lane, const lane_row &x, int32_t dim = CPA
     }
 }
 
-/* The codes of a part, of elements times a power of two. */
+/* A part with 0 for NaN, and its largest finite magnitude. */
+struct part_numbers {
+    float x[PART], most;
+
+    __device__ explicit part_numbers(const float (&of)[PART]) {
+#pragma unroll
+        for (int e = 0; e < PART; e++) x[e] = of[e];
+        most = largest_of_numbers(x);
+    }
+};
+
+/* The codes of a part, of numbers times a power of two. */
 __device__ inline uint2 power_codes(const float (&x)[PART], float inverse) {
-    return make_uint2(e4m3_four(x[0] * inverse, x[1] * inverse, x[2] * inverse, x[3] * inverse),
-                      e4m3_four(x[4] * inverse, x[5] * inverse, x[6] * inverse, x[7] * inverse));
+    return make_uint2(e4m3_four_numbers(x[0] * inverse, x[1] * inverse, x[2] * inverse, x[3] * inverse),
+                      e4m3_four_numbers(x[4] * inverse, x[5] * inverse, x[6] * inverse, x[7] * inverse));
 }
 
 /* One over the power of two of an exponent that cpa_power_exponent gave. */
@@ -202,11 +221,12 @@ __device__ inline void store_power_tiles(char *row, uint8_t *bytes, const lane_r
     constexpr int LANES = POWER_TILE / PART, CODED = CPA_ENTRY_DIM - TILE_TAIL;
 #pragma unroll
     for (int p = 0; p < PARTS; p++) {
-        const uint32_t exponent = cpa_power_exponent(lanes_most(largest_finite<PART>(x[p]), LANES), CPA_ENTRY_FLOOR);
+        const part_numbers numbers(x[p]);
+        const uint32_t exponent = cpa_power_exponent(lanes_most(numbers.most, LANES), CPA_ENTRY_FLOOR);
         const int32_t first = part_first(p, lane);
         if (lane % LANES == 0) bytes[first / POWER_TILE] = (uint8_t)(first < CODED ? exponent : 0);
         if (first < CODED) {
-            *(uint2 *)(row + first) = power_codes(x[p], inverse_power(exponent));
+            *(uint2 *)(row + first) = power_codes(numbers.x, inverse_power(exponent));
         } else {
             *(unit_of<__nv_bfloat16, PART> *)(row + CODED + (first - CODED) * 2) = narrow<__nv_bfloat16, PART>(x[p]);
         }
@@ -215,8 +235,9 @@ __device__ inline void store_power_tiles(char *row, uint8_t *bytes, const lane_r
 
 __device__ inline void store_codes_of_row(const entry_pool &pool, char *row, float *word, const lane_row &x,
                                           int lane) {
-    const float most = fmaxf(largest_finite<PART>(x[0]), largest_finite<PART>(x[1]));
-    const uint32_t exponent = cpa_power_exponent(lanes_most(most, WARP_LANES), CPA_ENTRY_FLOOR);
+    const part_numbers numbers[PARTS] = {part_numbers(x[0]), part_numbers(x[1])};
+    const float most = lanes_most(fmaxf(numbers[0].most, numbers[1].most), WARP_LANES);
+    const uint32_t exponent = cpa_power_exponent(most, CPA_ENTRY_FLOOR);
     if (pool.scale == 0 && lane == 0) *word = cpa_power_of(exponent);
 #pragma unroll
     for (int p = 0; p < PARTS; p++) {
@@ -225,7 +246,8 @@ __device__ inline void store_codes_of_row(const entry_pool &pool, char *row, flo
         if (first >= pool.dim) continue;
 #pragma unroll
         for (int e = 0; e < PART; e++)
-            quotient[e] = pool.scale == 0 ? x[p][e] * inverse_power(exponent) : __fdiv_rn(x[p][e], pool.scale);
+            quotient[e] = pool.scale == 0 ? numbers[p].x[e] * inverse_power(exponent)
+                                          : __fdiv_rn(numbers[p].x[e], pool.scale);
         *(uint2 *)(row + first) = power_codes(quotient, 1);
     }
 }

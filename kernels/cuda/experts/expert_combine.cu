@@ -9,8 +9,8 @@ constexpr int THREADS = 256;
 template <typename T, typename Y, int UNIT>
 __global__ void __launch_bounds__(THREADS) expert_combine(const __grid_constant__ cpa_expert_combine_args a) {
     const int32_t units = a.width / UNIT, column = blockIdx.x * THREADS + threadIdx.x;
-    dependent_wait();
     dependent_allow();
+    dependent_wait();
     if (column >= units) return;
     for (int64_t row = blockIdx.y; row < a.rows; row += gridDim.y) {
         float sum[UNIT] = {}, wide[UNIT];

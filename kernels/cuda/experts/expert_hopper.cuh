@@ -32,6 +32,7 @@ constexpr int LINE = SPAN * 2, VECTORS = LINE / 16; /* bytes, and vectors of 16 
 constexpr int TILE_ALIGNMENT = 1024;                /* of swizzled tiles */
 constexpr int LAG = 2; /* stages behind the one that they copy of which producers await their copies */
 constexpr int SUM_PLACES = 8, SUM_LINE = OWN_OUTPUTS + SUM_PAD; /* that a warpgroup transposes at once */
+constexpr int OUT_PLACES = 16, OUT_LINE = OWN_OUTPUTS + 8;      /* the same of 16-bit results, lines in other banks */
 
 template <int N>
 using group_sums = float[GROUPS][N / 2];
@@ -55,7 +56,11 @@ struct expert_ring {
     static constexpr int WORKS = STAGES + 1; /* a piece has one stage or more, and consumers keep that of one more */
     static_assert(LAG <= STAGES - 2, "consumers give a stage back once they have begun with the next");
 
-    float sums[CONSUMERS][SUM_PLACES][SUM_LINE];
+    union transposed {
+        float sums[SUM_PLACES][SUM_LINE];
+        uint16_t out[OUT_PLACES][OUT_LINE];
+    };
+    __align__(16) transposed results[CONSUMERS];
     expert_work works[WORKS]; /* those of the stages in the ring, written before the first one is full */
     uint64_t full[STAGES], empty[STAGES];
 
@@ -191,8 +196,55 @@ __device__ void store_four(const cpa_cuda_expert_product &p, bool in_fours, int6
     }
 }
 
-/* The results of a warpgroup, of SUM_PLACES places after another by way of shared memory, so that neighbouring threads
- * store neighbouring outputs. */
+/* Four matrices of 8 outputs by 8 places, of which a lane has what mma has of results, to lines of places. */
+__device__ inline void store_matrices(uint32_t address, const uint32_t (&m)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(m[0]),
+                 "r"(m[1]), "r"(m[2]), "r"(m[3])
+                 : "memory");
+}
+
+/* Whether results are 16-bit elements in vectors of 16 bytes, which nothing is added to. */
+template <typename T>
+__device__ bool is_in_vectors(const cpa_cuda_expert_product &p) {
+    const cpa_expert_linear_args &a = p.args;
+    const int64_t places = (int64_t)(uintptr_t)a.out | a.out_stride * (int64_t)sizeof(T) | a.outputs * (int64_t)sizeof(T);
+    return a.out_dtype != CPA_F32 && !p.bias && places % 16 == 0;
+}
+
+/* The results of a warpgroup that are in vectors, of OUT_PLACES places after another by way of shared memory, so that
+ * neighbouring threads store neighbouring vectors. */
+template <typename T, int N>
+__device__ void store_vectors(const cpa_expert_linear_args &a, const expert_work &work,
+                              uint16_t (&shared)[OUT_PLACES][OUT_LINE], const group_sums<N> &sums) {
+    constexpr int VECTORS_OF_PLACE = OWN_OUTPUTS / VECTOR<T>, ROWS = WARPGROUP / VECTORS_OF_PLACE;
+    static_assert(N % OUT_PLACES == 0, "columns are whole sixteens");
+    const int thread = threadIdx.x % WARPGROUP, lane = thread % WARP_LANES, consumer = threadIdx.x / WARPGROUP;
+    const int own = thread / WARP_LANES * 16 + lane / 8 % 2 * 8, line = lane / 16 * 8 + lane % 8;
+    const int32_t output = work.output + consumer * OWN_OUTPUTS + thread % VECTORS_OF_PLACE * VECTOR<T>;
+    T *const out = (T *)a.out + work.first * a.out_stride + output;
+#pragma unroll
+    for (int n = 0; n < N / OUT_PLACES; n++) {
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++) {
+            const uint32_t matrices[4] = {pack_pair<T>(sums[g][8 * n], sums[g][8 * n + 1]),
+                                          pack_pair<T>(sums[g][8 * n + 2], sums[g][8 * n + 3]),
+                                          pack_pair<T>(sums[g][8 * n + 4], sums[g][8 * n + 5]),
+                                          pack_pair<T>(sums[g][8 * n + 6], sums[g][8 * n + 7])};
+            store_matrices(shared_address(&shared[line][g * GROUP_ROWS + own]), matrices);
+        }
+        named_sync(1 + consumer, WARPGROUP);
+#pragma unroll
+        for (int row = thread / VECTORS_OF_PLACE; row < OUT_PLACES; row += ROWS) {
+            const int place = n * OUT_PLACES + row;
+            if (place < work.places && output < a.outputs)
+                *(uint4 *)(out + place * a.out_stride) =
+                    *(const uint4 *)&shared[row][thread % VECTORS_OF_PLACE * VECTOR<T>];
+        }
+        named_sync(1 + consumer, WARPGROUP);
+    }
+}
+
+/* Any results of a warpgroup, of SUM_PLACES places after another in the same way. */
 template <typename T, int N>
 __device__ void store(const cpa_cuda_expert_product &p, const expert_work &work, float (&shared)[SUM_PLACES][SUM_LINE],
                       const group_sums<N> &sums) {
@@ -224,6 +276,7 @@ __device__ void store(const cpa_cuda_expert_product &p, const expert_work &work,
 template <typename T, class Ring, typename Multiply>
 __device__ void consume(const expert_args &args, Ring &ring, const Multiply &multiply) {
     const uint32_t steps = (args.product.args.inputs + SPAN - 1) / SPAN;
+    const bool in_vectors = is_in_vectors<T>(args.product);
     for (uint32_t n = 0, works = 0;; n += steps, works++) {
         ring.wait_full(n);
         const expert_work work = ring.works[works % Ring::WORKS];
@@ -232,7 +285,11 @@ __device__ void consume(const expert_args &args, Ring &ring, const Multiply &mul
             constexpr int N = decltype(columns)::value;
             group_sums<N> sums = {};
             multiply(work, n, sums);
-            store<T, N>(args.product, work, ring.sums[threadIdx.x / WARPGROUP], sums);
+            auto &results = ring.results[threadIdx.x / WARPGROUP];
+            if (in_vectors)
+                store_vectors<T, N>(args.product.args, work, results.out, sums);
+            else
+                store<T, N>(args.product, work, results.sums, sums);
         });
     }
 }

@@ -18,10 +18,24 @@ typedef struct cpa_cuda_expert_product {
     const void *bias; /* [outputs] in dtype */
 } cpa_cuda_expert_product;
 
+/* fuses_experts and expert_fused of kernels/nn.h: few places of each expert, in 16-bit elements and vectors of 16 bytes. */
+int cpa_cuda_fuses_experts(const cpa_expert_linear_args *args, const cpa_stream *stream);
+cpa_status cpa_cuda_expert_fused(const cpa_expert_linear_args *args, const cpa_expert_fusion *fusion,
+                                 cpa_stream *stream);
+
+/* chooses_experts and expert_choose of kernels/nn.h: a few rows, on devices of CPA_CUDA_HOPPER. */
+int cpa_cuda_chooses_experts(const cpa_linear_args *router, const cpa_stream *stream);
+cpa_status cpa_cuda_expert_choose(const cpa_linear_args *router, const cpa_expert_route_args *route,
+                                  const cpa_expert_permute_args *permute, cpa_stream *stream);
+
 /* By whichever kernel can. */
 cpa_status cpa_cuda_expert_multiply(const cpa_cuda_expert_product *product, cpa_stream *stream);
 /* 16-bit elements of x, and vectors of 16 bytes: by tensor cores of compute capability 8.0. */
 cpa_status cpa_cuda_expert_multiply_tiles(const cpa_cuda_expert_product *product, cpa_stream *stream);
+/* The same of few places, of weights in x's dtype, without a bias. */
+int cpa_cuda_expert_is_few(const cpa_expert_linear_args *args);
+cpa_status cpa_cuda_expert_multiply_few(const cpa_expert_linear_args *args, const cpa_expert_fusion *fusion,
+                                        cpa_stream *stream);
 /* The same on devices of CPA_CUDA_HOPPER, for experts with many places: weights of x's dtype; codes, and x in bf16. */
 cpa_status cpa_cuda_expert_multiply_hopper(const cpa_cuda_expert_product *product, cpa_stream *stream);
 cpa_status cpa_cuda_expert_multiply_hopper_codes(const cpa_cuda_expert_product *product, cpa_stream *stream);

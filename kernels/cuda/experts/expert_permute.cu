@@ -54,8 +54,8 @@ __global__ void __launch_bounds__(THREADS, ctas_before_9(2))
     const int64_t choices = a.rows * a.top_k, range = (choices + WARPS - 1) / WARPS;
     const int64_t begin = min(choices, warp * range), end = min(choices, begin + range);
     int32_t start = 0, own = 0, place = 0;
-    dependent_wait();
     dependent_allow();
+    dependent_wait();
     const counts n = count(a, expert, begin, end);
     if (threadIdx.x % WARP_LANES == 0) of_warp[warp] = n;
     __syncthreads();

@@ -1,5 +1,5 @@
-/* The plan of an indexer on the device, and which kernel takes which of its items. Of a reserved plan both follow from its
- * limits: items of no rows fill it up, and CTAs that find no rows leave. */
+/* The plan of an indexer on the device, and which kernel takes which of its items. Of a reserved plan both follow
+ * from its limits: items of no rows fill it up, and CTAs that find no rows leave. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,6 +1,7 @@
 /* index_q: a warp makes several heads of a token at a time, whose rotation it reads once. */
 #include <math.h>
 
+#include "kernels/cuda/indexer/index_quads.h"
 #include "kernels/cuda/indexer/index_turn.cuh"
 #include "kernels/cuda/nn/nn.h"
 
@@ -104,6 +105,7 @@ cpa_status launch(q_args &q, cpa_stream *stream) {
 extern "C" cpa_status cpa_cuda_index_q(const cpa_index_q_args *args, cpa_stream *stream) {
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);
     if (status != CPA_OK) return status;
+    if (cpa_cuda_index_q_by_quads(args)) return cpa_cuda_index_q_quads(args, stream);
     q_args q = {};
     q.a = *args;
     q.hadamard = args->hadamard ? (float)(1 / sqrt((double)args->dim)) : 0;

@@ -2,6 +2,7 @@
  * which it has read meanwhile. */
 #include <math.h>
 
+#include "kernels/cuda/indexer/index_quads.h"
 #include "kernels/cuda/indexer/index_turn.cuh"
 #include "kernels/cuda/nn/nn.h"
 #include "kernels/kv_view.h"
@@ -107,6 +108,7 @@ extern "C" cpa_status cpa_cuda_index_write(const cpa_index_write_args *args, cpa
     const cpa_kv_pool pool = cpa_kv_pool_of(&kv, CPA_KEYS);
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);
     if (status != CPA_OK) return status;
+    if (cpa_cuda_index_write_by_quads(args)) return cpa_cuda_index_write_quads(args, stream);
     write_args w = {};
     w.a = *args;
     w.memory = pool.memory;

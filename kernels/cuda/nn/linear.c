@@ -1,4 +1,4 @@
-/* linear: few rows by a kernel of our own, which reads weights at the speed of memory; more, and batches, by cuBLASLt.
+/* linear: few rows by a kernel of our own, which reads weights at the speed of memory; more by cuBLASLt.
  *
  * What cuBLASLt needs belongs to the stream, as what one product leaves in the work space the next one overwrites.
  * Which of its algorithms makes a product is asked once for each shape and number of rows, rounded up to a power of
@@ -11,7 +11,7 @@
 #include "kernels/cuda/nn/linear.h"
 #include "kernels/cuda/nn/nn.h"
 
-enum { BUCKETS = 64 };
+enum { BUCKETS = 64, MOST_BATCH = 65535 /* products that a grid has in y */ };
 static const cpa_linear_fusion ALONE = {.norm_weight = NULL};
 static const int64_t WORKSPACE_BYTES = (int64_t)32 << 20; /* what NVIDIA advises for compute capability 9.0 */
 
@@ -261,6 +261,7 @@ static cpa_status in_parts(const cpa_linear_args *a, cpa_stream *stream) {
     for (int64_t item = 0; item == 0 || item < a->batch; item++) {
         for (int64_t row = 0; row < a->rows; row += CPA_CUDA_FEW_ROWS) {
             cpa_linear_args part = *a;
+            part.batch = 1;
             part.rows = a->rows - row < CPA_CUDA_FEW_ROWS ? a->rows - row : CPA_CUDA_FEW_ROWS;
             part.x = (const char *)a->x + (item * a->x_batch_stride + row * a->x_stride) * bytes;
             part.weight = (const char *)a->weight + item * a->weight_batch_stride * bytes;
@@ -343,6 +344,6 @@ cpa_status cpa_cuda_linear(const cpa_linear_args *args, cpa_stream *stream) {
     CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
     const int few = args->rows <= CPA_CUDA_FEW_ROWS && args->dtype != CPA_F32;
     if (args->weight_scale) return by_codes(args, stream);
-    if (few && args->batch <= 1) return cpa_cuda_linear_few(args, &ALONE, stream);
+    if (few && args->batch <= MOST_BATCH) return cpa_cuda_linear_few(args, &ALONE, stream);
     return by_cublas(args, (cpa_cuda_stream *)stream);
 }

@@ -27,6 +27,7 @@ struct few_args {
     int32_t out_fp32, adds;
     const void *norm_weight;
     float norm_eps;
+    int64_t x_batch_stride, weight_batch_stride, out_batch_stride; /* of the products that a grid has in y */
 };
 
 /* Eight elements from `at`; zeros past the end. */
@@ -88,7 +89,8 @@ struct weight_loader {
             for (int h = 0; h < 2; h++) { /* past the last output the last one's, which is not stored */
                 const int row = C::GATED ? t * 8 : t * TILE + h * 8, lane = threadIdx.x % WARP_LANES;
                 const int output = min(tile * C::OUTPUTS + row + lane / 4, a.outputs - 1);
-                rows[t][h] = (const T *)a.weight + ((C::GATED && h ? a.outputs : 0) + output) * a.weight_stride;
+                rows[t][h] = (const T *)a.weight + blockIdx.y * a.weight_batch_stride +
+                             ((C::GATED && h ? a.outputs : 0) + output) * a.weight_stride;
             }
         }
     }
@@ -189,7 +191,7 @@ struct tile_sums {
             float value = of(a, row, place, output);
             if (C::GATED) value = silu<T>(rounded(value)) * rounded(of(a, row, place + 8, a.outputs + output));
             if (a.adds) value = before[n] + rounded(value);
-            const int64_t at = row * a.out_stride + output;
+            const int64_t at = blockIdx.y * a.out_batch_stride + row * a.out_stride + output;
             if (a.out_fp32) {
                 ((float *)a.out)[at] = value;
             } else {
@@ -208,7 +210,7 @@ __global__ void __launch_bounds__(THREADS, 2) linear_few(const __grid_constant__
     weight_loader<C> weights(a, shared, steps);
 #pragma unroll
     for (int s = 0; s < C::STAGES; s++) weights.load(s);
-    const T *rows = (const T *)a.x;
+    const T *rows = (const T *)a.x + blockIdx.y * a.x_batch_stride;
     if constexpr (C::NORMED) {
         T *normed = (T *)(shared + C::RING_BYTES + C::SUM_BYTES);
         const row_norm<T, THREADS, CPA_CUDA_NORMED_INPUTS> norm(a.norm_weight, a.inputs);
@@ -228,7 +230,7 @@ __global__ void __launch_bounds__(THREADS, 2) linear_few(const __grid_constant__
         float c[C::TILES][C::GROUPS][4] = {}, before[C::ITEMS] = {};
         if (a.adds)
             sums.for_results(a, tile, [&](int n, int row, int, int32_t output) {
-                before[n] = to_float(((const T *)a.out)[row * a.out_stride + output]);
+                before[n] = to_float(((const T *)a.out)[blockIdx.y * a.out_batch_stride + row * a.out_stride + output]);
             });
         for (int32_t i = 0; i < steps; i++) {
             uint4 eight[C::CHUNKS][C::GROUPS];
@@ -266,35 +268,35 @@ __global__ void __launch_bounds__(THREADS, 2) linear_few(const __grid_constant__
 }
 
 template <typename C>
-cpa_status launch(const few_args &a, cpa_stream *stream) {
+cpa_status launch(const few_args &a, unsigned batch, cpa_stream *stream) {
     static uint64_t prepared;
     const int tiles = (a.outputs + C::OUTPUTS - 1) / C::OUTPUTS, most = 2 * cpa_cuda_device_of(stream)->multiprocessors;
     cpa_status status = cpa_cuda_shared_memory(stream, (const void *)linear_few<C>, C::SHARED_BYTES, &prepared);
     if (status != CPA_OK) return status;
-    return launch_early(linear_few<C>, dim3((unsigned)(tiles < most ? tiles : most)), THREADS, a, stream, "linear",
+    return launch_early(linear_few<C>, dim3((unsigned)(tiles < most ? tiles : most), batch), THREADS, a, stream, "linear",
                         C::SHARED_BYTES);
 }
 
 /* With as many stages as fit. */
 template <typename T, int TILES, int GROUPS, int CHUNKS, bool GATED, bool NORMED = false>
-cpa_status launch_stages(const few_args &a, cpa_stream *stream) {
+cpa_status launch_stages(const few_args &a, unsigned batch, cpa_stream *stream) {
     using three = config<T, TILES, GROUPS, CHUNKS, 3, true, GATED, NORMED>;
     using two = config<T, TILES, GROUPS, CHUNKS, 2, true, GATED, NORMED>;
-    return cpa_cuda_fits(stream, (const void *)linear_few<three>, three::SHARED_BYTES) ? launch<three>(a, stream)
-                                                                                       : launch<two>(a, stream);
+    return cpa_cuda_fits(stream, (const void *)linear_few<three>, three::SHARED_BYTES) ? launch<three>(a, batch, stream)
+                                                                                       : launch<two>(a, batch, stream);
 }
 
 template <typename T, bool GATED>
-cpa_status launch_rows(const few_args &a, bool vectors, cpa_stream *stream) {
-    if (a.norm_weight) return launch_stages<T, 1, 1, 4, GATED, true>(a, stream);
-    if (!vectors) return launch<config<T, 1, 2, 1, 4, false, GATED, false>>(a, stream);
-    return a.rows <= COLUMNS ? launch_stages<T, 1, 1, 4, GATED>(a, stream)
-                             : launch_stages<T, 2, 2, 2, GATED>(a, stream);
+cpa_status launch_rows(const few_args &a, unsigned batch, bool vectors, cpa_stream *stream) {
+    if (a.norm_weight) return launch_stages<T, 1, 1, 4, GATED, true>(a, batch, stream);
+    if (!vectors) return launch<config<T, 1, 2, 1, 4, false, GATED, false>>(a, batch, stream);
+    return a.rows <= COLUMNS ? launch_stages<T, 1, 1, 4, GATED>(a, batch, stream)
+                             : launch_stages<T, 2, 2, 2, GATED>(a, batch, stream);
 }
 
 template <typename T>
-cpa_status launch_gated(const few_args &a, bool gated, bool vectors, cpa_stream *stream) {
-    return gated ? launch_rows<T, true>(a, vectors, stream) : launch_rows<T, false>(a, vectors, stream);
+cpa_status launch_gated(const few_args &a, unsigned batch, bool gated, bool vectors, cpa_stream *stream) {
+    return gated ? launch_rows<T, true>(a, batch, vectors, stream) : launch_rows<T, false>(a, batch, vectors, stream);
 }
 
 } // namespace
@@ -317,12 +319,17 @@ extern "C" cpa_status cpa_cuda_linear_few(const cpa_linear_args *args, const cpa
                         args->out_dtype == CPA_F32,
                         fusion->adds,
                         fusion->norm_weight,
-                        fusion->norm_eps};
-    const bool vectors = in_vectors(args->dtype, args->x_stride | args->weight_stride | args->inputs,
+                        fusion->norm_eps,
+                        args->x_batch_stride,
+                        args->weight_batch_stride,
+                        args->out_batch_stride};
+    const unsigned batch = args->batch > 1 ? (unsigned)args->batch : 1;
+    const int64_t batch_strides = batch > 1 ? args->x_batch_stride | args->weight_batch_stride : 0;
+    const bool vectors = in_vectors(args->dtype, args->x_stride | args->weight_stride | args->inputs | batch_strides,
                                     (uintptr_t)args->x | (uintptr_t)args->weight | (uintptr_t)fusion->norm_weight);
     if (a.norm_weight && (!vectors || a.rows > 1 || a.inputs > CPA_CUDA_NORMED_INPUTS))
         return cpa_cuda_unsupported(stream, "linear: no norm for rows that are not one, aligned and of few inputs",
                                     a.inputs);
-    return args->dtype == CPA_BF16 ? launch_gated<__nv_bfloat16>(a, fusion->gated != 0, vectors, stream)
-                                   : launch_gated<__half>(a, fusion->gated != 0, vectors, stream);
+    return args->dtype == CPA_BF16 ? launch_gated<__nv_bfloat16>(a, batch, fusion->gated != 0, vectors, stream)
+                                   : launch_gated<__half>(a, batch, fusion->gated != 0, vectors, stream);
 }

@@ -14,8 +14,8 @@ template <typename T, int UNIT, bool ONE>
 __global__ void __launch_bounds__(ROTATE_THREADS) rotate(const __grid_constant__ rotate_grid grid) {
     const int32_t threads = 1 << grid.log2_threads;
     const int64_t row = (int64_t)blockIdx.x * (ROTATE_THREADS / threads) + (threadIdx.x >> grid.log2_threads);
-    dependent_wait();
     dependent_allow();
+    dependent_wait();
     if (row < grid.call.rows)
         rotate_row<T, UNIT, ONE>(grid.call, row, {(int32_t)threadIdx.x & (threads - 1), threads});
 }

@@ -1,10 +1,10 @@
 /* One row of attention in a file: what the sampled check had of a row that was wrong, for `cp_attn check`.
  *
- * The file begins with lines of text, "cp_attn row 3" and then a name and a value each, up to an empty line. Behind it,
- * in the byte order of the machine: float q[k_dim], float result[n], double reference[n], n being v_dim, or where the
- * result is O times a matrix its out_dim, and then float matrix[v_dim][out_dim]; and for each of `keys` keys int64_t index,
- * int32_t rank, int32_t seen, float k[k_dim], float v[v_dim], in any order. Keys and values are as the cache held
- * them. */
+ * The file begins with lines of text, "cp_attn row 3" and then a name and a value each, up to an empty line. Behind
+ * it, in the byte order of the machine: float q[k_dim], float result[n], double reference[n], n being v_dim, or
+ * where the result is O times a matrix its out_dim, and then float matrix[v_dim][out_dim]; and for each of `keys`
+ * keys int64_t index, int32_t rank, int32_t seen, float k[k_dim], float v[v_dim], in any order. Keys and values are
+ * as the cache held them. */
 #ifndef CPA_CASES_ROW_FILE_H
 #define CPA_CASES_ROW_FILE_H
 
