@@ -64,6 +64,10 @@ struct cpa_worker_sparse {
 static int32_t ranks_of(const cpa_worker *worker) {
     return worker->options.map.cp_size;
 }
+/* So many floats as are whole vectors of 16 bytes, of which messages are. */
+static int64_t in_vectors(int64_t floats) {
+    return (floats + 3) / 4 * 4;
+}
 static float *floats_at(const cpa_worker_sparse *s, int which, int64_t at) {
     return (float *)s->buffers[which].memory + at;
 }
@@ -79,6 +83,9 @@ static cpa_status check_worker(const cpa_worker *worker, cpa_error *err) {
                         o->map.interleave, BLOCK);
     if (o->model.attention.v_in_k || worker->forms.count > 1) why = "latents";
     if (!cpa_xattn_reads(o->model.attention.kv_dtype)) why = "a cache of several scales a row";
+    /* Attention over codes by blocks is the plain kernel's there, hundreds of times slower than over all keys. */
+    if (!worker->device->caps.bit_exact && cpa_dtype_is_quantised(o->model.attention.kv_dtype))
+        why = "a quantised cache on a device";
     if (worker->network->select) why = "a model that selects keys itself";
     if (o->model.attention.k_dim > CPA_XATTN_MOST_DIM || o->model.attention.k_dim % 8 != 0)
         why = "heads that are no multiple of 8 columns up to 256";
@@ -154,15 +161,16 @@ static cpa_status make_room_for(cpa_worker *worker, const sparse_chunk *c, cpa_e
     const cpa_worker_sparse *s = worker->sparse;
     const int64_t n = ranks_of(worker), element = cpa_dtype_bytes(s->shape.dtype), number = (int64_t)sizeof(float);
     const int64_t keys = cpa_min64(c->own_keys, KEYS_AT_ONCE), row = cpa_xattn_width(&s->shape) * element;
-    const int64_t sums = c->q_blocks * cpa_xattn_blocks(&s->shape, c->most_keys) * number;
+    const int64_t sums = in_vectors(c->q_blocks * cpa_xattn_blocks(&s->shape, c->most_keys)) * number;
+    const int64_t stats = in_vectors(2 * c->groups) * number;
     CPA_TRY(reserve(worker, PACKED_Q, c->groups * row, err));
     CPA_TRY(reserve(worker, PACKED_K, cpa_xattn_packed_bytes(&s->shape, s->shape.kv_heads, keys), err));
-    CPA_TRY(reserve(worker, STATS, 2 * c->groups * number, err));
+    CPA_TRY(reserve(worker, STATS, stats, err));
     CPA_TRY(reserve(worker, SUMS, sums, err));
     if (n == 1) return CPA_OK;
     CPA_TRY(reserve(worker, PACKED_OWN, s->parts[c->part + worker->rank].groups * s->shape.q_heads * row, err));
-    CPA_TRY(reserve(worker, ALL_STATS, n * 2 * c->groups * number, err));
-    CPA_TRY(reserve(worker, MERGED, 2 * c->groups * number, err));
+    CPA_TRY(reserve(worker, ALL_STATS, n * stats, err));
+    CPA_TRY(reserve(worker, MERGED, stats, err));
     return reserve(worker, ALL_SUMS, n * sums, err);
 }
 
@@ -406,13 +414,14 @@ static cpa_status walk_keys(cpa_worker *worker, const sparse_chunk *c, const cpa
 static cpa_status join_stats(cpa_worker *worker, const sparse_chunk *c) {
     const cpa_worker_sparse *s = worker->sparse;
     if (ranks_of(worker) == 1) return CPA_OK;
-    CPA_TRY(share_evenly(worker, STATS, ALL_STATS, 2 * c->groups, (int64_t)sizeof(float)));
+    const int64_t stats = in_vectors(2 * c->groups);
+    CPA_TRY(share_evenly(worker, STATS, ALL_STATS, stats, (int64_t)sizeof(float)));
     const cpa_xattn_merge_stats_args merge = {.size = sizeof merge,
                                               .rows = c->groups,
                                               .n = ranks_of(worker),
                                               .part_max = floats_at(s, ALL_STATS, 0),
                                               .part_sum = floats_at(s, ALL_STATS, c->groups),
-                                              .part_stride = 2 * c->groups,
+                                              .part_stride = stats,
                                               .max = floats_at(s, MERGED, 0),
                                               .sum = floats_at(s, MERGED, c->groups)};
     return cpa_xattn_merge_stats(&merge, worker->stream);
@@ -421,7 +430,7 @@ static cpa_status join_stats(cpa_worker *worker, const sparse_chunk *c) {
 /* All ranks have the same sums, and so the same bits. */
 static cpa_status select_parts(cpa_worker *worker, const sparse_chunk *c) {
     const cpa_worker_sparse *s = worker->sparse;
-    const int64_t width = cpa_xattn_blocks(&s->shape, c->most_keys), of_rank = c->q_blocks * width;
+    const int64_t width = cpa_xattn_blocks(&s->shape, c->most_keys), of_rank = in_vectors(c->q_blocks * width);
     const int several = ranks_of(worker) > 1;
     if (several) CPA_TRY(share_evenly(worker, SUMS, ALL_SUMS, of_rank, (int64_t)sizeof(float)));
     for (int32_t rank = 0; rank < ranks_of(worker); rank++) {

@@ -59,7 +59,8 @@ struct blocks_walk : key_walk<TILE> {
                           const block_rows &rows) {
         key_walk<TILE>::start(a, piece);
         if (threadIdx.x == 0) listed = this->count <= MOST;
-        if (this->count > MOST) return;
+        __syncthreads();
+        if (!listed) return;
         const int32_t warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         const int32_t words = (this->count + 31) / 32;
         for (int32_t word = warp; word < words; word += warps) {
