@@ -65,6 +65,19 @@ static void every_count_of_heads(void) {
     }
 }
 
+/* More units of a row and 64 heads than a device has multiprocessors, lists of one tile and of two. */
+static void many_rows_of_latents(void) {
+    static const cpa_dtype dtypes[] = {CPA_FP8_T64, CPA_FP8_T128, CPA_BF16};
+    for (int i = 0; i < 3 * 2; i++) {
+        cpa_sparse_case c = LATENT;
+        c.kv_dtype = dtypes[i % 3];
+        if (c.kv_dtype == CPA_FP8_T64) c.k_dim = 512;
+        c.q_heads = i / 3 ? 64 : 128, c.rows = i / 3 ? 141 : 71;
+        c.scopes[0].width = 70;
+        CU_ASSERT_EQUAL(cpa_sparse_wrong_rows(&c), 0);
+    }
+}
+
 /* Latents of other widths, of which tensor cores know no more than 512 of 512. */
 static void every_width_of_latents(void) {
     static const int32_t widths[][3] = {{512, 512, 1}, {320, 256, 1}, {48, 32, 2}, {17, 5, 1}};
@@ -283,6 +296,7 @@ int main(int argc, char **argv) {
     static const cpa_test tests[] = {
         {"every format of latents, one scope and two", every_format_of_latents},
         {"1 to 128 query heads over latents", every_count_of_heads},
+        {"many rows of latents", many_rows_of_latents},
         {"every width of latents", every_width_of_latents},
         {"grouped heads, single keys and units of four", grouped_heads},
         {"rows without keys", rows_without_keys},

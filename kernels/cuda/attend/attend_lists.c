@@ -11,6 +11,8 @@ static const char *latent_refuses(const cpa_cuda_attend_spec *spec) {
     const cpa_attention_shape *shape = spec->shape;
     if (shape->kv_heads > 1) return "keys by lists over latents of several KV heads";
     if (shape->v_dim > CPA_CUDA_LATENT_V_DIM) return "latents of more columns than 576, or 512 of values";
+    if (spec->call.kv_dtype == CPA_FP8_T64)
+        return spec->call.q_dtype == CPA_BF16 ? NULL : "queries in fp16 over rotated elements in bf16";
     return cpa_cuda_has_codes(spec) ? cpa_cuda_latent_codes_refuse(spec) : NULL;
 }
 

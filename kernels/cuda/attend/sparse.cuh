@@ -69,21 +69,31 @@ __device__ inline int64_t key_of_index(const cpa_cuda_attend_args &a, const cpa_
     return key - piece.k_first;
 }
 
-/* The slot of a position; -1: no key is attended there. */
-__device__ inline int64_t slot_at(const cpa_cuda_attend_args &a, const cpa_cuda_lists &lists, const listed_row &row,
-                                  const listed_keys &keys, int32_t position) {
+/* The entry of the list that has a position. */
+__device__ inline int32_t entry_at(const listed_keys &keys, int32_t position) {
     if (position >= keys.count) return -1;
+    if (!keys.entries) return 0;
+    return __ldg(keys.entries + (keys.unit > 1 ? position / keys.unit : position));
+}
+
+/* The slot of a position, given its entry; -1: no key is attended there. */
+__device__ inline int64_t slot_of(const cpa_cuda_attend_args &a, const cpa_cuda_lists &lists, const listed_row &row,
+                                  const listed_keys &keys, int32_t position, int32_t entry) {
+    if (position >= keys.count || entry < 0) return -1;
     int64_t token = position;
     if (keys.entries) {
-        const int32_t at = keys.unit > 1 ? position / keys.unit : position, entry = __ldg(keys.entries + at);
-        if (entry < 0) return -1;
-        token = (int64_t)entry * keys.unit + (position - at * keys.unit);
+        token = (int64_t)entry * keys.unit + (keys.unit > 1 ? position % keys.unit : 0);
         if (lists.slots > 0) return token < lists.slots ? token : -1;
         token = key_of_index(a, row.piece, token);
     }
     if (token < 0 || token >= row.piece.k_end || !sees(row.seen, row.sinks, (int32_t)token)) return -1;
     const int64_t block = __ldg(a.tables + row.piece.table + (token >> a.block_shift));
     return (block << a.block_shift) + (token & ((1 << a.block_shift) - 1));
+}
+
+__device__ inline int64_t slot_at(const cpa_cuda_attend_args &a, const cpa_cuda_lists &lists, const listed_row &row,
+                                  const listed_keys &keys, int32_t position) {
+    return slot_of(a, lists, row, keys, position, entry_at(keys, position));
 }
 
 } // namespace

@@ -28,9 +28,10 @@ typedef struct cpa_cuda_sparse_args {
     float *max_logits; /* [rows, q_heads]; NULL: not wanted */
 } cpa_cuda_sparse_args;
 
-/* Latents whose values are up to 512 of 576 columns, in q_dtype, CPA_FP8_T128 or CPA_FP8_E4M3 of one scale; scopes are
- * alike in that. Compute capability 9.0. */
+/* Latents whose values are up to 512 of 576 columns, in q_dtype, CPA_FP8_T128, CPA_FP8_E4M3 of one scale, or, by the
+ * second, CPA_FP8_T64; scopes are alike in that. Compute capability 9.0. */
 cpa_status cpa_cuda_sparse_latent(const cpa_cuda_sparse_args *args, cpa_stream *stream);
+cpa_status cpa_cuda_sparse_entries(const cpa_cuda_sparse_args *args, cpa_stream *stream);
 /* Ordinary heads of up to 256 columns, multiples of 16, in q_dtype, groups of up to 16; one scope. Compute capability 8.0;
  * whether the device has the shared memory for that. */
 cpa_status cpa_cuda_sparse_heads(const cpa_cuda_sparse_args *args, cpa_stream *stream);

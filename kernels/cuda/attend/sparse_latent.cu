@@ -245,6 +245,7 @@ cpa_status launch_cache(const cpa_cuda_sparse_args &args, cpa_stream *stream) {
 extern "C" cpa_status cpa_cuda_sparse_latent(const cpa_cuda_sparse_args *args, cpa_stream *stream) {
     const cpa_cuda_attend_args &a = args->a[0];
     const bool bf16 = a.q_dtype == CPA_BF16;
+    if (a.kv_dtype == CPA_FP8_T64) return cpa_cuda_sparse_entries(args, stream);
     if (a.kv_dtype == CPA_FP8_T128) return launch_cache<__nv_bfloat16, LATENT_TILED_CODES>(*args, stream);
     if (a.kv_dtype == CPA_FP8_E4M3)
         return bf16 ? launch_cache<__nv_bfloat16, LATENT_CODES>(*args, stream)
