@@ -245,8 +245,8 @@ typedef struct cpa_embed_args {
 CPA_API cpa_status cpa_embed(const cpa_embed_args *args, cpa_stream *stream);
 
 /* linear: out = x * weight^T + bias, accumulated in fp32 and rounded once. CUDA devices need cuBLASLt for fp32 and for
- * more than 16 rows or a batch (CPA_UNSUPPORTED without it); the first such product on a stream allocates what it needs and must
- * not be captured. With weight_scale the weights are codes of FP8 as cpattn/experts.h has them (expert_linear), without
+ * more than 16 rows (CPA_UNSUPPORTED without it); the first such product on a stream allocates what it needs and must not
+ * be captured. With weight_scale the weights are codes of FP8 as cpattn/experts.h has them (expert_linear), without
  * cuBLASLt; a view then begins at a multiple of 128 outputs and inputs, with the scales of its own blocks. */
 typedef struct cpa_linear_args {
     size_t size;

@@ -29,6 +29,12 @@ def save(name, cases, **changed):
     (folder / f"{name}.json").write_text(json.dumps(run))
 for name in ("decode", "decode-large", "cascade", "quantised", "small-blocks", "rules", "ruled-caches", "short-prompts", "varlen", "merge", "kv_write", "kv_pack", "kv_convert", "layouts", "exchange", "scaling", "latents", "expanded", "experts", "dense-product"):
     save(f"ours-{name}", gpu_cases.LISTS[name])
+for name in ("index_write", "index_q", "q_norm_rope_kv_write", "inverse_rope_quant", "compress_write"):
+    save(f"ours-{name}", gpu_cases.LISTS[name])
+for name in ("sparse", "index_logits", "topk"): # a layer that chooses takes these three, a small part of all keys
+    save(f"ours-{name}", gpu_cases.LISTS[name], time_us=4.5, gflops=1400e3)
+save("peer-topk", gpu_cases.LISTS["topk"], time_us=18.0)
+save("peer-flashinfer", gpu_cases.LISTS["latents"] + gpu_cases.LISTS["cascade"], time_us=110.0)
 for round in (1, 2):
     save(f"ours-prefill-{round}", gpu_cases.LISTS["prefill"])
     save(f"peer-cudnn-{round}", gpu_cases.LISTS["cudnn"], gflops=590e3)
@@ -97,6 +103,12 @@ missed ours-cascade.json 64x1x17K:shared=16K time_us 131 1
 missed ours-cascade.json 2x1x4K:shared=2K time_us 104 1
 missed ours-latents.json 64x1x16K:v-in-k=true:q-heads=128 gflops 590e3 1
 missed ours-latents.json 64x1x16K:v-in-k=true:q-heads=16 share_of_bandwidth 0.91 1
+missed peer-flashinfer.json 64x1x16K:v-in-k=true:q-heads=128 time_us 95 1
+missed ours-sparse.json 64x8Mx2K time_us 5.5 1
+missed ours-topk.json 1x128Kx2K time_us 30 1
+missed peer-topk.json 64x128Kx2K time_us 12 1
+missed ours-index_logits.json 1x4Kx64K gflops 1380e3 1
+missed ours-index_q.json 8K share_of_bandwidth 0.85 1
 missed ours-expanded.json 1x16Kx16K:q-heads=128:kv-heads=128:head-dim=192:v-head-dim=128 gflops 580e3 1
 missed ours-experts.json 4Kx4Kx7K:experts=256 gflops 410e3 1
 missed ours-merge.json 32Kx3 share_of_bandwidth 0.87 1

@@ -82,27 +82,24 @@ static void deal_latents(cascade_batch *b, int32_t heads, cpa_dtype kv_dtype, in
                                            .kv_dtype = kv_dtype};
 }
 
-/* Rows of few heads share tiles of rows; those that have tiles of their own have nothing to gain. Tiles go in pairs,
- * unless many would have no other. */
+/* Rows of few heads share tiles of rows; those that have tiles of their own have nothing to gain. */
 static void latents_are_shared_where_that_takes_less_time(void) {
     static cascade_batch b;
     static const struct {
         int32_t heads;
         cpa_dtype kv_dtype;
         int64_t sequences, shared, own, pieces, entries;
-        int32_t paired;
-    } cases[] = {{16, CPA_BF16, 64, 16384, 1024, 128, 64, 1},   {16, CPA_FP8_T128, 64, 16384, 1024, 128, 64, 0},
-                 {16, CPA_BF16, 24, 16384, 1024, 132, 24, 1},   {32, CPA_BF16, 64, 16384, 1024, 128, 64, 1},
-                 {16, CPA_BF16, 2, 16384, 1024, 0, 0, 0},       {16, CPA_BF16, 64, 256, 2048, 0, 0, 0},
-                 {64, CPA_BF16, 64, 16384, 1024, 0, 0, 0},      {128, CPA_BF16, 64, 16384, 1024, 0, 0, 0},
-                 {128, CPA_FP8_E4M3, 64, 16384, 1024, 0, 0, 0}, {1, CPA_BF16, 64, 16384, 1024, 32, 64, 0}};
+    } cases[] = {{16, CPA_BF16, 64, 16384, 1024, 128, 64},   {16, CPA_FP8_T128, 64, 16384, 1024, 128, 64},
+                 {16, CPA_BF16, 24, 16384, 1024, 132, 24},   {32, CPA_BF16, 64, 16384, 1024, 128, 64},
+                 {16, CPA_BF16, 2, 16384, 1024, 0, 0},       {16, CPA_BF16, 64, 256, 2048, 0, 0},
+                 {64, CPA_BF16, 64, 16384, 1024, 0, 0},      {128, CPA_BF16, 64, 16384, 1024, 0, 0},
+                 {128, CPA_FP8_E4M3, 64, 16384, 1024, 0, 0}, {1, CPA_BF16, 64, 16384, 1024, 32, 64}};
     cpa_cuda_cascade *cascade = calloc(1, sizeof *cascade);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         deal_latents(&b, cases[i].heads, cases[i].kv_dtype, cases[i].sequences, cases[i].shared, cases[i].own, 1);
         const cpa_cuda_cascade_cut cut = plan_cascade(cascade, &b);
         CU_ASSERT_EQUAL(cut.pieces, cases[i].pieces);
         CU_ASSERT_EQUAL(cut.rows, cases[i].entries);
-        CU_ASSERT_EQUAL(cut.paired, cases[i].paired);
     }
     cpa_cuda_cascade_destroy(cascade);
 }
@@ -184,13 +181,8 @@ static int64_t count_misplaced(const cascade_batch *b, const cpa_cuda_cascade *c
     return wrong;
 }
 
-/* Of a pair, whether the second piece has the keys of the first. */
-static int is_other(const cpa_cuda_piece *first, const cpa_cuda_piece *second) {
-    return second->table == first->table && second->k_first == first->k_first && second->k_begin == first->k_begin &&
-           second->k_end == first->k_end;
-}
-
-/* Few heads, of which tiles hold several tokens; more; and so many that a token has several tiles: of 70, one of six rows. */
+/* Few heads, of which tiles hold several tokens; more; and so many that a token has several tiles, of 70 one of six
+ * rows. */
 static void pieces_over_shared_latents_cover_them(void) {
     enum { MOST_PIECES = 1024, MOST_ROWS = 4 * SEQUENCES };
     static const int32_t heads[] = {1, 3, 16, 40, 64, 70, 128};
@@ -199,7 +191,7 @@ static void pieces_over_shared_latents_cover_them(void) {
     static cpa_cuda_listed_row rows[MOST_ROWS];
     static int64_t keys[SEQUENCES][CPA_CUDA_MOST_DECODE_ROWS];
     cpa_cuda_cascade *cascade = calloc(1, sizeof *cascade);
-    int64_t wrong = 0, pairs = 0, alone = 0;
+    int64_t wrong = 0;
     for (int64_t trial = 0; trial < 210; trial++) {
         const int32_t group = heads[trial % 7];
         const int64_t n = 2 + cpa_test_random_below(SEQUENCES - 1), shared = 128 * (1 + cpa_test_random_below(30)),
@@ -218,18 +210,13 @@ static void pieces_over_shared_latents_cover_them(void) {
         for (int64_t p = 0; p < cut.pieces; p++) {
             wrong += pieces[p].row_end - pieces[p].row_begin > b.tile_rows;
             wrong += count_misplaced(&b, cascade, &pieces[p], rows, keys);
-            wrong += cut.paired && p % 2 && !is_other(&pieces[p - 1], &pieces[p]);
-            wrong += pieces[p].row_begin == pieces[p].row_end && (!cut.paired || p % 2 == 0);
-            alone += pieces[p].row_begin == pieces[p].row_end;
+            wrong += pieces[p].row_begin >= pieces[p].row_end;
         }
         for (int64_t i = 0; i < n; i++)
             for (int64_t row = 0; row < count * group; row++)
                 wrong += keys[i][row] != b.batch.items[i].k_count - cascade->own[i].k_count || keys[i][row] < shared;
-        pairs += cut.paired;
     }
     CU_ASSERT_EQUAL(wrong, 0);
-    CPA_ASSERT_ORDER(pairs, >, 50);
-    CPA_ASSERT_ORDER(alone, >, 10);
     cpa_cuda_cascade_destroy(cascade);
 }
 

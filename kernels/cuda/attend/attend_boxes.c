@@ -1,7 +1,6 @@
 /* The kernels that copy boxes of keys and values by tensor maps, on compute capability 9.0, and the maps. */
 #include "base/check.h"
 #include "kernels/cuda/attend/attend_blocks.h"
-#include "kernels/cuda/attend/attend_cascade.h"
 #include "kernels/cuda/attend/attend_kernels.h"
 
 /* Packed rows of a warpgroup, which a box of queries of the persistent kernel brings. */
@@ -166,21 +165,12 @@ static cpa_status launch_persistent(const cpa_cuda_attend_launch *launch, cpa_st
     return cpa_cuda_attend_persistent(a, &maps, launch->count, tickets, stream);
 }
 
-/* Whether the pieces of neighbouring CTAs have the same keys: those of a team of two, or over keys that items share, of
- * which a window might show them different ones. */
-static int is_paired(const cpa_cuda_attend_launch *launch) {
-    const cpa_cuda_team team = cpa_cuda_team_of(launch->spec->shape, launch->kv->block_size);
-    if (cpa_cuda_has_codes(launch->spec) || !launch->spec->shape->v_in_k) return 0;
-    if (launch->pieces == CPA_CUDA_SHARED)
-        return launch->plan->memory->cascade->paired && launch->args->mask.window == 0;
-    return launch->pieces == CPA_CUDA_DECODE && team.ctas == 2;
-}
-
-/* Latents, or wide heads. */
+/* Latents, or wide heads. The rows of a token may be those of a team of two CTAs. */
 static cpa_status launch_latent(const cpa_cuda_attend_launch *launch, cpa_stream *stream) {
     const cpa_attention_shape *shape = launch->spec->shape;
     const int codes = cpa_cuda_has_codes(launch->spec), decode = launch->pieces == CPA_CUDA_DECODE;
-    const cpa_cuda_latent_form form = {shape->v_in_k, is_paired(launch)};
+    const cpa_cuda_team team = cpa_cuda_team_of(shape, launch->kv->block_size);
+    const cpa_cuda_latent_form form = {shape->v_in_k, shape->v_in_k && !codes && decode && team.ctas == 2};
     const int32_t box = cpa_cuda_latent_box(form, launch->kv->block_size);
     cpa_cuda_attend_args a = *launch->args;
     cpa_cuda_hopper_maps maps = {0};

@@ -17,20 +17,21 @@ enum {
     RUN_COST = 8,      /* of rows in runs, */
     RUN_CODE_COST = 5, /* and of both */
     TILE_COST = 18,    /* a full tile of rows against CPA_CUDA_PREFILL_KEYS keys */
-    WIDEN_CODES_COST = 24,      /* so many keys become elements; */
-    WIDEN_RUNS_COST = 32,       /* the same of rows in runs */
-    LATENT_FEW_ROWS = 16,       /* over latents: of an item, up to which the reading binds; more are in tiles */
-    LATENT_FLAT_COST = 14,      /* FLAT_COST for an item of so few rows, */
-    LATENT_CODE_COST = 12,      /* and CODE_COST */
-    LATENT_TILE_COST = 31,      /* TILE_COST, */
-    LATENT_CODE_TILE_COST = 50, /* and that over codes */
-    LATENT_LAUNCH_COST = 400,   /* of a kernel more, whose CTAs take long to begin, and of joining more states */
-    PIECE_COST = 32,            /* beginning and ending a piece of a node */
-    LAUNCH_COST = 86,           /* of a kernel more, and of joining more states; */
-    WIDEN_LAUNCH_COST = 34,     /* of one that widens */
-    LEAST_PIECE_TILES = 4,      /* of CPA_CUDA_PREFILL_KEYS */
-    MOST_WAVES = 3,
-    MOST_UNPAIRED_PART = 8 /* tiles go in pairs where no more than this part of all has no other */
+    WIDEN_CODES_COST = 24,       /* so many keys become elements; */
+    WIDEN_RUNS_COST = 32,        /* the same of rows in runs */
+    LATENT_FEW_ROWS = 16,        /* over latents: of an item, up to which the reading binds; more are in tiles */
+    LATENT_FLAT_COST = 14,       /* FLAT_COST for an item of so few rows, */
+    LATENT_CODE_COST = 10,       /* over codes of one scale, */
+    LATENT_TILED_COST = 18,      /* and over those of CPA_FP8_T128; */
+    LATENT_TILE_COST = 31,       /* TILE_COST, */
+    LATENT_CODE_TILE_COST = 41,  /* over codes, */
+    LATENT_TILED_TILE_COST = 55, /* and over those of CPA_FP8_T128 */
+    LATENT_LAUNCH_COST = 400,    /* of a kernel more, whose CTAs take long to begin, and of joining more states */
+    PIECE_COST = 32,             /* beginning and ending a piece of a node */
+    LAUNCH_COST = 86,            /* of a kernel more, and of joining more states; */
+    WIDEN_LAUNCH_COST = 34,      /* of one that widens */
+    LEAST_PIECE_TILES = 4,       /* of CPA_CUDA_PREFILL_KEYS */
+    MOST_WAVES = 3
 };
 
 static int64_t group_of(const cpa_attend_batch *batch) {
@@ -54,7 +55,6 @@ typedef struct cascade_costs {
     int64_t flat;                        /* FLAT_COST for this dtype */
     int64_t widen;  /* cost to prepare CPA_CUDA_PREFILL_KEYS shared keys; 0: they are attended as they lie */
     int64_t launch; /* cost of all launches that sharing needs */
-    int paired;     /* see the cut */
 } cascade_costs;
 
 static int64_t entries_of(const cascade_costs *c, const cpa_cascade_node *node) {
@@ -62,8 +62,7 @@ static int64_t entries_of(const cascade_costs *c, const cpa_cascade_node *node) 
 }
 
 static int64_t tiles_of(const cascade_costs *c, const cpa_cascade_node *node) {
-    const int64_t tiles = cpa_cuda_ceil_div(entries_of(c, node), c->tile_entries);
-    return c->paired ? (tiles + 1) / 2 * 2 : tiles;
+    return cpa_cuda_ceil_div(entries_of(c, node), c->tile_entries);
 }
 
 /* Half as much is read of narrow heads, while a tile takes the same time: its rows are more, and exponentials bind. */
@@ -78,8 +77,9 @@ static cascade_costs costs_of(const cpa_cascade *tree, const cpa_attend_batch *b
                            .token_entries = cpa_cuda_token_entries(batch, tile_rows),
                            .tile_entries = cpa_cuda_tile_entries(batch, tile_rows)};
     if (batch->shape.v_in_k) {
-        costs.tile = codes ? LATENT_CODE_TILE_COST : LATENT_TILE_COST;
-        costs.flat = codes ? LATENT_CODE_COST : LATENT_FLAT_COST;
+        const int tiled = batch->shape.kv_dtype == CPA_FP8_T128;
+        costs.tile = tiled ? LATENT_TILED_TILE_COST : codes ? LATENT_CODE_TILE_COST : LATENT_TILE_COST;
+        costs.flat = tiled ? LATENT_TILED_COST : codes ? LATENT_CODE_COST : LATENT_FLAT_COST;
         costs.launch = LATENT_LAUNCH_COST;
         return costs;
     }
@@ -163,30 +163,15 @@ static cpa_cuda_cascade_cut cut_nodes(const cascade_costs *c, int32_t multiproce
         best = cut;
     }
     for (int64_t n = 0; n < c->tree->n_nodes; n++) best.rows += entries_of(c, &c->tree->nodes[n]);
-    best.paired = c->paired;
     return best;
-}
-
-/* Whether tiles of latents go in pairs, which read keys once: elements do. (Where a window hides keys, two tiles walk
- * through different ones: of that a call tells.) */
-static int goes_in_pairs(const cascade_costs *c) {
-    int64_t all = 0, unpaired = 0;
-    if (!c->batch->shape.v_in_k || cpa_dtype_is_quantised(c->batch->shape.kv_dtype)) return 0;
-    for (int64_t n = 0; n < c->tree->n_nodes; n++) {
-        const cpa_cascade_node *node = &c->tree->nodes[n];
-        all += tiles_of(c, node) * key_tiles_of(node);
-        unpaired += tiles_of(c, node) % 2 * key_tiles_of(node);
-    }
-    return unpaired * MOST_UNPAIRED_PART <= all;
 }
 
 cpa_cuda_cascade_cut cpa_cuda_choose_cascade(cpa_cascade *tree, const cpa_attend_batch *batch, int32_t tile_rows,
                                              int32_t multiprocessors, int always) {
-    cascade_costs costs = costs_of(tree, batch, tile_rows);
+    const cascade_costs costs = costs_of(tree, batch, tile_rows);
     int64_t flat = 0, widen = 0, time;
     cpa_cascade_keep(tree, always ? always_pays : pays, &costs);
     if (tree->n_nodes == 0) return (cpa_cuda_cascade_cut){0};
-    costs.paired = goes_in_pairs(&costs);
     const cpa_cuda_cascade_cut cut = cut_nodes(&costs, multiprocessors, &time);
     for (int64_t n = 0; n < tree->n_nodes; n++) {
         flat += flat_cost(&costs, &tree->nodes[n]);
@@ -323,10 +308,6 @@ cpa_status cpa_cuda_cascade_write(cpa_cuda_cascade *cascade, const cpa_attend_ba
                 take_tile(&pieces[n], entry, token_entries, tile_rows, group_of(batch));
                 pieces[n++].partial = (int32_t)state;
             }
-            if (!cut->paired || n % 2 == 0) continue;
-            pieces[n] = pieces[n - 1];
-            pieces[n].row_end = pieces[n].row_begin;
-            n++;
         }
         first += entries;
     }

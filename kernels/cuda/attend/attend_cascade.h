@@ -12,7 +12,6 @@
 typedef struct cpa_cuda_cascade_cut {
     int64_t split_keys; /* shared keys of a piece, at most; 0: nothing is shared */
     int64_t pieces;     /* pieces for each KV head */
-    int32_t paired;     /* not 0: two and two that stand side by side have the same keys; the second may have no rows */
     int64_t rows;       /* entries of the row list */
 } cpa_cuda_cascade_cut;
 
@@ -24,7 +23,6 @@ typedef struct cpa_cuda_cascade_item {
 
 /* Scratch of plan_set; all zero at first. */
 struct cpa_cuda_cascade {
-    int32_t paired; /* that of the cut which the plan has, as it is set */
     cpa_cascade tree;
     cpa_attend_item *own; /* the items, with their own keys alone */
     int64_t own_capacity;

@@ -8,8 +8,7 @@
  * with the scores of a tile and their softmax, and the one whose turn it is hands probabilities and maxima on, thread
  * to thread; while it multiplies them with its half of the values, the other has the scores of the next tile multiplied
  * (as FlashMLA, DeepSeek-AI, has two tiles under way in two warpgroups). Where the rows of a token are those of a team
- * of two CTAs, or neighbouring pieces over shared keys are two and two of the same ones, these are a cluster, which reads
- * a tile once. */
+ * of two CTAs, these are a cluster, which reads a tile once. */
 #include "base/check.h"
 #include "base/dependent.cuh"
 #include "kernels/cuda/attend/latent_codes.cuh"

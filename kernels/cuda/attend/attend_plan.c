@@ -262,7 +262,6 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
     plan->most_keys = b.most_keys * CPA_CUDA_PREFILL_KEYS;
     plan->n_places = b.n_places;
     plan->n_shared = (int32_t)b.n_shared;
-    memory->cascade->paired = b.cut.paired;
     plan->partial_rows = b.partial_rows;
     cpa_attend_plan_describe(base, batch, fusion);
     if (b.n_shared > 0) base->keys_read -= cpa_cascade_keys_saved(&b.cascade->tree);
@@ -303,7 +302,6 @@ uint64_t cpa_cuda_plan_shape(const cpa_attend_plan *base) {
         (uint64_t)plan->place_tables_at,
         (uint64_t)plan->listed_blocks_at,
         (uint64_t)plan->n_shared,
-        (uint64_t)plan->memory->cascade->paired,
         (uint64_t)plan->shared_at,
         (uint64_t)plan->rows_at,
         (uintptr_t)plan->memory->image,

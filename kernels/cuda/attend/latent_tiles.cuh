@@ -17,8 +17,7 @@ constexpr int HALF_PARTS = 2;
  * CPA_FP8_T128, with scales in the row and elements behind them; or keys and values apart, as elements. */
 enum latent_cache { LATENT_ELEMENTS, LATENT_CODES, LATENT_TILED_CODES, VALUES_APART };
 
-/* Paired: two CTAs of a cluster have the same keys for different rows, all along. Each copies half of every tile to
- * both. */
+/* Paired: two CTAs of a cluster have the same keys for different rows. Each copies half of every tile to both. */
 template <typename Element, latent_cache Cache, bool Paired = false>
 struct latent_config {
     using element = Element;

@@ -1,6 +1,6 @@
 /* project_states: a CTA takes some rows of one head, whose O lies in shared memory, and a lane has a column of the
- * results. The warps share the columns of O, so that the few CTAs of few rows have many loads under way; what these read of
- * the matrix is fetched while the kernel in front still runs. */
+ * results. The warps share the columns of O, so that the few CTAs of few rows have many loads under way; what these read
+ * of the matrix is fetched while the kernel in front still runs. */
 #include "base/dependent.cuh"
 #include "kernels/cuda/attend/mma.cuh"
 #include "kernels/cuda/attend/state.cuh"
@@ -64,6 +64,7 @@ extern "C" cpa_status cpa_cuda_project_states(const cpa_project_states_args *arg
     if (ctas > INT32_MAX) return cpa_cuda_unsupported(stream, "more rows than a grid counts", args->rows);
     const dim3 grid((unsigned)ctas, (unsigned)((args->out_dim + COLUMNS - 1) / COLUMNS));
     const int early = cpa_cuda_starts_early(stream, ctas * grid.y);
-    return cpa_cuda_check(&stream->error, launch_dependent(kernel, grid, THREADS, *args, early, cpa_cuda_handle(stream)),
+    return cpa_cuda_check(&stream->error,
+                          launch_dependent(kernel, grid, THREADS, *args, early, cpa_cuda_handle(stream)),
                           "project_states");
 }

@@ -359,71 +359,51 @@ struct short_window {
     }
 };
 
-/* What the first warp finds for all. */
-struct shared_short {
-    shared_entry entry;
-    float4 keys[SHORT_WINDOW * SHORT_THREADS];
-    uint32_t ends;                       /* a bit for each token of the chunk that ends an entry */
-    const float *rows[SHORT_WINDOW];     /* keys of a window; NULL: there is no such row */
-    int32_t scores_behind[SHORT_WINDOW]; /* elements from keys to scores */
-    bool is_found;
-};
-
-/* Finds the rows of a window, a row a lane of the first warp; is_found false where one cannot be. */
-__device__ void find_short_rows(const compress_args &c, int64_t token, shared_short &shared) {
+/* Reads a window, whose rows each warp finds, a row a lane; false, which all threads agree on, where one cannot be. */
+__device__ bool load_window(const compress_args &c, int64_t token, int32_t column, short_window &window,
+                            float4 *keys_at) {
     const cpa_compress_write_args &a = c.call;
-    const int32_t lane = threadIdx.x, before = rows_before(a, token), end = cpa_window_rows(&a.state);
+    const int32_t lane = threadIdx.x % WARP_LANES;
     const char *what;
     cpa_window_row row = {};
+    const int32_t before = rows_before(a, token), end = cpa_window_rows(&a.state);
     const int64_t fault = lane < end ? cpa_window_fault(&a, token, lane, &what) : -1;
-    if (fault >= 0) tell_bad_slot(c.pool.bad_slot, token, fault);
-    const bool is_found = !__any_sync(0xffffffff, fault >= 0);
-    if (is_found && lane >= before && lane < end) row = cpa_window_row_of(&a, token, lane);
-    if (lane < SHORT_WINDOW) shared.rows[lane] = row.keys, shared.scores_behind[lane] = (int32_t)row.scores;
-    if (lane == 0) shared.is_found = is_found;
-}
-
-__device__ void load_window(shared_short &shared, int32_t column, short_window &window) {
+    if (fault >= 0 && threadIdx.x < WARP_LANES) tell_bad_slot(c.pool.bad_slot, token, fault);
+    if (__any_sync(0xffffffff, fault >= 0)) return false;
+    if (lane < end) row = cpa_window_row_of(&a, token, lane);
 #pragma unroll
     for (int w = 0; w < SHORT_WINDOW; w++) {
-        const float *keys = shared.rows[w];
+        const float *keys = (const float *)__shfl_sync(0xffffffff, (unsigned long long)row.keys, w);
+        const int32_t scores = __shfl_sync(0xffffffff, (int32_t)row.scores, w);
 #pragma unroll
         for (int e = 0; e < CHANNELS; e++) window.score[w][e] = -INFINITY;
-        if (keys) load_floats(keys + shared.scores_behind[w] + column, window.score[w]);
-        copy_async_16((uint32_t)__cvta_generic_to_shared(shared.keys + w * SHORT_THREADS + threadIdx.x), keys + column,
-                      keys != NULL);
+        const bool is_row = w >= before && w < end;
+        if (is_row) load_floats(keys + scores + column, window.score[w]);
+        copy_async_16((uint32_t)__cvta_generic_to_shared(keys_at + w * SHORT_THREADS + threadIdx.x), keys + column,
+                      is_row);
     }
     copy_async_commit();
-    copy_async_wait<0>();
+    return true;
 }
 
 __global__ void __launch_bounds__(SHORT_THREADS, 6) compress_write_short(const __grid_constant__ compress_args c) {
-    __shared__ __align__(16) shared_short shared;
+    __shared__ __align__(16) shared_entry shared;
+    __shared__ float4 keys[SHORT_WINDOW * SHORT_THREADS];
     const cpa_compress_write_args &a = c.call;
-    const int32_t column = (int32_t)threadIdx.x * CHANNELS;
+    const int32_t lane = threadIdx.x % WARP_LANES, column = (int32_t)threadIdx.x * CHANNELS;
+    const int64_t first = (int64_t)blockIdx.x * c.chunk;
     dependent_allow();
     dependent_wait();
-    if (threadIdx.x < WARP_LANES) {
-        const int64_t own = (int64_t)blockIdx.x * c.chunk + threadIdx.x;
-        const bool is_end = (int32_t)threadIdx.x < c.chunk && own < a.tokens && a.slots[own] >= 0 &&
-                            cpa_compress_ends(&a.state, a.positions[own]);
-        const uint32_t ends = __ballot_sync(0xffffffff, is_end);
-        if (threadIdx.x == 0) shared.ends = ends;
-    }
-    __syncthreads();
-#pragma unroll 1
-    for (int32_t i = 0; i < c.chunk; i++) {
-        if (!(shared.ends >> i & 1)) continue;
-        const int64_t token = (int64_t)blockIdx.x * c.chunk + i;
-        if (threadIdx.x < WARP_LANES) find_short_rows(c, token, shared);
-        __syncthreads();
-        if (shared.is_found) {
-            short_window window;
-            float x[CHANNELS];
-            load_window(shared, column, window);
-            window.pool(shared.keys, x);
-            finish_entry(c, token, shared.entry, true, column, x);
-        }
+    const bool is_end = lane < c.chunk && first + lane < a.tokens && a.slots[first + lane] >= 0 &&
+                        cpa_compress_ends(&a.state, a.positions[first + lane]);
+    for (uint32_t ends = __ballot_sync(0xffffffff, is_end); ends; ends &= ends - 1) {
+        const int64_t token = first + __ffs((int)ends) - 1;
+        short_window window;
+        float x[CHANNELS];
+        if (!load_window(c, token, column, window, keys)) continue;
+        copy_async_wait<0>();
+        window.pool(keys, x);
+        finish_entry(c, token, shared, true, column, x);
         __syncthreads(); /* the next entry is made in the same memory */
     }
 }

@@ -5,7 +5,7 @@
 
 namespace {
 
-constexpr int HEADS = 4;
+constexpr int HEADS = 2;
 
 __device__ int32_t warp_of_row() {
     return (int32_t)(blockIdx.y * WARPS + threadIdx.x / WARP_LANES);

@@ -4,8 +4,8 @@
  * kernel in front, which makes x, has ended. */
 #include "kernels/cuda/attend/cluster.cuh"
 #include "kernels/cuda/attend/mma.cuh"
+#include "kernels/cuda/experts/expert_fused.h"
 #include "kernels/cuda/experts/route_token.cuh"
-#include "kernels/cuda/nn/nn.h"
 
 namespace {
 

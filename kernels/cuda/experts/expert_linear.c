@@ -7,20 +7,11 @@
 /* Places that an expert has in the mean, from which on wgmma's tiles are full enough. */
 enum { MANY_PLACES = 64 };
 
-/* Whether rows of x and weights are vectors of 16 bytes at multiples of 16. */
-static int in_vectors(const cpa_expert_linear_args *a) {
-    const int64_t vector = 16, bytes = cpa_dtype_bytes(a->dtype), weight_bytes = a->weight_scale ? 1 : bytes;
-    const int64_t places = (int64_t)(uintptr_t)a->x | (int64_t)(uintptr_t)a->weight | a->x_stride * bytes |
-                           a->inputs * bytes | a->weight_stride * weight_bytes | a->expert_stride * weight_bytes |
-                           a->inputs * weight_bytes;
-    return places % vector == 0;
-}
-
 cpa_status cpa_cuda_expert_multiply(const cpa_cuda_expert_product *product, cpa_stream *stream) {
     const cpa_expert_linear_args *a = &product->args;
     const cpa_cuda_path path = cpa_cuda_device_of(stream)->path;
     CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
-    if (a->dtype == CPA_F32 || !in_vectors(a) || path == CPA_CUDA_SIMPLE)
+    if (a->dtype == CPA_F32 || !cpa_cuda_expert_in_vectors(a) || path == CPA_CUDA_SIMPLE)
         return cpa_cuda_expert_multiply_simple(product, stream);
     if (path != CPA_CUDA_HOPPER || a->rows / a->experts <= MANY_PLACES || (a->weight_scale && a->dtype != CPA_BF16))
         return cpa_cuda_expert_multiply_tiles(product, stream);
@@ -31,15 +22,4 @@ cpa_status cpa_cuda_expert_multiply(const cpa_cuda_expert_product *product, cpa_
 cpa_status cpa_cuda_expert_linear(const cpa_expert_linear_args *args, cpa_stream *stream) {
     const cpa_cuda_expert_product product = {.args = *args, .bias = NULL};
     return cpa_cuda_expert_multiply(&product, stream);
-}
-
-int cpa_cuda_fuses_experts(const cpa_expert_linear_args *args, const cpa_stream *stream) {
-    return args->dtype != CPA_F32 && !args->weight_scale && in_vectors(args) && cpa_cuda_expert_is_few(args) &&
-           cpa_cuda_device_of(stream)->path != CPA_CUDA_SIMPLE;
-}
-
-cpa_status cpa_cuda_expert_fused(const cpa_expert_linear_args *args, const cpa_expert_fusion *fusion,
-                                 cpa_stream *stream) {
-    CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
-    return cpa_cuda_expert_multiply_few(args, fusion, stream);
 }

@@ -18,15 +18,14 @@ typedef struct cpa_cuda_expert_product {
     const void *bias; /* [outputs] in dtype */
 } cpa_cuda_expert_product;
 
-/* fuses_experts and expert_fused of kernels/nn.h: few places of each expert, in 16-bit elements and vectors of 16 bytes. */
-int cpa_cuda_fuses_experts(const cpa_expert_linear_args *args, const cpa_stream *stream);
-cpa_status cpa_cuda_expert_fused(const cpa_expert_linear_args *args, const cpa_expert_fusion *fusion,
-                                 cpa_stream *stream);
-
-/* chooses_experts and expert_choose of kernels/nn.h: a few rows, on devices of CPA_CUDA_HOPPER. */
-int cpa_cuda_chooses_experts(const cpa_linear_args *router, const cpa_stream *stream);
-cpa_status cpa_cuda_expert_choose(const cpa_linear_args *router, const cpa_expert_route_args *route,
-                                  const cpa_expert_permute_args *permute, cpa_stream *stream);
+/* Whether rows of x and weights are vectors of 16 bytes at multiples of 16. */
+static inline int cpa_cuda_expert_in_vectors(const cpa_expert_linear_args *a) {
+    const int64_t vector = 16, bytes = cpa_dtype_bytes(a->dtype), weight_bytes = a->weight_scale ? 1 : bytes;
+    const int64_t places = (int64_t)(uintptr_t)a->x | (int64_t)(uintptr_t)a->weight | a->x_stride * bytes |
+                           a->inputs * bytes | a->weight_stride * weight_bytes | a->expert_stride * weight_bytes |
+                           a->inputs * weight_bytes;
+    return places % vector == 0;
+}
 
 /* By whichever kernel can. */
 cpa_status cpa_cuda_expert_multiply(const cpa_cuda_expert_product *product, cpa_stream *stream);

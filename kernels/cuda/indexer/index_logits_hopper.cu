@@ -94,7 +94,6 @@ struct index_consumer {
     ring &keys;
     const int group;    /* which of the two */
     uint32_t q, stages; /* words of descriptors */
-    uint32_t full;      /* the barrier of the first stage */
     row_results results;
     float weights[N / 4];
     int key; /* of this thread's results, in a block */
@@ -104,7 +103,6 @@ struct index_consumer {
         : w(w), keys(keys), group(group),
           q(descriptor_word<lines::LINE>(tiles_at + (w.split ? 0 : group) * ring::Q_BYTES)),
           stages(descriptor_word<lines::LINE>(tiles_at + CONSUMERS * ring::Q_BYTES)),
-          full(tiles_at + ring::TILES_BYTES + ring::FULL_AT),
           results(w, tile, w.split ? 0 : group * ROWS, ROWS),
           key((int)threadIdx.x % WARPGROUP / WARP_LANES * 16 + (int)threadIdx.x / 4 % 8 +
               (int)threadIdx.x / 2 % 2 * 8) {
@@ -119,12 +117,11 @@ struct index_consumer {
         }
     }
 
-    __device__ void wait_full(place at) const { barrier_wait(full + at.stage * (int)sizeof(uint64_t), at.parity); }
-
-    /* The products of a block of a stage that is full. */
+    /* The products of a block of a stage. */
     __device__ void multiply(float (&d)[N / 2], place at, int block) {
         const uint32_t a =
             stages + ((uint32_t)at.stage * ring::KEY_BYTES + (uint32_t)block * BLOCK_KEYS * lines::LINE) / 16;
+        keys.wait_full(at);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < lines::ROW / STEP; step++)
@@ -164,9 +161,8 @@ struct index_consumer {
     /* Two products at a time, of the blocks of a stage or, with `split`, of one's own block of two stages: the sums of
      * the first are made under the second. (With a product on its way from one turn to the next ptxas makes them wait
      * for each other.) Warpgroups issue products in turns, so that sums of one are made under products of the other: in
-     * step both would wait for products, and then leave tensor cores idle. Stages are waited for before a turn, in which
-     * nothing but products is begun. Where there is no second stage the first is multiplied once more: a loop without
-     * branches around products. */
+     * step both would wait for products, and then leave tensor cores idle. Where there is no second stage the first is
+     * multiplied once more: a loop without branches around products. */
     __device__ void run(int32_t first, int32_t stages_used) {
         const bool split = w.split;
         const int even_block = split ? group : 0, odd_block = split ? group : 1, step = split ? 2 : 1;
@@ -178,8 +174,6 @@ struct index_consumer {
             const bool has_odd = !split || n + 1 < stages_used;
             place second = at;
             if (split && has_odd) second.advance();
-            wait_full(at);
-            if (split) wait_full(second);
             named_sync(turn, CONSUMERS * WARPGROUP);
             multiply(even, at, even_block);
             multiply(odd, second, odd_block);

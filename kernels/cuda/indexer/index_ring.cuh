@@ -5,8 +5,6 @@
 #ifndef CPA_CUDA_INDEX_RING_CUH
 #define CPA_CUDA_INDEX_RING_CUH
 
-#include <stddef.h>
-
 #include "kernels/cuda/attend/hopper.cuh"
 #include "kernels/cuda/attend/mma.cuh"
 #include "kernels/cuda/device/warp.cuh"
@@ -62,11 +60,7 @@ struct index_ring {
     uint64_t full[STAGES], empty[STAGES];
 
     static constexpr int TILES_BYTES = CONSUMERS * Q_BYTES + STAGES * KEY_BYTES;
-    static constexpr int FULL_AT = STAGES * KEYS * (int)sizeof(float); /* from a ring to its barriers */
-    static constexpr int bytes() {
-        static_assert(offsetof(index_ring, full) == FULL_AT, "barriers are behind the scales");
-        return TILE_ALIGNMENT + TILES_BYTES + (int)sizeof(index_ring);
-    }
+    static constexpr int bytes() { return TILE_ALIGNMENT + TILES_BYTES + (int)sizeof(index_ring); }
 
     /* `fillers` arrivals make a stage full. */
     __device__ void start(int fillers) {
@@ -76,6 +70,7 @@ struct index_ring {
         }
         barrier_init_fence();
     }
+    __device__ void wait_full(place at) { barrier_wait(shared_address(&full[at.stage]), at.parity); }
     __device__ void wait_empty(place at) { barrier_wait(shared_address(&empty[at.stage]), at.parity ^ 1); }
     /* Of a warp that needs nothing of a stage any more. */
     __device__ void give_back(place at) {

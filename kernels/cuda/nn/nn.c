@@ -1,7 +1,7 @@
 /* The table of operators beside attention. */
 #include "kernels/cuda/nn/nn.h"
 
-#include "kernels/cuda/experts/expert_linear.h"
+#include "kernels/cuda/experts/expert_fused.h"
 #include "kernels/cuda/nn/linear.h"
 
 #define ROW(name) .name = cpa_cuda_##name,
