@@ -101,6 +101,9 @@ INDEX_ROWS = {"index_write": "512K", "index_q": "8K"}
 ENTRIES = {"q_norm_rope_kv_write": "1Kx128", "inverse_rope_quant": "1Kx128", "compress_write": "8Kx4"}
 # The keys and values that latents stand for, of each head.
 EXPANDED = [f"{prefill(size)}:q-heads=128:kv-heads=128:head-dim=192:v-head-dim=128" for size in ("16K", "64K")]
+# XAttention: queries x keys x stride x tau in %, and queries x keys x blocks kept in %, beside dense prefill.
+XATTN_DENSE, XATTN = "1x64Kx64K", [f"64Kx64Kx{stride}x90" for stride in (8, 16)]
+ATTEND_BLOCKS = [f"64Kx64Kx{kept}" for kept in (10, 25, 100)]
 # Products of experts, 8 of 256 for each of 4K tokens, beside a dense one of the same work.
 DENSE_PRODUCT, EXPERT_PRODUCTS = "32Kx4Kx7K", [f"4Kx4Kx7K:experts=256{codes}" for codes in ("", ":fp8-weights=true")]
 
@@ -129,6 +132,9 @@ LISTS = {
     "latents": [*LATENT_FLOPS, *LATENT_READ],
     "flashinfer": BESIDE_FLASHINFER,
     "sparse": [*SPARSE_FLOPS, *SPARSE_READ, latents("1x128Kx2K", 128), "1x128Kx2K"],
+    "xattn": XATTN,
+    "attend_blocks": ATTEND_BLOCKS,
+    "xattn-dense": [XATTN_DENSE],
     "index_logits": [*INDEX_FLOPS, *INDEX_READ, "1x1x128K"],
     "topk": [*TOPK, "1x128Kx2K"],
     **{name: [shape] for name, shape in (INDEX_ROWS | ENTRIES).items()},

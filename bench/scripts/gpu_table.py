@@ -192,6 +192,18 @@ def sparse_rows(runs, table):
     table.compare("2K of 128K keys each, 64 rows", chosen, dense, "all keys", 20, Calls)
 
 
+def xattn_rows(runs, table):
+    dense = runs.case("ours-xattn-dense", cases.XATTN_DENSE)
+    for case in cases.ATTEND_BLOCKS:
+        table.compare(f"attention over blocks at random {case}", runs.case("ours-attend_blocks", case), dense, "dense", 0.9,
+                      Flops)
+    for case in cases.XATTN:
+        table.compare(f"estimate of XAttention {case}", runs.case("ours-xattn_estimate", case), dense, "dense", 0.85, Flops)
+        whole = runs.case("ours-xattn", case)
+        table.add(f"XAttention {case}, whole", whole and Calls.text(whole), dense and f"dense {Calls.text(dense)}",
+                  whole and dense and dense["time_us"] / whole["time_us"], "", None, (whole, dense))
+
+
 def selection_rows(runs, table):
     def share(row):
         return row["share_of_bandwidth"]
@@ -338,8 +350,8 @@ def service_rows(runs, table):
 
 def main(folder):
     runs, table = Runs(folder), Table()
-    for add_rows in (prefill_rows, encoder_rows, decode_rows, cascade_rows, quantised_rows, latent_rows, sparse_rows, selection_rows,
-                     expert_rows, rule_rows, short_prompt_rows,
+    for add_rows in (prefill_rows, encoder_rows, decode_rows, cascade_rows, quantised_rows, latent_rows, sparse_rows,
+                     xattn_rows, selection_rows, expert_rows, rule_rows, short_prompt_rows,
                      small_block_rows, memory_rows,
                      exchange_rows, scaling_rows, service_rows):
         add_rows(runs, table)
