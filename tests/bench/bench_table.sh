@@ -40,6 +40,8 @@ for round in (1, 2):
     save(f"peer-cudnn-{round}", gpu_cases.LISTS["cudnn"], gflops=590e3)
     save(f"ours-encoders-{round}", gpu_cases.LISTS["varlen_attend"])
     save(f"peer-encoders-{round}", gpu_cases.LISTS["varlen_attend"], gflops=590e3)
+for name, cases in (("xattn-dense", "xattn-dense"), ("attend_blocks", "attend_blocks"), ("xattn", "xattn"), ("xattn_estimate", "xattn")):
+    save(f"ours-{name}", gpu_cases.LISTS[cases])
 save("peer-expanded", gpu_cases.LISTS["expanded"], gflops=590e3)
 save("peer-context_parallel", gpu_cases.LISTS["context_parallel"], gflops=500e3, rotate="allgather")
 served = {"median_itl_ms": 1.4, "duration": 9.0, "completed": 1, "verify": {"violations": 0},
@@ -111,6 +113,8 @@ missed ours-index_logits.json 1x4Kx64K gflops 1380e3 1
 missed ours-index_q.json 8K share_of_bandwidth 0.85 1
 missed ours-expanded.json 1x16Kx16K:q-heads=128:kv-heads=128:head-dim=192:v-head-dim=128 gflops 580e3 1
 missed ours-experts.json 4Kx4Kx7K:experts=256 gflops 410e3 1
+missed ours-attend_blocks.json 64Kx64Kx25 gflops 530e3 1
+missed ours-xattn_estimate.json 64Kx64Kx16x90 gflops 500e3 1
 missed ours-merge.json 32Kx3 share_of_bandwidth 0.87 1
 missed ours-merge.json 32Kx3 share_of_bandwidth 0.84 2
 missed ours-scaling.json 1x512Kx512K efficiency 0.985 1
