@@ -121,6 +121,7 @@ static void judge_row(void *ctx, int64_t item, int32_t thread) {
                                     .v_dim = (int32_t)o->v_dim,
                                     .q = c->in->q + at * o->k_dim * element,
                                     .q_dtype = (cpa_dtype)o->dtype,
+                                    .rounds_rows = cpa_dtype_is_turboquant((cpa_dtype)o->kv_dtype),
                                     .k = c->k,
                                     .v = o->v_in_k ? c->k : c->v,
                                     .k_stride = o->k_dim,

@@ -347,9 +347,13 @@ double cpa_reference_lse_tolerance(cpa_dtype dtype, double lse) {
     return isfinite(lse) ? (dtype == CPA_F32 ? 1e-5 : 2e-3) + 1e-5 * fabs(lse) : 0;
 }
 
+double cpa_reference_rounded_score(const cpa_reference_row *row) {
+    return row->plain_sum > 0 ? 4 * cpa_reference_unit_roundoff(row->dtype) * (1 + (double)row->element_size) : 0;
+}
+
 double cpa_reference_product_tolerance(const cpa_reference_row *row) {
     double mass = 0;
     if (!(row->plain_sum > 0)) return 0;
     for (int32_t d = 0; d < row->v_dim; d++) mass = fmax(mass, (double)(row->mass[d] / row->plain_sum));
-    return 4 * cpa_reference_unit_roundoff(row->dtype) * (1 + (double)row->element_size) * mass;
+    return cpa_reference_rounded_score(row) * mass;
 }

@@ -74,6 +74,9 @@ double cpa_reference_tolerance(cpa_dtype dtype, int32_t k_dim, double plain_erro
  * rounded to the other side, which moves an element by two units of roundoff u. A score so moves by 2 u scale |q k|, and a
  * result by as much of sum(p |v|) / sum(p), or by 2 u of that where a value is; twice, for two keys that compete. */
 double cpa_reference_product_tolerance(const cpa_reference_row *row);
+/* The same of its scores alone, and so of its LSE. Rows of CPA_TQ_ are no numbers of the queries' dtype either: devices
+ * round rotated queries, centroids and values to it, each by half a unit, which both tolerances allow for. */
+double cpa_reference_rounded_score(const cpa_reference_row *row);
 
 /* The tolerance of a result whose LSE is `lse`: 1e-5 (1 + |LSE|) for fp32, since its scores and the LSE itself are
  * numbers of 24 bits of that size; 2e-3 + 1e-5 |LSE| for bf16 and fp16. 0 for an LSE that is not finite: it has to be

@@ -11,6 +11,9 @@ cpa_status cpa_self_test_make_results(cpa_kernel_test *t, cpa_error *err);
  * shard 1 that a row is given, behind all of shard 0 where `both`. `score` may be NULL. */
 void cpa_self_test_expect(cpa_kernel_test *t, cpa_mask mask, const cpa_case_score *score, int both,
                           int32_t heads_apart);
+/* What comes to both tolerances, relative to the sizes of values, where devices round rows of CPA_TQ_ and the queries that
+ * they meet: cpa_reference_rounded_score of leading elements of 1. 0: for other caches. */
+double cpa_self_test_rounding(const cpa_kernel_test *t);
 /* Compares a state, or the rounded result beside its LSE, with what rows must be. CPA_CHECK_FAILED names what was done,
  * the mask, and the first row that is wrong. */
 cpa_status cpa_self_test_compare(cpa_kernel_test *t, const char *what, cpa_mask mask, const cpa_self_test_result *r,
