@@ -29,7 +29,7 @@ KEY, VALUE, QUESTION, BEFORE = (slice(i * CONTENT, (i + 1) * CONTENT) for i in r
 ONE, ASKS_NOTHING, FIRST, PAD = range(4 * CONTENT, 4 * CONTENT + 4)
 THETA = 1e9
 NEAR = 0.25  # how far keys lie from the middle of their family, which has length 1
-FAINT = 0.3  # length of the directions of filler, as of keys that nothing asks for
+FAINT = 0.2  # length of the directions, as keys, of what nothing asks for
 MATCH, SINK, KEPT = 90.0, 90.0, 20.0  # scores of a match and of the first token; logit of an answer
 
 # score(d) = sum w cos(f (d - 1)) over the fastest frequencies f: highest at a distance of 1; up to 16K next comes 9.8 less
@@ -62,7 +62,7 @@ def embeddings():
     e[p.KEYS, KEY] = keys
     e[p.QUESTIONS, QUESTION] = keys
     e[p.OPPOSITES, KEY] = -middles
-    e[p.VALUES, KEY] = directions(p.N_VALUES)
+    e[p.VALUES, KEY] = FAINT * directions(p.N_VALUES)
     e[p.VALUES, VALUE] = directions(p.N_VALUES)
     e[p.FILLERS, KEY] = FAINT * directions(p.N_FILLERS)
     e[:, PAD] = (4 - (e * e).sum(dim=1)).clamp(min=0).sqrt()

@@ -10,7 +10,7 @@ VALUES = range(QUESTIONS.stop, QUESTIONS.stop + N_VALUES)
 OPPOSITES = range(VALUES.stop, VALUES.stop + FAMILIES)  # a token for each family: the opposite of its keys
 FILLERS = range(OPPOSITES.stop, OPPOSITES.stop + N_FILLERS)
 VOCABULARY = FILLERS.stop
-ASKED = 32    # times that a question is repeated: as long as a short sentence
+ASKED = 64    # times that a question is repeated: as long as a few sentences
 BLOCK = 128   # keys of a block of XAttention
 STRIDE = 4    # the least distance of its antidiagonals
 
