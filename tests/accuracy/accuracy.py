@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How many questions about a long prompt are answered rightly with each lossy option, beside none.
 
-    accuracy.py [--program PROGRAM] [--model-dir DIR] [--lengths N,...] [--prompts N] [--options NAME,...] [--check]
+    accuracy.py [--program PROGRAM] [--model-dir DIR] [--lengths N,...] [--prompts N] [--options NAME...] [--check]
 
 PROGRAM is cp_attn. Without a folder the model is tests/data/retrieval, with two sets of prompts: needles in a haystack, and
 the same with needles whose block has sums along antidiagonals that cancel, which XAttention has to lose. A folder with a
@@ -163,13 +163,9 @@ def parse():
     parser.add_argument("--model-dir", type=Path, default=DATA)
     parser.add_argument("--lengths", default="4096,16384")
     parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--options", default=";".join(OPTIONS), help="names with semicolons between them")
+    parser.add_argument("--options", nargs="+", default=list(OPTIONS), choices=list(OPTIONS), metavar="NAME")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    args.names = [name for name in args.options.split(";") if name]
-    unknown = [name for name in args.names if name not in OPTIONS]
-    if unknown:
-        parser.error(f"--options: found {unknown[0]}, expected {', '.join(OPTIONS)}")
     args.is_text = any((args.model_dir / name).exists() for name in ("tokenizer.json", "tokenizer.model"))
     if args.check and args.is_text:
         parser.error("--check: found a folder with a tokenizer, expected the retrieval model")
@@ -180,14 +176,14 @@ def parse():
 def main():
     args, results = parse(), {}
     missing = absent(args.program)
-    for name in args.names:
+    for name in args.options:
         if name in missing:
             print(f"{name}: {args.program} does not have {' '.join(OPTIONS[name])}")
     print("| option | tokens | right | right, cancelled | error | attended | left out: mean, largest |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for length in map(int, args.lengths.split(",")):
         dense = measure(args, "none", length, ask_text if args.is_text else ask_ids)
-        for name in args.names:
+        for name in args.options:
             if name in missing:
                 continue
             same = name == "none"
