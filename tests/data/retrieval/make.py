@@ -8,10 +8,10 @@ The weights are constructed, not trained: two Llama layers of one head are an in
 et al. 2022), by subspaces of the residual stream. Random are the directions of tokens alone.
 
     layer 0   each token attends the one before it, by rotary positions, and copies what that is into "before"
-    layer 1   a question attends what has its key before it, and copies the value there; all others attend the first token
+    layer 1   a question attends what has its key before it, and copies the value; all others attend the first token
 
-Keys are families of 8 whose cosines are about 0.94, as of words that mean nearly the same: whatever rounds keys, queries or
-probabilities too much answers with the value of another key of the family. Tokens are listed in prompts.py.
+Keys are families of 8 whose cosines are about 0.94, as of words that mean nearly the same: whatever rounds keys,
+queries or probabilities too much answers with the value of another key of the family. Tokens are listed in prompts.py.
 """
 import json
 import sys
@@ -32,7 +32,8 @@ NEAR = 0.25  # how far keys lie from the middle of their family, which has lengt
 FAINT = 0.2  # length of the directions, as keys, of what nothing asks for
 MATCH, SINK, KEPT = 90.0, 90.0, 20.0  # scores of a match and of the first token; logit of an answer
 
-# score(d) = sum w cos(f (d - 1)) over the fastest frequencies f: highest at a distance of 1; up to 16K next comes 9.8 less
+# score(d) = sum w cos(f (d - 1)) over the fastest frequencies f: highest at a distance of 1; up to 16K the next is 9.8
+# below.
 PREVIOUS = [16, 8, 8, 4, 4, 2, 2, 2, 2, 2, 2, 2, 2]
 # Elements of a head that turn by less than 0.1 in 16K tokens: of pairs (i, i + 64) the slowest 24.
 SLOW = list(range(64 - CONTENT // 2, 64)) + list(range(128 - CONTENT // 2, 128))

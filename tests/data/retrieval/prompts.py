@@ -1,4 +1,4 @@
-"""Prompts for the retrieval model: pairs of a key and a value among filler, then a question, whose answer is one token."""
+"""Prompts for the retrieval model: pairs of a key and a value among filler, then a question; the answer is a token."""
 import random
 
 FAMILIES, FAMILY = 16, 8  # keys that are alike
@@ -33,7 +33,7 @@ def cancel(tokens, at, opposite):
 
 
 def prompt(seed, length, pairs=32, cancelled=False):
-    """Ids, and the answer. All keys of the family that is asked for are there, each with a value of its own; so are keys
+    """Ids, and the answer. All keys of the family that is asked for are there, each with a value of its own, and keys
     of other families, `pairs` in all."""
     rng = random.Random(f"{seed} {length} {cancelled}")
     tokens = [FIRST] + [rng.choice(FILLERS) for _ in range(length - 1)]
