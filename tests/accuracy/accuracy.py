@@ -195,4 +195,7 @@ def main():
     return 1 if wrong else 0
 
 
-sys.exit(main())
+try:
+    sys.exit(main())
+except RuntimeError as why:  # what a server has said instead of where it serves
+    sys.exit(f"accuracy.py: {why}")
