@@ -121,6 +121,9 @@ void cpa_engine_join_totals(cpa_engine *engine) {
     }
     const double busiest_s = most_of_reals(engine, offsetof(cpa_rank_totals, context.attend_s));
     engine->stats.imbalance = attend_s > 0 ? busiest_s * engine->control.size / attend_s : 1;
+    const cpa_worker_sparse_stats sparse = cpa_worker_sparse_totals(engine->worker);
+    engine->stats.sparse_blocks_kept = sparse.kept;
+    engine->stats.sparse_blocks_seen = sparse.seen;
 }
 
 /* Rank 0 gets what every rank has added up, and joins it. Collective. */
@@ -145,9 +148,6 @@ cpa_status cpa_engine_collect_stats(cpa_engine *engine, cpa_error *err) {
     CPA_TRY(gather_totals(engine, err));
     CPA_TRY(count_nonfinite(engine, err));
     s->graph_steps = engine->worker->graph_steps;
-    const cpa_worker_sparse_stats sparse = cpa_worker_sparse_totals(engine->worker);
-    s->sparse_blocks_kept = sparse.kept;
-    s->sparse_blocks_seen = sparse.seen;
     s->chunks_pass_kv = context.chunks_pass_kv;
     s->chunks_pass_q = context.chunks_pass_q;
     s->staging_bytes = (int64_t)most[0];
