@@ -206,12 +206,13 @@ def test_rows_are_gathered_from_any_token_and_blocks_swapped(rng):
 def test_formats_have_the_names_of_others(rng):
     pools = [np.zeros((2, KV_HEADS, 16, DIM), np.float32) for _ in range(2)]
     assert cpattn.PagedCache(*pools, layout="HND").view.layout == cpattn.PagedCache(*pools, layout="head-major").view.layout
-    for ours, theirs in (("bf16", "bfloat16"), ("fp8_e4m3", "fp8"), ("fp16", "half"), ("fp16", "auto")):
+    for ours, theirs in (("bf16", "bfloat16"), ("fp8_e4m3", "fp8"), ("fp16", "half"), ("fp16", "auto"),
+                         ("tq_4bit", "turboquant_4bit_nc")):
         mine, other = (cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16, dtype="float16", kv_dtype=name)
                        for name in (ours, theirs))
         assert mine.shape.kv_dtype == other.shape.kv_dtype
-    with pytest.raises(NotImplementedError, match="rotated codes"):
-        cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16, kv_dtype="turboquant_4bit_nc")
+    with pytest.raises(ValueError, match="found 'turboquant_2bit'"):
+        cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16, kv_dtype="turboquant_2bit")
     with pytest.raises(ValueError, match="dtype: found 'int3'"):
         cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16, dtype="int3")
 
