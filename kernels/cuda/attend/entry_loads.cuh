@@ -24,7 +24,7 @@ struct entry_place {
 template <typename C>
 struct entry_places {
     const cpa_cuda_sparse_args &args;
-    const entry_work &work;
+    const listed_work &work;
     const int row_of_tile;
     int32_t position, entry;
 
@@ -212,7 +212,7 @@ struct entry_loader {
 template <typename C>
 __device__ void load_units(const cpa_cuda_sparse_args &args, entry_shared<C> &shared, uint32_t tiles, int thread) {
     uint32_t n = 0;
-    for_units<C>(args, shared, LOADING, LOADERS_ALONE, WARPGROUP, thread == 0, [&](const entry_work &work) {
+    for_units<C>(args, shared, LOADING, LOADERS_ALONE, WARPGROUP, thread == 0, [&](const listed_work &work) {
         if (work.count == 0) return;
         entry_loader<C> loader(shared, thread);
         entry_places<C> places{args, work, loader.row_in(loader.quarter() & 1), 0, -1};

@@ -161,7 +161,7 @@ __device__ void score_units(const cpa_cuda_sparse_args &args, entry_shared<C> &s
     const cpa_cuda_attend_args &a = args.a[0];
     entry_scores<C> scores{shared, tiles, thread, a.scale_log2};
     uint32_t n = 0, units = 0;
-    for_units<C>(args, shared, SCORING, SCORES_ALONE, WARPGROUP, thread == 0, [&](const entry_work &work) {
+    for_units<C>(args, shared, SCORING, SCORES_ALONE, WARPGROUP, thread == 0, [&](const listed_work &work) {
         thread_state<C> &state = scores.state;
         state.max[0] = state.max[1] = lowest_max(scores.scale_log2);
         state.sum[0] = state.sum[1] = 0;

@@ -3,9 +3,8 @@
 #ifndef CPA_CUDA_ENTRY_TILES_CUH
 #define CPA_CUDA_ENTRY_TILES_CUH
 
-#include "kernels/cuda/attend/cluster.cuh"
 #include "kernels/cuda/attend/hopper_scores.cuh"
-#include "kernels/cuda/attend/sparse.cuh"
+#include "kernels/cuda/attend/listed_units.cuh"
 
 namespace {
 
@@ -48,29 +47,6 @@ constexpr int VALUES_THREADS = 2 * WARPGROUP;
 
 /* Each goes through the units by itself. */
 enum entry_reader { LOADING, SCORING, ADDING, ENTRY_READERS };
-
-constexpr int MOST_SHARES = 8; /* CTAs of a cluster that any device can place */
-
-/* CTAs that share a row's keys. */
-template <typename C>
-__device__ int32_t shares() {
-    return C::SPLIT ? cluster_ctas() : 1;
-}
-
-/* The first unit of work of a CTA, or of a cluster whose CTAs share the keys of one: a row and 64 of its heads. */
-template <typename C>
-__device__ int32_t first_unit() {
-    return blockIdx.x / shares<C>();
-}
-
-/* What a reader knows of a unit: the tiles of a CTA are those from first_tile on of the list of one scope and, behind
- * it, that of the other. */
-struct entry_work {
-    listed_row row;
-    listed_keys keys[CPA_SPARSE_MOST_SCOPES];
-    int32_t first_tile, count, of_first_scope;
-    int32_t next; /* unit; -1: it was the last */
-};
 
 /* Of each row of a unit the maximum, the sum relative to it, and the largest score. */
 struct entry_ends {
@@ -129,7 +105,7 @@ template <typename C>
 struct entry_shared {
     uint64_t full[C::STAGES][ENTRY_PARTS], empty[C::STAGES][ENTRY_PARTS];
     uint64_t softened[C::STAGES], added[C::STAGES], ended, stored;
-    entry_work works[ENTRY_READERS];
+    listed_work works[ENTRY_READERS];
     uint64_t shown[C::STAGES];         /* a bit a row of the tile: there is such a key */
     float keep[C::STAGES][GROUP_ROWS]; /* what older O is worth, where it is not 1 for all rows of a warp */
     int32_t grown[C::STAGES][WARPGROUP / 32];
@@ -171,35 +147,16 @@ struct entry_shared {
     /* Until the values of tile n - STAGES have been added: there is room for the probabilities of n. */
     __device__ void wait_added(uint32_t n) { barrier_wait(at(added[n % C::STAGES]), phase(n) ^ 1); }
 
-    /* By one thread. */
-    __device__ void take(const cpa_cuda_sparse_args &args, int reader, int32_t unit) {
-        entry_work &work = works[reader];
-        const int32_t heads_of_row = (args.a[0].group + GROUP_ROWS - 1) / GROUP_ROWS, ctas = shares<C>();
-        const int64_t next = (int64_t)unit + gridDim.x / ctas, cta = C::SPLIT ? cluster_cta() : 0;
-        work.next = next < args.rows * heads_of_row ? (int32_t)next : -1;
-        fill_listed_row(work.row, args, unit / heads_of_row);
-        work.row.piece.row_begin = unit % heads_of_row * GROUP_ROWS;
-        work.row.piece.row_end = min(work.row.piece.row_begin + GROUP_ROWS, args.a[0].group);
-        work.of_first_scope = take_list(args, work, 0);
-        const int64_t all = work.of_first_scope + (args.n_scopes > 1 ? (int64_t)take_list(args, work, 1) : 0);
-        work.first_tile = (int32_t)(all * cta / ctas);
-        work.count = (int32_t)(all * (cta + 1) / ctas) - work.first_tile;
-    }
-    /* Its tiles. */
-    __device__ int32_t take_list(const cpa_cuda_sparse_args &args, entry_work &work, int scope) {
-        work.keys[scope] = listed_keys_of(args.lists[scope], work.row, 0);
-        return (work.keys[scope].count + C::KEYS - 1) / C::KEYS;
-    }
 };
 
 /* Has each unit of the CTA done by one of its readers, `threads` of them: run(work) what is to be done of one. */
 template <typename C, typename Run>
 __device__ void for_units(const cpa_cuda_sparse_args &args, entry_shared<C> &shared, entry_reader reader, int barrier,
                           int threads, bool first, Run run) {
-    const entry_work &work = shared.works[reader];
+    const listed_work &work = shared.works[reader];
     for (int32_t unit = first_unit<C>(); unit >= 0; unit = same_in_warp(work.next)) {
         named_sync(barrier, threads); /* nobody needs the one before */
-        if (first) shared.take(args, reader, unit);
+        if (first) take_unit<C>(args, shared.works[reader], unit);
         named_sync(barrier, threads);
         run(work);
     }

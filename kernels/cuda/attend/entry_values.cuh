@@ -156,7 +156,7 @@ __device__ void add_units(const cpa_cuda_sparse_args &args, entry_shared<C> &sha
     entry_values<C> values{shared, tiles, consumer, thread, state};
     uint32_t n = 0, units = 0;
     const bool first = consumer == 0 && thread == 0;
-    for_units<C>(args, shared, ADDING, VALUES_ALONE, VALUES_THREADS, first, [&](const entry_work &work) {
+    for_units<C>(args, shared, ADDING, VALUES_ALONE, VALUES_THREADS, first, [&](const listed_work &work) {
         const uint32_t end = same_in_warp(n + work.count);
         clear_values<C>(state);
         hold_values<C>(state);

@@ -63,7 +63,7 @@ __device__ cached_token token_at(const cpa_cuda_attend_args &a, int64_t block, i
     const int64_t v_at = block * a.v_block_stride + token * a.v_token_stride + kv_head * a.v_head_stride;
     const float k_scale = head_scale(a.k_scale, a.k_head_scales, a.head_scale_step, kv_head);
     const float v_scale = head_scale(a.v_scale, a.v_head_scales, a.head_scale_step, kv_head);
-    const bool turboquant = is_turboquant(a.kv_dtype);
+    const bool turboquant = cpa_dtype_is_turboquant(a.kv_dtype);
     const int k_bits = turboquant ? tq_key_bits(a.kv_dtype) : 0, v_bits = turboquant ? tq_value_bits(a.kv_dtype) : 0;
     const uint8_t *bytes = (const uint8_t *)a.k + block * a.k_block_stride + a.k_words_at + token * POWER_SCALES;
     return {{a.k, k_at, a.k_run_shift, a.k_run_stride,
@@ -125,7 +125,7 @@ __device__ void load_query(float (&q)[ELEMENTS], const cpa_cuda_attend_args &a, 
         q[i] = d < a.k_dim ? read_element(a.q, a.q_dtype, at) : 0;
     }
     if constexpr (ELEMENTS == NARROW) {
-        if (is_turboquant(a.kv_dtype) && tq_key_bits(a.kv_dtype) < 8) rotate_query(q, a.k_dim, lane);
+        if (cpa_dtype_is_turboquant(a.kv_dtype) && tq_key_bits(a.kv_dtype) < 8) rotate_query(q, a.k_dim, lane);
     }
 }
 

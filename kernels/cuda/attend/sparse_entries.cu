@@ -55,36 +55,10 @@ __global__ void __launch_bounds__(C::THREADS, 1) sparse_entries(const __grid_con
     if (C::SPLIT || C::PAIRED) join_cluster(); /* nobody needs what is this CTA's any more */
 }
 
-/* CTAs that share a row's keys: as many as fill the device, as long as each has several tiles. A cluster has a unit. */
-int shares_of(const cpa_cuda_sparse_args &args, int64_t units, int multiprocessors) {
-    constexpr int LEAST_TILES = 2, KEYS = 64;
-    int64_t tiles = 0;
-    int shares = 1;
-    for (int scope = 0; scope < args.n_scopes; scope++)
-        tiles += ((int64_t)args.lists[scope].width * args.lists[scope].unit + KEYS - 1) / KEYS;
-    while (shares < MOST_SHARES && units * shares * 2 <= multiprocessors && tiles >= LEAST_TILES * 2 * shares)
-        shares *= 2;
-    return shares;
-}
-
-/* Units that CTAs go through; cluster: CTAs that share the keys of a unit, or that have those of a row. */
 template <typename C>
 cpa_status launch(const cpa_cuda_sparse_args &args, int64_t units, int cluster, cpa_stream *stream) {
     static uint64_t prepared;
-    const auto kernel = sparse_entries<C>;
-    const int multiprocessors = cpa_cuda_device_of(stream)->multiprocessors / cluster * cluster;
-    CPA_TRY(cpa_cuda_shared_memory(stream, (const void *)kernel, C::SHARED_BYTES, &prepared));
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {(unsigned)cluster, 1, 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)(C::SPLIT ? units * cluster : units < multiprocessors ? units : multiprocessors));
-    config.blockDim = dim3(C::THREADS);
-    config.dynamicSmemBytes = C::SHARED_BYTES;
-    config.stream = cpa_cuda_handle(stream);
-    config.attrs = &attribute;
-    config.numAttrs = cluster > 1;
-    return cpa_cuda_check(&stream->error, cudaLaunchKernelEx(&config, kernel, args), "sparse_attend");
+    return launch_units<C>(sparse_entries<C>, &prepared, args, units, cluster, stream);
 }
 
 } // namespace

@@ -9,7 +9,6 @@
 
 namespace {
 
-constexpr int MOST_SHARES = 8; /* CTAs of a cluster that any device can place */
 
 /* What a CTA leaves for its cluster, in the places of tiles and probabilities: O, whose rows begin in different banks,
  * and of each row the maximum, the sum and the largest score. */
@@ -144,7 +143,7 @@ __device__ void attend_units(const cpa_cuda_sparse_args &args, listed_shared<C> 
     uint32_t n = 0;
     for (int32_t unit = first_unit<C>(); unit >= 0; unit = work.next) {
         named_sync(BOTH, BOTH_THREADS); /* nobody needs the one before */
-        if (consumer == 0 && thread == 0) shared.take(args, MULTIPLYING, unit);
+        if (consumer == 0 && thread == 0) take_unit<C>(args, shared.works[MULTIPLYING], unit);
         named_sync(BOTH, BOTH_THREADS);
         int of_both = threadIdx.x - WARPGROUP;
         asm volatile("" : "+r"(of_both)); /* what follows from it is not kept from unit to unit: registers are few */
@@ -201,35 +200,10 @@ __global__ void __launch_bounds__(C::THREADS, 1) sparse_latent(const __grid_cons
     if (C::SPLIT) join_cluster(); /* nobody reads what is this CTA's any more */
 }
 
-/* CTAs that share a row's keys: as many as fill the device, as long as each has several tiles. A cluster has a unit. */
-int shares_of(const cpa_cuda_sparse_args &args, int64_t units, int multiprocessors) {
-    constexpr int LEAST_TILES = 2, KEYS = 64;
-    int64_t tiles = 0;
-    int shares = 1;
-    for (int scope = 0; scope < args.n_scopes; scope++)
-        tiles += ((int64_t)args.lists[scope].width * args.lists[scope].unit + KEYS - 1) / KEYS;
-    while (shares < MOST_SHARES && units * shares * 2 <= multiprocessors && tiles >= LEAST_TILES * 2 * shares)
-        shares *= 2;
-    return shares;
-}
-
 template <typename C>
-cpa_status launch(const cpa_cuda_sparse_args &args, int64_t units, int shares, cpa_stream *stream) {
+cpa_status launch(const cpa_cuda_sparse_args &args, int64_t units, int cluster, cpa_stream *stream) {
     static uint64_t prepared;
-    const auto kernel = sparse_latent<C>;
-    const int multiprocessors = cpa_cuda_device_of(stream)->multiprocessors;
-    CPA_TRY(cpa_cuda_shared_memory(stream, (const void *)kernel, C::SHARED_BYTES, &prepared));
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {(unsigned)shares, 1, 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)(C::SPLIT || units < multiprocessors ? units * shares : multiprocessors));
-    config.blockDim = dim3(C::THREADS);
-    config.dynamicSmemBytes = C::SHARED_BYTES;
-    config.stream = cpa_cuda_handle(stream);
-    config.attrs = &attribute;
-    config.numAttrs = C::SPLIT;
-    return cpa_cuda_check(&stream->error, cudaLaunchKernelEx(&config, kernel, args), "sparse_attend");
+    return launch_units<C>(sparse_latent<C>, &prepared, args, units, cluster, stream);
 }
 
 template <typename Element, latent_cache Cache>

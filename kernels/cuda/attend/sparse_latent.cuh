@@ -3,9 +3,8 @@
 #ifndef CPA_CUDA_SPARSE_LATENT_CUH
 #define CPA_CUDA_SPARSE_LATENT_CUH
 
-#include "kernels/cuda/attend/cluster.cuh"
 #include "kernels/cuda/attend/latent_codes.cuh"
-#include "kernels/cuda/attend/sparse.cuh"
+#include "kernels/cuda/attend/listed_units.cuh"
 
 namespace {
 
@@ -22,27 +21,6 @@ struct listed_config : latent_config<Element, Cache> {
     static constexpr int LOADER_REGISTERS = 56, CONSUMER_REGISTERS = 224;
 };
 
-/* CTAs that share a row's keys. */
-template <typename C>
-__device__ int32_t shares() {
-    return C::SPLIT ? cluster_ctas() : 1;
-}
-
-/* The first unit of work of a CTA, or of a cluster whose CTAs share the keys of one: a row and 64 of its heads. */
-template <typename C>
-__device__ int32_t first_unit() {
-    return blockIdx.x / shares<C>();
-}
-
-/* What a reader knows of a unit: the tiles of a CTA are those from first_tile on of the list of one scope and, behind
- * it, that of the other. */
-struct listed_work {
-    listed_row row;
-    listed_keys keys[CPA_SPARSE_MOST_SCOPES];
-    int32_t first_tile, count, of_first_scope;
-    int32_t next; /* unit; -1: it was the last */
-};
-
 template <typename C>
 struct listed_shared : latent_stages<C> {
     listed_work works[COPYING + 1]; /* of those who multiply, and of those who copy, who are ahead */
@@ -50,25 +28,6 @@ struct listed_shared : latent_stages<C> {
     __align__(16) uint32_t shown[C::STAGES][C::KEYS / SHARE_ROWS]; /* a bit a row of the tile */
     uint32_t noted[2][C::KEYS / SHARE_ROWS];
 
-    /* By one thread. */
-    __device__ void take(const cpa_cuda_sparse_args &args, int reader, int32_t unit) {
-        listed_work &work = works[reader];
-        const int32_t heads_of_row = (args.a[0].group + GROUP_ROWS - 1) / GROUP_ROWS, ctas = shares<C>();
-        const int64_t next = (int64_t)unit + gridDim.x / ctas, cta = C::SPLIT ? cluster_cta() : 0;
-        work.next = next < args.rows * heads_of_row ? (int32_t)next : -1;
-        fill_listed_row(work.row, args, unit / heads_of_row);
-        work.row.piece.row_begin = unit % heads_of_row * GROUP_ROWS;
-        work.row.piece.row_end = min(work.row.piece.row_begin + GROUP_ROWS, args.a[0].group);
-        work.of_first_scope = take_list(args, work, 0);
-        const int64_t all = work.of_first_scope + (args.n_scopes > 1 ? (int64_t)take_list(args, work, 1) : 0);
-        work.first_tile = (int32_t)(all * cta / ctas);
-        work.count = (int32_t)(all * (cta + 1) / ctas) - work.first_tile;
-    }
-    /* Its tiles. */
-    __device__ int32_t take_list(const cpa_cuda_sparse_args &args, listed_work &work, int scope) {
-        work.keys[scope] = listed_keys_of(args.lists[scope], work.row, 0);
-        return (work.keys[scope].count + C::KEYS - 1) / C::KEYS;
-    }
     /* Where a row of a tile lies; NULL: the list names no key there. */
     __device__ const char *key_at(const cpa_cuda_sparse_args &args, int tile, int row_of_tile) const {
         const listed_work &work = works[COPYING];
@@ -99,7 +58,7 @@ template <typename C, typename Load>
 __device__ void copy_units(const cpa_cuda_sparse_args &args, listed_shared<C> &shared, int thread, Load load) {
     for (int32_t unit = first_unit<C>(); unit >= 0; unit = shared.works[COPYING].next) {
         named_sync(LOADERS_ALONE, WARPGROUP); /* nobody needs the unit before */
-        if (thread == 0) shared.take(args, COPYING, unit);
+        if (thread == 0) take_unit<C>(args, shared.works[COPYING], unit);
         named_sync(LOADERS_ALONE, WARPGROUP);
         load(shared.works[COPYING].first_tile, shared.works[COPYING].count);
     }
