@@ -91,7 +91,7 @@ CPA_INLINE int cpa_dtype_is_quantised(cpa_dtype dtype) {
 }
 
 /* Whether it is one of TurboQuant's, whose keys and values have codes of different kinds. */
-CPA_INLINE int cpa_dtype_is_turboquant(cpa_dtype dtype) {
+CPA_HOST_DEVICE CPA_INLINE int cpa_dtype_is_turboquant(cpa_dtype dtype) {
     return dtype >= CPA_TQ_K8V4 && dtype <= CPA_TQ_3BIT;
 }
 

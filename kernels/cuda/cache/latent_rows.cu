@@ -4,8 +4,7 @@
 
 #include <float.h>
 
-#include "kernels/cuda/cache/tiles.cuh"
-#include "kernels/cuda/device/cuda.h"
+#include "kernels/cuda/cache/cache_rows.cuh"
 #include "kernels/cuda/device/warp.cuh"
 
 namespace {
@@ -14,34 +13,6 @@ constexpr int THREADS = 256, WARPS = THREADS / WARP_LANES, WIDTH = 4;
 /* A lane has WIDTH neighbours of each 128 elements, which are one tile. */
 constexpr int ROUNDS = (CPA_MAX_HEAD_DIM + TILE - 1) / TILE;
 static_assert(WARP_LANES * WIDTH == TILE, "a round is a tile");
-
-/* A cache of latents, or a tensor as one block of them; strides in bytes. */
-struct rows_of {
-    char *memory;
-    int64_t block_stride, token_stride, head_stride;
-    int64_t words_at; /* from the start of a block to the scales of its rows; 0: none */
-    cpa_dtype dtype;
-    float scale;
-    const float *head_scales;
-    int32_t head_scale_step, block_shift;
-
-    __device__ char *row(int64_t block, int64_t offset, int32_t head) const {
-        return memory + block * block_stride + offset * token_stride + head * head_stride;
-    }
-    __device__ uint32_t *word(int64_t block, int64_t offset, int32_t head) const {
-        return (uint32_t *)(memory + block * block_stride + words_at) + ((int64_t)head << block_shift) + offset;
-    }
-    /* Scales of a row of CPA_FP8_T64, of one head. */
-    __device__ uint8_t *bytes(int64_t block, int64_t offset) const {
-        return (uint8_t *)memory + block * block_stride + words_at + offset * POWER_SCALES;
-    }
-    __device__ float scale_of(int32_t head) const { return head_scale(scale, head_scales, head_scale_step, head); }
-};
-
-struct row_place {
-    int64_t block, offset;
-    int32_t head;
-};
 
 using elements = float[ROUNDS][WIDTH];
 
@@ -280,19 +251,6 @@ __global__ void __launch_bounds__(THREADS) latent_gather(const __grid_constant__
 
 /* ---- on the host ---- */
 
-rows_of cache_of(const cpa_kv_view &kv) {
-    const cpa_kv_pool pool = cpa_kv_pool_of(&kv, CPA_KEYS);
-    return {pool.memory,      pool.block_stride,    pool.token_stride,
-            pool.head_stride, cpa_kv_words_at(&kv, CPA_KEYS), kv.dtype,
-            pool.tensor_scale, pool.head_scales,    pool.head_scale_step,
-            cpa_cuda_log2(kv.block_size)};
-}
-
-/* Rows of a tensor, so many bytes apart. */
-rows_of tensor_of(const void *memory, cpa_dtype dtype, int64_t row_bytes, int64_t head_bytes) {
-    return {(char *)memory, 0, row_bytes, head_bytes, 0, dtype, 0, NULL, 0, 0};
-}
-
 cpa_status launch_gather(gather_args &a, cpa_stream *stream) {
     if (a.count == 0) return CPA_OK;
     latent_gather<<<(unsigned)a.count, THREADS, 0, cpa_cuda_handle(stream)>>>(a);
@@ -308,7 +266,7 @@ extern "C" cpa_status cpa_cuda_latent_write(const cpa_kv_write_args *args, cpa_s
     const int64_t stride = args->k_row_stride ? args->k_row_stride : (int64_t)kv.kv_heads * kv.k_dim;
     const write_args a = {tensor_of(args->k, args->dtype, stride * bytes,
                                     (args->k_head_stride ? args->k_head_stride : kv.k_dim) * bytes),
-                          cache_of(kv),
+                          cache_of(kv, CPA_KEYS),
                           args->tokens,
                           kv.num_blocks * kv.block_size,
                           kv.kv_heads,
@@ -325,7 +283,7 @@ extern "C" cpa_status cpa_cuda_latent_write(const cpa_kv_write_args *args, cpa_s
 extern "C" cpa_status cpa_cuda_latent_convert(const cpa_kv_convert_args *args, cpa_stream *stream) {
     const cpa_kv_view src = cpa_kv_view_resolve(args->src), dst = cpa_kv_view_resolve(args->dst);
     convert_args a;
-    a.from = cache_of(src), a.to = cache_of(dst);
+    a.from = cache_of(src, CPA_KEYS), a.to = cache_of(dst, CPA_KEYS);
     a.heads = src.kv_heads, a.dim = src.k_dim;
     a.row_bytes = src.dtype == dst.dtype ? cpa_kv_row_bytes(src.dtype, CPA_KEYS, src.k_dim) : 0;
     a.scale_bytes = cpa_kv_scale_bytes(src.dtype, CPA_KEYS, 0);
@@ -348,7 +306,7 @@ extern "C" cpa_status cpa_cuda_latent_gather(const cpa_latent_gather_args *args,
     const int64_t unit = args->raw ? 1 : cpa_dtype_bytes(args->dst_dtype);
     const bool same = args->raw || args->dst_dtype == kv.dtype;
     gather_args a;
-    a.from = cache_of(kv);
+    a.from = cache_of(kv, CPA_KEYS);
     a.to = tensor_of(args->dst, args->dst_dtype, args->dst_row_stride * unit, 0);
     a.dim = kv.k_dim;
     a.row_bytes = same ? cpa_kv_row_bytes(kv.dtype, CPA_KEYS, kv.k_dim) : 0;

@@ -12,10 +12,6 @@
 /* Elements of a lane, at most. */
 constexpr int TQ_WIDTH = CPA_TQ_MOST_DIM / WARP_LANES;
 
-__host__ __device__ inline bool is_turboquant(cpa_dtype dtype) {
-    return dtype >= CPA_TQ_K8V4 && dtype <= CPA_TQ_3BIT;
-}
-
 /* Bits of the codes of keys and of values. */
 __host__ __device__ inline int tq_key_bits(cpa_dtype dtype) {
     return dtype == CPA_TQ_K8V4 ? 8 : dtype == CPA_TQ_4BIT ? 4 : 3;

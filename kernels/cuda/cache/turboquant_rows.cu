@@ -1,50 +1,23 @@
 /* Rows into and out of caches of TurboQuant, a warp a row: kv_write, and tokens of blocks from one form to another. */
 #include "kernels/cuda/cache/turboquant_rows.h"
 
+#include "kernels/cuda/cache/cache_rows.cuh"
 #include "kernels/cuda/cache/turboquant.cuh"
-#include "kernels/cuda/device/cuda.h"
 
 namespace {
 
 constexpr int THREADS = 256, WARPS = THREADS / WARP_LANES;
 
-/* The keys or the values of a cache, or a tensor as one block of them; strides in bytes. */
-struct rows_of {
-    char *memory;
-    int64_t block_stride, token_stride, head_stride;
-    int64_t words_at; /* from the start of a block to the scales of its rows; 0: none */
-    cpa_dtype dtype;
-    float scale;
-    const float *head_scales;
-    int32_t head_scale_step, block_shift;
-};
-
-struct row_place {
-    int64_t block, offset;
-    int32_t head;
-};
-
-__device__ char *row_at(const rows_of &rows, const row_place &at) {
-    return rows.memory + at.block * rows.block_stride + at.offset * rows.token_stride + at.head * rows.head_stride;
-}
-__device__ uint32_t *word_at(const rows_of &rows, const row_place &at) {
-    return (uint32_t *)(rows.memory + at.block * rows.block_stride + rows.words_at) +
-           ((int64_t)at.head << rows.block_shift) + at.offset;
-}
-__device__ float scale_of(const rows_of &rows, int32_t head) {
-    return head_scale(rows.scale, rows.head_scales, rows.head_scale_step, head);
-}
-
 __device__ void read_row(const rows_of &from, const row_place &at, bool key, int dim, int lane, float (&x)[TQ_WIDTH]) {
-    const char *row = row_at(from, at);
+    const char *row = from.row(at.block, at.offset, at.head);
     const int width = dim / WARP_LANES;
-    if (is_turboquant(from.dtype)) {
+    if (cpa_dtype_is_turboquant(from.dtype)) {
         tq_read_row(row, from.dtype, key, dim, lane, x);
         return;
     }
     const uint32_t word = !is_code(from.dtype) ? 0
-                          : from.words_at      ? *word_at(from, at)
-                                               : __float_as_uint(scale_of(from, at.head));
+                          : from.words_at      ? *from.word(at.block, at.offset, at.head)
+                                               : __float_as_uint(from.scale_of(at.head));
 #pragma unroll
     for (int e = 0; e < TQ_WIDTH; e++) {
         const int column = lane * width + e;
@@ -128,9 +101,9 @@ __device__ void write_value(char *row, uint8_t *shared, const float (&x)[TQ_WIDT
 /* All lanes of the warp come here with the same place. */
 __device__ void write_row(const rows_of &to, const row_place &at, bool key, int dim, uint8_t *shared, int lane,
                           float (&x)[TQ_WIDTH]) {
-    char *row = row_at(to, at);
+    char *row = to.row(at.block, at.offset, at.head);
     const int width = dim / WARP_LANES;
-    if (is_turboquant(to.dtype)) {
+    if (cpa_dtype_is_turboquant(to.dtype)) {
         const int bits = key ? tq_key_bits(to.dtype) : tq_value_bits(to.dtype);
         if (bits < 8) {
 #pragma unroll
@@ -145,9 +118,9 @@ __device__ void write_row(const rows_of &to, const row_place &at, bool key, int 
 #pragma unroll
         for (int e = 0; e < TQ_WIDTH; e++)
             low = fminf(low, finite_or_zero(x[e])), high = fmaxf(high, finite_or_zero(x[e]));
-        const float scale = to.words_at ? 0 : scale_of(to, at.head);
+        const float scale = to.words_at ? 0 : to.scale_of(at.head);
         word = scale_word(to.dtype, scale, -warp_max(-low), warp_max(high));
-        if (to.words_at && lane == 0) *word_at(to, at) = word;
+        if (to.words_at && lane == 0) *to.word(at.block, at.offset, at.head) = word;
     }
 #pragma unroll
     for (int e = 0; e < TQ_WIDTH; e++) {
@@ -217,8 +190,8 @@ __global__ void __launch_bounds__(THREADS) turboquant_move(const __grid_constant
         const int32_t token = i / a.heads, head = i - token * a.heads;
         const row_place from = {move.src, move.first + token, head}, to = {move.dst, token, head};
         if (a.row_bytes[part] > 0) {
-            const uint16_t *src = (const uint16_t *)row_at(a.from[part], from);
-            uint16_t *dst = (uint16_t *)row_at(a.to[part], to);
+            const uint16_t *src = (const uint16_t *)a.from[part].row(from.block, from.offset, from.head);
+            uint16_t *dst = (uint16_t *)a.to[part].row(to.block, to.offset, to.head);
             for (int64_t at = lane; at < a.row_bytes[part] / 2; at += WARP_LANES) dst[at] = src[at];
             continue;
         }
@@ -228,30 +201,16 @@ __global__ void __launch_bounds__(THREADS) turboquant_move(const __grid_constant
     }
 }
 
-/* ---- on the host ---- */
-
-rows_of cache_of(const cpa_kv_view &kv, cpa_kv_part part) {
-    const cpa_kv_pool pool = cpa_kv_pool_of(&kv, part);
-    return {pool.memory,       pool.block_stride, pool.token_stride,
-            pool.head_stride,  cpa_kv_words_at(&kv, part), kv.dtype,
-            pool.tensor_scale, pool.head_scales,  pool.head_scale_step,
-            cpa_cuda_log2(kv.block_size)};
-}
-
-rows_of tensor_of(const void *memory, cpa_dtype dtype, int64_t row_stride, int64_t head_stride) {
-    const int64_t bytes = cpa_dtype_bytes(dtype);
-    return {(char *)memory, 0, row_stride * bytes, head_stride * bytes, 0, dtype, 0, NULL, 0, 0};
-}
-
 } // namespace
 
 extern "C" cpa_status cpa_cuda_turboquant_write(const cpa_kv_write_args *args, cpa_stream *stream) {
     const cpa_kv_view kv = cpa_kv_view_resolve(args->kv);
     const int64_t k_row = (int64_t)kv.kv_heads * kv.k_dim, v_row = (int64_t)kv.kv_heads * kv.v_dim;
-    const write_args a = {{tensor_of(args->k, args->dtype, args->k_row_stride ? args->k_row_stride : k_row,
-                                     args->k_head_stride ? args->k_head_stride : kv.k_dim),
-                           tensor_of(args->v, args->dtype, args->v_row_stride ? args->v_row_stride : v_row,
-                                     args->v_head_stride ? args->v_head_stride : kv.v_dim)},
+    const int64_t bytes = cpa_dtype_bytes(args->dtype);
+    const write_args a = {{tensor_of(args->k, args->dtype, (args->k_row_stride ? args->k_row_stride : k_row) * bytes,
+                                     (args->k_head_stride ? args->k_head_stride : kv.k_dim) * bytes),
+                           tensor_of(args->v, args->dtype, (args->v_row_stride ? args->v_row_stride : v_row) * bytes,
+                                     (args->v_head_stride ? args->v_head_stride : kv.v_dim) * bytes)},
                           {cache_of(kv, CPA_KEYS), cache_of(kv, CPA_VALUES)},
                           {kv.k_dim, kv.v_dim},
                           args->tokens,
