@@ -22,6 +22,7 @@ typedef struct score_tile {
 typedef struct block_row {
     int32_t head;
     int64_t first, place, rows; /* its first group, its block's place in the sequence, and how many groups it has */
+    int64_t at, blocks;         /* its first row of statistics; and blocks of keys that it sees */
     float q[MOST_ELEMENTS];
 } block_row;
 
@@ -32,6 +33,8 @@ static void begin_row(const cpa_xattn_walk *walk, int64_t item, block_row *row) 
     row->first = block * walk->of_block;
     row->place = cpa_xattn_place(walk->shape, c->map, c->q_set, c->q_first, block);
     row->rows = cpa_xattn_in_block(walk, walk->q_groups, block);
+    row->at = row->head * walk->q_groups + row->first;
+    row->blocks = cpa_xattn_blocks_seen(walk->shape, c, row->place);
     cpa_widen(row->q, cpa_xattn_query(walk, row->head, row->first), walk->shape->dtype, row->rows * walk->width);
 }
 
@@ -79,13 +82,11 @@ static void stats_of_row(void *ctx, int64_t item, int32_t thread) {
     const cpa_xattn_walk *walk = &job->walk;
     block_row row;
     begin_row(walk, item, &row);
-    const int64_t at = row.head * walk->q_groups + row.first;
-    const int64_t blocks = cpa_xattn_blocks_seen(walk->shape, walk->chunks, row.place);
-    float *max = job->args->max + at, *sum = job->args->sum + at;
+    float *max = job->args->max + row.at, *sum = job->args->sum + row.at;
     score_tile tile;
     (void)thread;
     for (int64_t i = 0; i < row.rows && !job->args->resume; i++) max[i] = -INFINITY, sum[i] = 0;
-    for (int64_t block = 0; block < blocks; block++) {
+    for (int64_t block = 0; block < row.blocks; block++) {
         score_block(walk, &row, block, &tile);
         for (int64_t i = 0; i < row.rows; i++) fold_row(tile.z[i], tile.seen[i], &max[i], &sum[i]);
     }
@@ -127,15 +128,13 @@ static void sums_of_row(void *ctx, int64_t item, int32_t thread) {
     const cpa_xattn_walk *walk = &job->walk;
     block_row row;
     begin_row(walk, item, &row);
-    const int64_t at = row.head * walk->q_groups + row.first;
-    const int64_t blocks = cpa_xattn_blocks_seen(walk->shape, walk->chunks, row.place);
-    const float *max = job->args->max + at, *sum = job->args->sum + at;
+    const float *max = job->args->max + row.at, *sum = job->args->sum + row.at;
     float *out = job->args->sums + item * job->args->row_stride;
     score_tile tile;
     (void)thread;
     for (int64_t block = 0; block < cpa_xattn_blocks(walk->shape, walk->chunks->k_tokens); block++) {
         out[block] = 0;
-        if (block >= blocks) continue;
+        if (block >= row.blocks) continue;
         score_block(walk, &row, block, &tile);
         for (int64_t i = 0; i < row.rows; i++) {
             float total = 0;
@@ -164,13 +163,11 @@ static void scores_of_row(void *ctx, int64_t item, int32_t thread) {
     const cpa_xattn_walk *walk = &job->walk;
     block_row row;
     begin_row(walk, item, &row);
-    const int64_t at = row.head * walk->q_groups + row.first;
-    const int64_t blocks = cpa_xattn_blocks_seen(walk->shape, walk->chunks, row.place);
-    float *out = job->args->scores + at * walk->k_groups;
+    float *out = job->args->scores + row.at * walk->k_groups;
     score_tile tile;
     (void)thread;
     for (int64_t i = 0; i < row.rows * walk->k_groups; i++) out[i] = -INFINITY;
-    for (int64_t block = 0; block < blocks; block++) {
+    for (int64_t block = 0; block < row.blocks; block++) {
         score_block(walk, &row, block, &tile);
         for (int64_t i = 0; i < row.rows; i++)
             if (tile.seen[i] > 0)
