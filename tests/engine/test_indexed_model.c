@@ -185,6 +185,7 @@ static uint64_t run(cpa_engine_options *options) {
 
 static void lists_are_those_of_whole_sequences(void) {
     cpa_engine_options options = cpa_test_engine_options();
+    options.local_context = 1; /* all sequences lie on all ranks, whatever is measured */
     const uint64_t digest = run(&options);
     options.algorithm = CPA_PASS_KV;
     options.max_num_batched_tokens = 33;
@@ -216,6 +217,8 @@ static void ranks_attend_chosen_keys_evenly(void) {
     options.network = &model.model;
     options.model.index = &model.index;
     options.algorithm = CPA_PASS_Q;
+    options.local_context = 1;
+    options.enforce_eager = 1; /* the model waits for its copies, which graphs do not take */
     options.verify = 0;
     CU_ASSERT_TRUE(cpa_test_engine_run(&options, &request, 1, NULL, NULL, &stats));
     for (int32_t rank = 0; rank < ranks; rank++) {
