@@ -26,7 +26,7 @@ typedef struct cpa_reference_attend_args {
 
 struct cpa_self_test_table {
     /* Makes attend take its path `index` wherever that fits, from the next call on, and gives its name; path 0 is the
-     * best one and the one in use otherwise. NULL past the last. */
+     * best one. NULL past the last, and for -1: the best one again, as before the first call. */
     const char *(*attend_path)(cpa_device *device, int32_t index);
     /* A reference for attend, in devices whose capabilities have one. reference_open fails with CPA_UNSUPPORTED where
      * its library is missing. reference_attend allocates and synchronises. */

@@ -271,7 +271,7 @@ cpa_status cpa_self_test_kernels(cpa_device *dev, const cpa_worker_options *opti
     cpa_status status = run(&t, &own);
     if (status != CPA_OK)
         cpa_fail(err, status, "self-test: %s", own.status != CPA_OK ? own.message : t.stream->error.message);
-    (void)dev->self_test->attend_path(dev, 0); /* the best one again */
+    (void)dev->self_test->attend_path(dev, -1);
     if (t.stream) (void)dev->table->stream_sync(t.stream);
     if (t.blas) dev->self_test->reference_close(t.blas);
     for (int i = 0; i < CPA_SELF_TEST_SHARDS; i++) cpa_attend_plan_destroy(t.plans[i]);

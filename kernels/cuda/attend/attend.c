@@ -284,7 +284,7 @@ static const cpa_cuda_attend_kernel *whole_kernel(const attend_call *call) {
 static cpa_status launch_plain(const cpa_cuda_plan *plan, const attend_call *call, cpa_stream *stream) {
     const cpa_cuda_device *device = cpa_cuda_device_of(stream);
     /* Tests and the self-test lower the path on purpose. */
-    if (device->path == device->best) cpa_attend_log_plain(call->choice->plain);
+    if (device->path == device->best && !device->path_is_set) cpa_attend_log_plain(call->choice->plain);
     stream->plain_rows += plan->base.rows_attended;
     return launch_whole(plan, call, &cpa_cuda_kernel_simple, stream);
 }

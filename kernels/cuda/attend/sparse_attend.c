@@ -95,7 +95,7 @@ static cpa_status launch(const cpa_sparse_attend_args *args, const cpa_cuda_spar
                                                        : NULL;
     for (int32_t i = 0; i < args->n_scopes && !why; i++) why = refusal(kernel, args, i, &sparse->a[i], stream);
     if (!why) return latents ? cpa_cuda_sparse_latent(sparse, stream) : cpa_cuda_sparse_heads(sparse, stream);
-    if (device->path == device->best) cpa_attend_log_plain(why);
+    if (device->path == device->best && !device->path_is_set) cpa_attend_log_plain(why);
     return cpa_cuda_sparse_simple(sparse, stream);
 }
 

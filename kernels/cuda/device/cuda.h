@@ -31,6 +31,7 @@ typedef struct cpa_cuda_device {
     int multiprocessors;
     cpa_cuda_path best;               /* the fastest path that the device runs */
     cpa_cuda_path path;               /* the path in use; tests lower it */
+    int32_t path_is_set;              /* it is the self-test's choice, which warns nobody of plain kernels */
     int64_t workspace_bytes;          /* most bytes of the workspace of a plan that is given none; tests lower it */
     cpa_cuda_encode_fn encode;        /* cuTensorMapEncodeTiled; set where path is CPA_CUDA_HOPPER */
     struct cpa_cuda_retired *retired; /* memory.c */

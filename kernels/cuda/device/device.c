@@ -228,6 +228,8 @@ static cpa_status copy_rows(void *dst, int64_t dst_pitch, const void *src, int64
 static const char *attend_path(cpa_device *base, int32_t index) {
     static const char *const names[] = {"simple", "portable", "hopper"};
     cpa_cuda_device *device = (cpa_cuda_device *)base;
+    device->path_is_set = index >= 0;
+    if (index < 0) device->path = device->best;
     if (index < 0 || index > (int32_t)device->best) return NULL;
     device->path = (cpa_cuda_path)((int32_t)device->best - index);
     return names[device->path];
