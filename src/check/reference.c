@@ -6,6 +6,7 @@
 
 #include <cpattn/ops.h>
 
+#include "base/convert.h"
 #include "src/check/vector_loops.h"
 
 /* In a build with sanitizers the innermost loops go without, as most of the time of tests would be theirs; the rows
@@ -28,23 +29,11 @@ enum { KEYS_AT_ONCE = 64, LANES = 4, SUMS = 4 };
 typedef float narrow_lanes __attribute__((vector_size(LANES * sizeof(float))));
 typedef double wide_lanes __attribute__((vector_size(LANES * sizeof(double))));
 
-static float float_of(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static uint32_t bits_of(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
 /* An fp16 read as an fp32 with the same exponent field is 2^-112 of its value, subnormals included. */
 static float widen_f16(uint16_t half) {
     uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;
     uint32_t special = (half & 0x7c00) == 0x7c00 ? 0x7f800000u : 0;
-    return float_of(bits_of(float_of(magnitude) * 0x1p112f) | special | sign);
+    return cpa_bits_float(cpa_float_bits(cpa_bits_float(magnitude) * 0x1p112f) | special | sign);
 }
 
 CPA_VECTOR_LOOPS void cpa_reference_widen(const void *src, cpa_dtype dtype, int64_t n, float *dst) {
@@ -52,7 +41,7 @@ CPA_VECTOR_LOOPS void cpa_reference_widen(const void *src, cpa_dtype dtype, int6
     if (dtype == CPA_F32) {
         memcpy(dst, src, (size_t)n * sizeof *dst);
     } else if (dtype == CPA_BF16) {
-        for (int64_t i = 0; i < n; i++) dst[i] = float_of((uint32_t)half[i] << 16);
+        for (int64_t i = 0; i < n; i++) dst[i] = cpa_bits_float((uint32_t)half[i] << 16);
     } else {
         for (int64_t i = 0; i < n; i++) dst[i] = widen_f16(half[i]);
     }
@@ -60,8 +49,8 @@ CPA_VECTOR_LOOPS void cpa_reference_widen(const void *src, cpa_dtype dtype, int6
 
 /* Keeps the upper bits of an fp32 without the last `dropped`, to nearest even. */
 static float round_bits(float value, int dropped) {
-    uint32_t bits = bits_of(value), half = (uint32_t)1 << (dropped - 1);
-    return float_of((bits + half - 1 + (bits >> dropped & 1)) & ~(2 * half - 1));
+    uint32_t bits = cpa_float_bits(value), half = (uint32_t)1 << (dropped - 1);
+    return cpa_bits_float((bits + half - 1 + (bits >> dropped & 1)) & ~(2 * half - 1));
 }
 
 float cpa_reference_round(float value, cpa_dtype dtype) {

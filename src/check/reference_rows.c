@@ -4,20 +4,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/convert.h"
 #include "kernels/codebook.h"
 #include "src/check/reference.h"
-
-static float float_of(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static uint32_t bits_of(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
 
 /* The upper byte of fp16. */
 static float widen_e5m2(uint8_t code) {
@@ -30,7 +19,8 @@ static float widen_e5m2(uint8_t code) {
 /* Shifted into the places of an fp32, exponent and mantissa read 2^-120 of their value, subnormals included. */
 static float widen_e4m3(uint8_t code) {
     if ((code & 127) == 127) return NAN;
-    return float_of(bits_of(float_of((uint32_t)(code & 127) << 20) * 0x1p120f) | (uint32_t)(code & 128) << 24);
+    return cpa_bits_float(cpa_float_bits(cpa_bits_float((uint32_t)(code & 127) << 20) * 0x1p120f) |
+                          (uint32_t)(code & 128) << 24);
 }
 
 /* What attend reads of a row of latents with scales of tiles: codes, scales, elements of bf16. `bytes` are the scales of
@@ -176,9 +166,9 @@ void cpa_reference_read_rows(const void *rows, const void *words, cpa_dtype dtyp
         if (cpa_kv_scale_bytes(dtype, CPA_KEYS, tensor_scale))
             memcpy(&word, (const char *)words + row * 4, sizeof word);
         const int zero = (int8_t)(word & 0xff);
-        const float scale = dtype == CPA_INT8 ? float_of(word & 0xffffff00u)
+        const float scale = dtype == CPA_INT8 ? cpa_bits_float(word & 0xffffff00u)
                             : tensor_scale    ? tensor_scale
-                                              : float_of(word);
+                                              : cpa_bits_float(word);
         for (int32_t d = 0; d < dim; d++) {
             const float code = dtype == CPA_INT8       ? (float)((int8_t)codes[d] - zero)
                                : dtype == CPA_FP8_E5M2 ? widen_e5m2(codes[d])

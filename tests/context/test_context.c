@@ -23,14 +23,6 @@ static const int64_t LONG_TOKENS = 1024;
 static cpa_device *device;
 static cpa_stream *stream;
 
-static void open_device(void) {
-    cpa_test_device_open(1, &device, &stream);
-}
-
-static void close_device(void) {
-    cpa_test_device_close(device, stream);
-}
-
 /* The least staging that a context of this shape accepts: two segments to send, and two from the peer, or from each
  * where all peers come at once. */
 static int64_t least_staging(const cpa_test_shape *shape) {
@@ -118,7 +110,7 @@ static int64_t random_chunks(cpa_test_chunk *chunks, int64_t *lengths, cpa_place
 }
 
 static void test_random_steps_are_right_and_the_same_bits_by_both_algorithms(void) {
-    open_device();
+    cpa_test_device_open(1, &device, &stream);
     for (uint64_t seed = 1; seed <= 24; seed++) {
         cpa_test_random_seed(seed);
         cpa_test_cache cache;
@@ -131,7 +123,7 @@ static void test_random_steps_are_right_and_the_same_bits_by_both_algorithms(voi
         check_step(&cache, chunks, n, least_staging(&shape));
         cpa_test_cache_destroy(&cache);
     }
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 /* So many rows a rank that their states go back in parts: of a chunk, and of chunks of which the first is odd, beside a
@@ -145,12 +137,12 @@ static void test_states_of_long_chunks_come_back_in_parts(void) {
                                       {2, 89, 1, CPA_PASS_Q},
                                       {3, 0, 20, CPA_PASS_KV}};
     cpa_test_cache cache;
-    open_device();
+    cpa_test_device_open(1, &device, &stream);
     cpa_test_cache_init(&cache, SMALL, 77, lengths, NULL, N);
     check_step(&cache, chunks, 1, least_staging(&SMALL));
     check_step(&cache, chunks, N, least_staging(&SMALL));
     cpa_test_cache_destroy(&cache);
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 /* NaN in a query and in keys, an infinite key, and values of the last token, which only that one sees (where tensor
@@ -165,7 +157,7 @@ static void test_what_is_not_finite_reaches_the_rows_that_see_it_alone(void) {
                                              {2, 649, 1, CPA_PASS_Q},
                                              {3, 89, 1, CPA_PASS_Q},
                                              {4, 350, 50, CPA_PASS_KV}};
-    open_device();
+    cpa_test_device_open(1, &device, &stream);
     for (int dtype = CPA_F32; dtype <= CPA_BF16; dtype++) {
         cpa_test_cache cache;
         cpa_test_shape shape = SMALL;
@@ -183,7 +175,7 @@ static void test_what_is_not_finite_reaches_the_rows_that_see_it_alone(void) {
         check_step(&cache, chunks, N, least_staging(&shape));
         cpa_test_cache_destroy(&cache);
     }
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 /* A long sequence between short ones, so that its shards are cut into several segments: where all peers come at once,
@@ -206,7 +198,7 @@ static void long_step_init(long_step *step, cpa_test_shape shape) {
 }
 
 static void test_long_shards_travel_in_segments_of_bounded_staging(void) {
-    open_device();
+    cpa_test_device_open(1, &device, &stream);
     static const cpa_mask masks[] = {{.causal = 1}, {.causal = 0}, {.causal = 1, .sinks = 20, .window = 1000}};
     for (int m = 0; m < 3; m++) {
         cpa_test_shape shape = SMALL;
@@ -232,11 +224,11 @@ static void test_long_shards_travel_in_segments_of_bounded_staging(void) {
         cpa_test_result_destroy(&by_ample);
         cpa_test_cache_destroy(&step.cache);
     }
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 static void test_a_window_leaves_what_nobody_sees_where_it_is(void) {
-    open_device();
+    cpa_test_device_open(1, &device, &stream);
     int64_t length = LONG_TOKENS * cpa_test_ranks() * 3;
     cpa_test_chunk chunk = {0, length - 16 * cpa_test_ranks(), 16 * cpa_test_ranks(), CPA_PASS_KV};
     cpa_test_cache cache;
@@ -250,7 +242,7 @@ static void test_a_window_leaves_what_nobody_sees_where_it_is(void) {
     CU_ASSERT(cpa_test_ranks() == 1 ? window.bytes_sent == 0 : window.bytes_sent * 2 < full.bytes_sent);
     cpa_test_result_destroy(&result);
     cpa_test_cache_destroy(&cache);
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 /* Prefill of one sequence cut at `cuts`, on one context; the rows in the order of one shot. */
@@ -279,7 +271,7 @@ static void check_chunked(cpa_test_cache *cache, const cpa_test_result *whole, c
 }
 
 static void test_chunked_prefill_gives_the_bits_of_one_shot(void) {
-    open_device();
+    cpa_test_device_open(1, &device, &stream);
     const int64_t length = 333, cuts[] = {0, 1, 40, 47, 128, 129, 300, 333};
     const int n_cuts = sizeof cuts / sizeof *cuts;
     static const cpa_mask masks[] = {{.causal = 1}, {.causal = 1, .sinks = 4, .window = 90}};
@@ -297,7 +289,7 @@ static void test_chunked_prefill_gives_the_bits_of_one_shot(void) {
         cpa_test_result_destroy(&whole);
         cpa_test_cache_destroy(&cache);
     }
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 /* A chunk that goes part by one algorithm and part by the other, whichever comes first, beside a decode token: the bits
@@ -305,7 +297,7 @@ static void test_chunked_prefill_gives_the_bits_of_one_shot(void) {
 static void test_parts_of_a_chunk_may_go_each_its_way(void) {
     enum { PARTS = 3, N = PARTS + 1 };
     const int64_t lengths[2] = {700, 90}, start = 401, cuts[PARTS + 1] = {start, 470, 643, 700};
-    open_device();
+    cpa_test_device_open(1, &device, &stream);
     for (int m = 0; m < 2; m++) {
         cpa_test_shape shape = SMALL;
         cpa_test_cache cache;
@@ -326,7 +318,7 @@ static void test_parts_of_a_chunk_may_go_each_its_way(void) {
         cpa_test_result_destroy(&one);
         cpa_test_cache_destroy(&cache);
     }
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 /* What is wrong with the codes of a layer, beside the result in the dtype of the queries; behind them nothing may be
@@ -357,7 +349,7 @@ static void test_results_may_be_in_fp8(void) {
     enum { N = 3 };
     const int64_t lengths[N] = {300, 411, 90};
     const float scale = 0.013f;
-    open_device();
+    cpa_test_device_open(1, &device, &stream);
     for (int run = 0; run < 6; run++) {
         const cpa_algorithm algorithm = run % 3 == 0 ? CPA_PASS_KV : CPA_PASS_Q;
         const int64_t starts[N] = {run % 3 == 2 ? 299 : 0, run % 3 == 2 ? 410 : 340, 89};
@@ -384,11 +376,11 @@ static void test_results_may_be_in_fp8(void) {
         cpa_context_destroy(context);
         cpa_test_cache_destroy(&cache);
     }
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 static void test_rank_local_sequences_exchange_nothing(void) {
-    open_device();
+    cpa_test_device_open(1, &device, &stream);
     const int64_t lengths[3] = {400, 18, 77};
     const cpa_placement placements[3] = {{CPA_ON_RANK, 0}, {CPA_ON_RANK, 1}, {CPA_ON_RANK, 1}};
     const cpa_test_chunk chunks[3] = {{0, 399, 1, CPA_PASS_Q}, {1, 0, 18, CPA_PASS_KV}, {2, 40, 37, CPA_PASS_Q}};
@@ -410,11 +402,11 @@ static void test_rank_local_sequences_exchange_nothing(void) {
     CU_ASSERT_EQUAL(stats.chunks_pass_kv + stats.chunks_pass_q, 0);
     cpa_test_cache_destroy(&cache);
     cpa_context_destroy(context);
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 static void test_layers_of_one_plan_may_differ_in_cache_and_mask(void) {
-    open_device();
+    cpa_test_device_open(1, &device, &stream);
     const int64_t lengths[3] = {400, 18, 77};
     const cpa_placement placements[3] = {{CPA_SHARDED, 1}, {CPA_SHARDED, 0}, {CPA_SHARDED, 2}};
     const cpa_test_chunk chunks[3] = {{0, 310, 90, CPA_PASS_KV}, {1, 17, 1, CPA_PASS_Q}, {2, 0, 77, CPA_PASS_KV}};
@@ -438,12 +430,12 @@ static void test_layers_of_one_plan_may_differ_in_cache_and_mask(void) {
     CU_ASSERT(stats.attend_s > 0 && stats.exposed_comm_s >= 0);
     for (int layer = 0; layer < 4; layer++) cpa_test_cache_destroy(&caches[layer]);
     cpa_context_destroy(context);
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 /* A large step, an empty one, a single decode token, and the large one again. */
 static void test_a_context_goes_from_step_to_step(void) {
-    open_device();
+    cpa_test_device_open(1, &device, &stream);
     const int64_t lengths[2] = {260, 5};
     const cpa_test_chunk large[2] = {{0, 100, 160, CPA_PASS_KV}, {1, 0, 5, CPA_PASS_Q}}, decode = {1, 4, 1, CPA_PASS_Q};
     cpa_context *context = cpa_test_context(device, &SMALL, 0);
@@ -465,7 +457,7 @@ static void test_a_context_goes_from_step_to_step(void) {
     for (int i = 0; i < 4; i++) cpa_test_result_destroy(&results[i]);
     cpa_test_cache_destroy(&cache);
     cpa_context_destroy(context);
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 /* Decode steps whose states are too long for the rooms of a transport, and others that are not, in turn. Items of 32
@@ -488,7 +480,7 @@ static void test_decode_steps_alternate_between_stored_and_sent_states(void) {
         lengths[i] = 70;
         chunks[i] = (cpa_test_chunk){i, lengths[i] - 1, 1, CPA_PASS_Q};
     }
-    open_device();
+    cpa_test_device_open(1, &device, &stream);
     cpa_context *context = cpa_test_context(device, &wide, 0);
     cpa_test_cache cache;
     cpa_test_cache_init(&cache, wide, 6, lengths, placements, MANY);
@@ -503,7 +495,7 @@ static void test_decode_steps_alternate_between_stored_and_sent_states(void) {
     }
     cpa_test_cache_destroy(&cache);
     cpa_context_destroy(context);
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 static void expect_create_refusal(cpa_context_options options, const char *expected) {
@@ -516,7 +508,7 @@ static void expect_create_refusal(cpa_context_options options, const char *expec
 }
 
 static void test_impossible_options_are_refused_on_all_ranks(void) {
-    open_device();
+    cpa_test_device_open(1, &device, &stream);
     const cpa_context_options good = cpa_test_context_options(&SMALL, 0);
     cpa_context_options bad = good;
     int rank;
@@ -547,7 +539,7 @@ static void test_impossible_options_are_refused_on_all_ranks(void) {
     bad = good;
     bad.size = 8;
     expect_create_refusal(bad, "struct size is 8");
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 static void expect_plan_refusal(cpa_context *context, cpa_context_chunk chunk, const char *expected) {
@@ -563,7 +555,7 @@ static cpa_status attend_nothing(const cpa_device *of, const char *where, const 
 }
 
 static void test_impossible_chunks_and_tensors_are_refused(void) {
-    open_device();
+    cpa_test_device_open(1, &device, &stream);
     int32_t table[8] = {0, 1, 2, 3, 4, 5, 6, 7};
     const cpa_context_chunk good = {
         .start = 0, .count = 16 * cpa_test_ranks(), .algorithm = CPA_PASS_KV, .block_table = table};
@@ -620,7 +612,7 @@ static void test_impossible_chunks_and_tensors_are_refused(void) {
     cpa_kv_view_free(&view, stream);
     cpa_kv_fixture_destroy(&pool);
     cpa_context_destroy(context);
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 static const cpa_test TESTS[] = {

@@ -11,14 +11,6 @@
 static cpa_device *device;
 static cpa_stream *stream;
 
-static void open_device(int32_t threads) {
-    cpa_test_device_open(threads, &device, &stream);
-}
-
-static void close_device(void) {
-    cpa_test_device_close(device, stream);
-}
-
 /* Every dtype but that of latents alone, with scales of rows and of the tensor, in every layout and many sizes of blocks
  * and heads. */
 enum { FORMS = CPA_FP8_T128 + 1, LAYOUTS = 3, BLOCK_SIZES = 5, HEADS = 3, WIDTHS = 4 };
@@ -116,7 +108,7 @@ static char *write_block(const cpa_block_layout *layout, uint8_t poison, float k
 /* What two poisons have in common was written: so many bytes as rows and scales have, in the sections of block 1 alone.
  * Other values change the section of values alone. */
 static void rows_land_in_their_sections(void) {
-    open_device(1);
+    cpa_test_device_open(1, &device, &stream);
     for (int i = 0; i < SHAPES; i++) {
         const cpa_block_layout layout = layout_of(i);
         char *a = write_block(&layout, 0xa5, 1, 3), *b = write_block(&layout, 0x5a, 1, 3),
@@ -142,7 +134,7 @@ static void rows_land_in_their_sections(void) {
         free(b);
         free(a);
     }
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 /* The same bits over pools of keys and of values, and over blocks of both with poison between the sections. */
@@ -247,7 +239,7 @@ static void copied_blocks_keep_every_byte(void) {
         int64_t bytes, pairs;
     } cases[] = {{16, 1}, {48, 2500}, {4112, 70}, {65536, 3}, {65552, 3}, {200000, 2}};
     enum { LAYERS = 3, GAP = 32 };
-    open_device(2);
+    cpa_test_device_open(2, &device, &stream);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const int64_t bytes = cases[i].bytes, n = cases[i].pairs;
         const cpa_block_place at = {NULL, bytes + GAP, (bytes + GAP) * (n + 1)},
@@ -279,7 +271,7 @@ static void copied_blocks_keep_every_byte(void) {
         free(dst);
         free(src);
     }
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 static const cpa_test tests[] = {

@@ -17,14 +17,6 @@ enum { HEADS = 3, K_DIM = 24, V_DIM = 10, BLOCKS = 12 };
 static cpa_device *device;
 static cpa_stream *stream;
 
-static void open_device(int32_t threads) {
-    cpa_test_device_open(threads, &device, &stream);
-}
-
-static void close_device(void) {
-    cpa_test_device_close(device, stream);
-}
-
 /* A number for an element of a token, not exact in 16 bits. */
 static float element(int64_t token, int head, int d, int side) {
     return sinf((float)(token * 131 + head * 17 + d * 3 + side) * 0.37f) * (d == 1 ? 300.0f : 1.0f);
@@ -90,7 +82,7 @@ static void tokens_land_in_their_slots_and_nowhere_else(void) {
     for (int dtype = CPA_F32; dtype < CPA_DTYPE_COUNT; dtype++) {
         for (int32_t block_size = 1; block_size <= 256; block_size *= 4) {
             cpa_kv_fixture f;
-            open_device(dtype + 1);
+            cpa_test_device_open(dtype + 1, &device, &stream);
             cpa_kv_fixture_init(&f, (cpa_dtype)dtype, BLOCKS, block_size, HEADS, K_DIM, V_DIM, dtype == CPA_BF16);
             int64_t slots = (BLOCKS - 1) * block_size;
             cpa_kv_view view = cpa_kv_fixture_upload(&f, stream);
@@ -103,7 +95,7 @@ static void tokens_land_in_their_slots_and_nowhere_else(void) {
                                   : is_poison(&f, s / block_size, s % block_size));
             }
             cpa_kv_fixture_destroy(&f);
-            close_device();
+            cpa_test_device_close(device, stream);
         }
     }
 }
@@ -120,7 +112,7 @@ static void slices_of_wider_rows_are_written_like_contiguous_ones(void) {
             cpa_kv_fixture caches[2];
             int64_t mapping[TOKENS];
             char *qkv = cpa_test_poisoned(TOKENS * stride, bytes), *apart[2];
-            open_device(1);
+            cpa_test_device_open(1, &device, &stream);
             for (int part = 0; part < 2; part++) apart[part] = malloc((size_t)(TOKENS * row));
             for (int64_t t = 0; t < TOKENS; t++) {
                 mapping[t] = t % 9 == 4 ? -1 : (t * 29) % (BLOCKS * 16);
@@ -162,7 +154,7 @@ static void slices_of_wider_rows_are_written_like_contiguous_ones(void) {
             for (int i = 0; i < 2; i++) cpa_kv_fixture_destroy(&caches[i]), free(apart[i]);
             cpa_test_free(stream, slots);
             free(qkv);
-            close_device();
+            cpa_test_device_close(device, stream);
         }
     }
 }
@@ -179,7 +171,7 @@ static void tokens_that_are_not_finite_are_told(void) {
         int64_t mapping[TOKENS];
         uint8_t flags[TOKENS] = {0};
         char *rows = malloc((size_t)bytes);
-        open_device(1);
+        cpa_test_device_open(1, &device, &stream);
         cpa_kv_fixture_init_view(
             &f,
             (cpa_kv_view){
@@ -211,13 +203,13 @@ static void tokens_that_are_not_finite_are_told(void) {
         cpa_kv_view_free(&view, stream);
         cpa_kv_fixture_destroy(&f);
         free(rows);
-        close_device();
+        cpa_test_device_close(device, stream);
     }
 }
 
 static void copied_blocks_equal_their_source_in_either_layout(void) {
     cpa_kv_fixture src, dst;
-    open_device(1);
+    cpa_test_device_open(1, &device, &stream);
     cpa_kv_fixture_init(&src, CPA_F16, BLOCKS, 16, HEADS, K_DIM, V_DIM, 0);
     cpa_kv_fixture_init(&dst, CPA_F16, BLOCKS, 16, HEADS, K_DIM, V_DIM, 1);
     cpa_kv_view from = cpa_kv_fixture_upload(&src, stream), to = cpa_kv_fixture_upload(&dst, stream);
@@ -238,12 +230,12 @@ static void copied_blocks_equal_their_source_in_either_layout(void) {
     cpa_kv_view_free(&from, stream);
     cpa_kv_fixture_destroy(&dst);
     cpa_kv_fixture_destroy(&src);
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 static void packed_ranges_are_consecutive_and_leave_tails_alone(void) {
     cpa_kv_fixture src, staging;
-    open_device(2);
+    cpa_test_device_open(2, &device, &stream);
     cpa_kv_fixture_init(&src, CPA_BF16, BLOCKS, 16, HEADS, K_DIM, V_DIM, 0);
     cpa_kv_fixture_init(&staging, CPA_BF16, 8, 16, HEADS, K_DIM, V_DIM, 0);
     cpa_kv_view from = cpa_kv_fixture_upload(&src, stream), to = cpa_kv_fixture_upload(&staging, stream);
@@ -266,7 +258,7 @@ static void packed_ranges_are_consecutive_and_leave_tails_alone(void) {
     cpa_kv_view_free(&from, stream);
     cpa_kv_fixture_destroy(&staging);
     cpa_kv_fixture_destroy(&src);
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 /* Whether the key and the value of a head have the same bits in two slots, and the scales of their rows. */
@@ -316,7 +308,7 @@ static void moved_tokens_keep_their_bits(void) {
         if (n == CHOSEN) memcpy(slots, chosen, sizeof chosen);
         shape.block_size = 16, shape.num_blocks = SLOTS / 16, shape.kv_heads = HEADS;
         cpa_kv_fixture src, dst, *after = one_pool ? &src : &dst;
-        open_device(2);
+        cpa_test_device_open(2, &device, &stream);
         const cpa_kv_layout layout = shape.layout;
         cpa_kv_fixture_init_layout(&src, shape, layout == CPA_TOKEN_MAJOR && run % 4 == 1 ? CPA_HEAD_MAJOR : layout);
         cpa_kv_fixture_init_layout(&dst, shape, layout);
@@ -348,13 +340,13 @@ static void moved_tokens_keep_their_bits(void) {
         cpa_kv_fixture_destroy(&src);
         free(v);
         free(k);
-        close_device();
+        cpa_test_device_close(device, stream);
     }
 }
 
 static void wrong_arguments_are_named_and_change_nothing(void) {
     cpa_kv_fixture f;
-    open_device(1);
+    cpa_test_device_open(1, &device, &stream);
     cpa_kv_fixture_init(&f, CPA_F32, BLOCKS, 16, HEADS, K_DIM, V_DIM, 0);
     cpa_kv_view view = cpa_kv_fixture_upload(&f, stream);
     const int64_t pairs[1][2] = {{0, BLOCKS}};
@@ -384,7 +376,7 @@ static void wrong_arguments_are_named_and_change_nothing(void) {
     cpa_test_free(stream, k);
     cpa_kv_view_free(&view, stream);
     cpa_kv_fixture_destroy(&f);
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 static const cpa_test tests[] = {

@@ -19,14 +19,6 @@
 static cpa_device *device;
 static cpa_stream *stream;
 
-static void open_device(void) {
-    cpa_test_device_open(2, &device, &stream);
-}
-
-static void close_device(void) {
-    cpa_test_device_close(device, stream);
-}
-
 /* Rows whose tiles differ by powers of two, with zeros, one-sided tiles, subnormals, and an outlier. */
 static float element(int64_t row, int32_t d) {
     const int64_t mixed = row * 7919 + d * 104729 + (d * row) % 31;
@@ -155,7 +147,7 @@ static void writes_of(cpa_dtype from, cpa_dtype to, int32_t dim, int64_t stride)
 
 static void writes_have_the_bytes_of_an_oracle(void) {
     static const cpa_dtype caches[] = {CPA_F32, CPA_BF16, CPA_F16, CPA_FP8_E4M3, CPA_FP8_T128};
-    open_device();
+    cpa_test_device_open(2, &device, &stream);
     for (int from = 0; from < CPA_DTYPE_COUNT; from++) {
         for (size_t to = 0; to < sizeof caches / sizeof *caches; to++) {
             for (int32_t latent = 256; latent <= 512; latent += 256) {
@@ -166,7 +158,7 @@ static void writes_have_the_bytes_of_an_oracle(void) {
         writes_of((cpa_dtype)from, CPA_FP8_T64, 512, 512);
         writes_of((cpa_dtype)from, CPA_FP8_T64, 512, 515);
     }
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 /* ---- moves ---- */
@@ -174,7 +166,7 @@ static void writes_have_the_bytes_of_an_oracle(void) {
 /* A cache whose every byte differs, and what it is after copies, moves and packing. */
 static void blocks_and_tokens_keep_their_bytes(void) {
     static const cpa_dtype caches[] = {CPA_BF16, CPA_FP8_E4M3, CPA_FP8_T128, CPA_FP8_T64};
-    open_device();
+    cpa_test_device_open(2, &device, &stream);
     for (size_t i = 0; i < sizeof caches / sizeof *caches; i++) {
         const int32_t dim = caches[i] == CPA_FP8_T64 ? 512 : 576;
         for (int scaled = 0; scaled < 2; scaled++) { /* e4m3: rows have scales, or the tensor has */
@@ -237,13 +229,13 @@ static void blocks_and_tokens_keep_their_bytes(void) {
             cpa_kv_fixture_destroy(&f);
         }
     }
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 /* From each form to each other: what the first stands for, written as the second. */
 static void forms_become_each_other(void) {
     enum { FORMS = 4 };
-    open_device();
+    cpa_test_device_open(2, &device, &stream);
     for (int i = 0; i < 2 * FORMS * FORMS; i++) {
         const int pair = i / 2, dim = i % 2 ? 512 : 576;
         const cpa_dtype forms[] = {CPA_BF16, CPA_F32, CPA_FP8_E4M3, i % 2 ? CPA_FP8_T64 : CPA_FP8_T128};
@@ -284,7 +276,7 @@ static void forms_become_each_other(void) {
         cpa_kv_fixture_destroy(&to);
         cpa_kv_fixture_destroy(&from);
     }
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 /* ---- gather ---- */
@@ -347,14 +339,14 @@ static void gathers_of(cpa_dtype dtype, int32_t dim, cpa_dtype dst_dtype, int ra
 static void gathered_rows_are_rounded_once(void) {
     static const int32_t dims[] = {320, 512, 576};
     static const cpa_dtype caches[] = {CPA_F32, CPA_BF16, CPA_F16, CPA_FP8_E4M3};
-    open_device();
+    cpa_test_device_open(2, &device, &stream);
     for (size_t i = 0; i < 3 * 4 * 3; i++)
         gathers_of(caches[i / 3 % 4], dims[i % 3], (cpa_dtype)(i / 12), 0, 16 + (int64_t)i % 3);
     for (int dst = 0; dst < CPA_DTYPE_COUNT; dst++) gathers_of(CPA_FP8_T128, 576, (cpa_dtype)dst, 0, 16);
     for (int dst = 0; dst < CPA_DTYPE_COUNT; dst++) gathers_of(CPA_FP8_T64, 512, (cpa_dtype)dst, 0, 16);
     for (size_t i = 0; i < 4; i++) gathers_of(caches[i], 576, CPA_F32, 1, 16);
     gathers_of(CPA_FP8_T128, 576, CPA_F32, 1, 16);
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 static void expect_refusal(const cpa_latent_gather_args *args, const char *line) {
@@ -368,7 +360,7 @@ static void bad_gathers_are_refused(void) {
     static const int32_t table[] = {0, 3, 4};
     cpa_kv_span span = {.count = 8}, two[2] = {{.count = 2}, {.count = 2, .dst_row = 1}};
     cpa_latent_gather_args good = {.size = sizeof good, .block_tables = table, .n_table_entries = 3};
-    open_device();
+    cpa_test_device_open(2, &device, &stream);
     good.src = latents(CPA_F32, 80, 0, 4), good.src.k = pool, good.spans = &span, good.n_spans = 1;
     good.dst = dst, good.dst_rows = 8;
     cpa_latent_gather_args bad = good;
@@ -385,7 +377,7 @@ static void bad_gathers_are_refused(void) {
     span.first = -1, expect_refusal(&good, "spans[0] has table 0, first -1");
     span.first = 0, span.reserved[1] = 1, expect_refusal(&good, "the reserved bytes of spans[0]");
     bad = good, bad.spans = two, bad.n_spans = 2, expect_refusal(&bad, "spans[0] and spans[1] both have row 1");
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 static void expect_bad_view(cpa_kv_view view, const char *line) {
@@ -399,7 +391,7 @@ static void expect_bad_view(cpa_kv_view view, const char *line) {
 static void bad_caches_are_refused(void) {
     static _Alignas(16) float pool[2 * 16 * 656 / 4 + 1];
     const int64_t pairs[1][2] = {{0, 1}};
-    open_device();
+    cpa_test_device_open(2, &device, &stream);
     cpa_kv_view good = latents(CPA_FP8_T128, 576, 0, 2), bad;
     good.k = pool;
     bad = good, bad.v_in_k = 2, expect_bad_view(bad, "v_in_k is 2");
@@ -429,7 +421,7 @@ static void bad_caches_are_refused(void) {
     CU_ASSERT_EQUAL(cpa_kv_convert(&convert, stream), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(stream), "the same key pool"));
     CU_ASSERT_EQUAL(cpa_kv_convert(&other, stream), CPA_OK);
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 /* Latents have no scale of their own: that of 576 columns would be none's. */
@@ -450,7 +442,7 @@ static void attention_without_a_scale_is_refused(void) {
     cpa_attend_args args = {.size = sizeof args, .q = q, .out = out, .kv = latents(CPA_F32, 48, 0, 1)};
     cpa_attend_plan *plan;
     args.kv.v_dim = 32, args.kv.k = (void *)(uintptr_t)pool;
-    open_device();
+    cpa_test_device_open(2, &device, &stream);
     CU_ASSERT_EQUAL_FATAL(cpa_attend_plan_create(device, &plan, NULL), CPA_OK);
     CU_ASSERT_EQUAL(cpa_attend_plan_set(plan, &batch, NULL), CPA_OK);
     CU_ASSERT_EQUAL(cpa_attend(plan, &args, stream), CPA_INVALID);
@@ -459,7 +451,7 @@ static void attention_without_a_scale_is_refused(void) {
     CU_ASSERT_EQUAL(cpa_attend(plan, &args, stream), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(stream), "the cache has v_in_k 0, but the plan has 1"));
     cpa_attend_plan_destroy(plan);
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 static const cpa_test tests[] = {

@@ -14,14 +14,6 @@
 static cpa_device *device;
 static cpa_stream *stream;
 
-static void open_device(void) {
-    cpa_test_device_open(2, &device, &stream);
-}
-
-static void close_device(void) {
-    cpa_test_device_close(device, stream);
-}
-
 /* Rows whose tiles differ by powers of two, with zeros, one-sided tiles, subnormals, and an outlier. */
 static float element(int64_t row, int32_t d) {
     const int64_t mixed = row * 7919 + d * 104729 + (d * row) % 31;
@@ -127,9 +119,9 @@ static void expanded_heads_are_products(void) {
     static const expand_case cases[] = {{CPA_BF16, 512, 64, 3, 128, 128, 33, 1}, {CPA_F16, 512, 64, 2, 128, 128, 5, 0},
                                         {CPA_F32, 64, 16, 5, 24, 40, 70, 1},     {CPA_BF16, 32, 16, 4, 16, 16, 1, 0},
                                         {CPA_BF16, 40, 0, 3, 8, 24, 19, 1},      {CPA_F16, 100, 3, 1, 7, 5, 300, 0}};
-    open_device();
+    cpa_test_device_open(2, &device, &stream);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) expands(&cases[i]);
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 static void bad_expansions_are_refused(void) {
@@ -156,7 +148,7 @@ static void bad_expansions_are_refused(void) {
         BUT("latent_row_stride is 3, expected 0 or at least 4", .latents = x, .latent_row_stride = 3),
 #undef BUT
     };
-    open_device();
+    cpa_test_device_open(2, &device, &stream);
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         CU_ASSERT_EQUAL(cpa_latent_expand(&refused[i].args, stream), CPA_INVALID);
         if (!strstr(cpa_stream_error(stream), refused[i].line)) CU_FAIL(refused[i].line);
@@ -167,7 +159,7 @@ static void bad_expansions_are_refused(void) {
     CU_ASSERT_EQUAL(cpa_latent_expand(&good, stream), CPA_INVALID);
     good.tokens = 0, good.v_dim = 2, good.k = good.v = NULL, good.latents = good.w_kv_b = NULL;
     CU_ASSERT_EQUAL(cpa_latent_expand(&good, stream), CPA_OK);
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 static const cpa_test tests[] = {

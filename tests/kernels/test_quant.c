@@ -23,14 +23,6 @@ enum { N_KINDS = sizeof KINDS / sizeof KINDS[0] };
 static cpa_device *device;
 static cpa_stream *stream;
 
-static void open_device(void) {
-    cpa_test_device_open(2, &device, &stream);
-}
-
-static void close_device(void) {
-    cpa_test_device_close(device, stream);
-}
-
 static cpa_kv_view view_of(int kind) {
     return (cpa_kv_view){.dtype = KINDS[kind].dtype,
                          .block_size = BLOCK_SIZE,
@@ -114,7 +106,7 @@ static void make_row(float *row, int i) {
 }
 
 static void rows_return_within_half_a_step(void) {
-    open_device();
+    cpa_test_device_open(2, &device, &stream);
     for (int kind = 0; kind < N_KINDS; kind++) {
         cpa_kv_fixture f;
         cpa_kv_fixture_init_view(&f, view_of(kind), kind == 1);
@@ -134,11 +126,11 @@ static void rows_return_within_half_a_step(void) {
         }
         cpa_kv_fixture_destroy(&f);
     }
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 static void zeros_return_as_zeros(void) {
-    open_device();
+    cpa_test_device_open(2, &device, &stream);
     for (int kind = 0; kind < N_KINDS; kind++) {
         cpa_kv_fixture f;
         float row[DIM] = {0}, k[DIM], v[DIM];
@@ -151,11 +143,11 @@ static void zeros_return_as_zeros(void) {
         for (int d = 1; d < DIM; d += 2) CU_ASSERT(k[d] == 0 && v[d] == 0);
         cpa_kv_fixture_destroy(&f);
     }
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 static void what_is_out_of_range_saturates_and_nan_becomes_zero(void) {
-    open_device();
+    cpa_test_device_open(2, &device, &stream);
     for (int kind = 0; kind < N_KINDS; kind++) {
         cpa_kv_fixture f;
         float row[DIM], k[DIM], v[DIM];
@@ -178,7 +170,7 @@ static void what_is_out_of_range_saturates_and_nan_becomes_zero(void) {
         for (int d = 0; d < DIM; d++) CU_ASSERT(isfinite(k[d]) && isfinite(v[d]));
         cpa_kv_fixture_destroy(&f);
     }
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 /* Attends over the keys of each slot in turn and counts rows that disagree with float64 of the dequantised cache. */
@@ -294,7 +286,7 @@ static int is_poison(const cpa_kv_fixture *f, int64_t block, int64_t offset) {
 }
 
 static void copies_and_packed_ranges_carry_their_scales(void) {
-    open_device();
+    cpa_test_device_open(2, &device, &stream);
     for (int kind = 0; kind < N_KINDS; kind++) {
         cpa_kv_fixture src, dst;
         cpa_kv_fixture_init_view(&src, view_of(kind), 0);
@@ -324,12 +316,12 @@ static void copies_and_packed_ranges_carry_their_scales(void) {
         cpa_kv_fixture_destroy(&dst);
         cpa_kv_fixture_destroy(&src);
     }
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 static void views_without_room_for_scales_are_refused(void) {
     cpa_kv_fixture f;
-    open_device();
+    cpa_test_device_open(2, &device, &stream);
     cpa_kv_fixture_init_view(&f, view_of(2), 0);
     float rows[HEADS * DIM] = {0};
     int64_t slot = 0;
@@ -345,7 +337,7 @@ static void views_without_room_for_scales_are_refused(void) {
     CU_ASSERT_EQUAL(cpa_kv_write(&args, stream), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(stream), "expected fp32, bf16 or fp16"));
     cpa_kv_fixture_destroy(&f);
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 static const cpa_test tests[] = {

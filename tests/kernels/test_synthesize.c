@@ -13,14 +13,6 @@ enum { ROWS = 400, HEADS = 4, KV_HEADS = 2, DIM = 64 };
 static cpa_device *device;
 static cpa_stream *stream;
 
-static void open_device(int32_t threads) {
-    cpa_test_device_open(threads, &device, &stream);
-}
-
-static void close_device(void) {
-    cpa_test_device_close(device, stream);
-}
-
 static uint32_t tokens[ROWS];
 static int64_t positions[ROWS];
 
@@ -62,10 +54,10 @@ static void rows_do_not_depend_on_threads_or_grouping(void) {
     static float one[ROWS * HEADS * DIM], three[ROWS * HEADS * DIM], alone[ROWS * DIM];
     for (int t = CPA_SYNTH_Q; t <= CPA_SYNTH_V; t++) {
         cpa_synth_args args = args_of((cpa_synth_tensor)t, one);
-        open_device(1);
+        cpa_test_device_open(1, &device, &stream);
         synthesize(args);
-        close_device();
-        open_device(3);
+        cpa_test_device_close(device, stream);
+        cpa_test_device_open(3, &device, &stream);
         args.out = three;
         args.rows = 150;
         synthesize(args);
@@ -74,7 +66,7 @@ static void rows_do_not_depend_on_threads_or_grouping(void) {
         args.tokens += 150;
         args.positions += 150;
         synthesize(args);
-        close_device();
+        cpa_test_device_close(device, stream);
         CU_ASSERT_EQUAL(memcmp(one, three, (size_t)(ROWS * args.heads * DIM) * sizeof *one), 0);
         args = args_of((cpa_synth_tensor)t, alone);
         cpa_synthesize_rows(&args, 1, 0, ROWS, alone, DIM);
@@ -86,7 +78,7 @@ static void rows_do_not_depend_on_threads_or_grouping(void) {
 
 static void every_input_of_the_generator_matters(void) {
     static float base[ROWS * HEADS * DIM], other[ROWS * HEADS * DIM];
-    open_device(1);
+    cpa_test_device_open(1, &device, &stream);
     cpa_synth_args args = args_of(CPA_SYNTH_Q, base);
     synthesize(args);
     for (int change = 0; change < 4; change++) {
@@ -100,19 +92,19 @@ static void every_input_of_the_generator_matters(void) {
             CU_ASSERT(memcmp(base + (7 * HEADS + h) * DIM, other + (7 * HEADS + h) * DIM, DIM * sizeof *base) != 0);
         }
     }
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 /* The softmax of the last query: how much weight its 8 heaviest keys have, and whether they lie at the sinks, near and
  * far. */
 static void scores_are_peaky_at_the_sinks_near_the_query_and_far(void) {
     static float q[ROWS * HEADS * DIM], k[ROWS * KV_HEADS * DIM];
-    open_device(1);
+    cpa_test_device_open(1, &device, &stream);
     cpa_synth_args args = args_of(CPA_SYNTH_Q, q);
     synthesize(args);
     args = args_of(CPA_SYNTH_K, k);
     synthesize(args);
-    close_device();
+    cpa_test_device_close(device, stream);
     double sink = 0, near = 0, rest = 0, peak = -INFINITY, sums[3] = {0};
     int queries = 0, far_peaks = 0;
     for (int i = ROWS / 2; i < ROWS; i++, queries++) {
@@ -172,7 +164,7 @@ static void hashes_see_every_bit_and_place_but_not_the_order_of_rows(void) {
     uint16_t rows[3][6] = {{1, 2, 3, 4, 5, 6}, {1, 2, 3, 4, 5, 6}, {9, 8, 7, 6, 5, 4}};
     const int32_t index[3] = {0, 1, 2}, reversed[3] = {2, 1, 0};
     const uint64_t salts[3] = {10, 20, 30}, salts_reversed[3] = {30, 20, 10};
-    open_device(1);
+    cpa_test_device_open(1, &device, &stream);
     uint64_t sum = hash_of(rows, index, salts);
     CU_ASSERT_EQUAL(hash_of(rows, reversed, salts_reversed), sum);
     CU_ASSERT_NOT_EQUAL(hash_of(rows, reversed, salts), sum);
@@ -181,7 +173,7 @@ static void hashes_see_every_bit_and_place_but_not_the_order_of_rows(void) {
         CU_ASSERT_NOT_EQUAL(hash_of(rows, index, salts), sum);
         rows[2][4] ^= (uint16_t)(1 << bit);
     }
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 /* Adds the first of these rows of each of `layers` layers to the digest. */
@@ -209,7 +201,7 @@ static void layers_are_hashed_as_each_by_itself(void) {
     const uint8_t unmarked[6] = {0};
     uint64_t sums[2];
     uint8_t got[2][6];
-    open_device(1);
+    cpa_test_device_open(1, &device, &stream);
     uint16_t *src = cpa_test_upload(stream, rows, sizeof rows);
     int32_t *index = cpa_test_upload(stream, &zero, sizeof zero);
     uint64_t *salts = cpa_test_upload(stream, &salt, sizeof salt), *sum = cpa_test_upload(stream, nothing, 16);
@@ -227,14 +219,14 @@ static void layers_are_hashed_as_each_by_itself(void) {
     cpa_test_free(stream, salts);
     cpa_test_free(stream, index);
     cpa_test_free(stream, src);
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 static void tokens_that_were_drawn_take_their_places(void) {
     enum { MANY = 1000 };
     uint32_t known[MANY], ids[2 * MANY], got[MANY];
     int32_t sources[MANY], wrong = 0;
-    open_device(1);
+    cpa_test_device_open(1, &device, &stream);
     for (int i = 0; i < MANY; i++) known[i] = (uint32_t)i, sources[i] = i % 3 ? (i * 7 + 1) % MANY : -1;
     for (int i = 0; i < 2 * MANY; i++) ids[i] = 0xf0000000u + (uint32_t)i;
     const cpa_take_tokens_args args = {.rows = MANY,
@@ -249,7 +241,7 @@ static void tokens_that_were_drawn_take_their_places(void) {
     cpa_test_free(stream, (void *)(uintptr_t)args.sources);
     cpa_test_free(stream, (void *)(uintptr_t)args.ids);
     cpa_test_free(stream, args.tokens);
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 static const cpa_test tests[] = {

@@ -19,14 +19,6 @@ enum { N_DTYPES = sizeof DTYPES / sizeof DTYPES[0] };
 static cpa_device *device;
 static cpa_stream *stream;
 
-static void open_device(void) {
-    cpa_test_device_open(2, &device, &stream);
-}
-
-static void close_device(void) {
-    cpa_test_device_close(device, stream);
-}
-
 /* ---- the codebook ---- */
 
 static double density(double x) {
@@ -196,7 +188,7 @@ static void judge_bytes(const cpa_kv_fixture *f, const float *k, const float *v)
 
 static void rows_return_as_their_codes(void) {
     static const int32_t widths[][2] = {{128, 128}, {64, 96}, {256, 32}, {32, 256}};
-    open_device();
+    cpa_test_device_open(2, &device, &stream);
     for (int i = 0; i < N_DTYPES; i++)
         for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) {
             const int32_t k_dim = widths[w][0], v_dim = widths[w][1];
@@ -213,7 +205,7 @@ static void rows_return_as_their_codes(void) {
             free(v);
             free(k);
         }
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 static double cosine(const float *a, const float *b, int32_t n) {
@@ -255,7 +247,7 @@ static void rows_keep_their_direction(void) {
 static void what_is_not_finite_counts_as_zero_and_is_told_of(void) {
     enum { DIM = 64 };
     static float k[ROWS * HEADS * DIM], v[ROWS * HEADS * DIM];
-    open_device();
+    cpa_test_device_open(2, &device, &stream);
     for (int i = 0; i < N_DTYPES; i++) {
         uint8_t flags[ROWS] = {0};
         cpa_kv_fixture f;
@@ -280,7 +272,7 @@ static void what_is_not_finite_counts_as_zero_and_is_told_of(void) {
         }
         cpa_kv_fixture_destroy(&f);
     }
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 /* ---- attention ---- */
@@ -363,7 +355,7 @@ static void rows_become_elements(void) {
     enum { DIM = 128 };
     static float k[ROWS * HEADS * DIM], v[ROWS * HEADS * DIM];
     const int64_t pairs[][2] = {{0, 3}, {2, 1}, {3, 0}};
-    open_device();
+    cpa_test_device_open(2, &device, &stream);
     make_rows(k, DIM, 1);
     make_rows(v, DIM, 2);
     for (int i = 0; i < N_DTYPES; i++)
@@ -394,7 +386,7 @@ static void rows_become_elements(void) {
             cpa_kv_fixture_destroy(&elements);
             cpa_kv_fixture_destroy(&codes);
         }
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 static void shapes_without_a_codebook_are_refused(void) {
@@ -411,7 +403,7 @@ static void shapes_without_a_codebook_are_refused(void) {
     };
     static float rows[HEADS * 512];
     int64_t slot = 0;
-    open_device();
+    cpa_test_device_open(2, &device, &stream);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         cpa_kv_view view = view_of(bad[i].dtype, bad[i].k_dim, bad[i].v_dim);
         view.layout = bad[i].layout;
@@ -433,7 +425,7 @@ static void shapes_without_a_codebook_are_refused(void) {
         .size = sizeof args, .tokens = 1, .dtype = CPA_F32, .k = rows, .v = rows, .slot_mapping = &slot, .kv = odd};
     CU_ASSERT_EQUAL(cpa_kv_write(&args, stream), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(stream), "expected multiples of 2 bytes for tq_4bit"));
-    close_device();
+    cpa_test_device_close(device, stream);
 }
 
 static const cpa_test tests[] = {

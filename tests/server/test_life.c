@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -326,80 +325,6 @@ static void tokens_are_asked_for_by_position(void) {
     cpa_fake_engine_stop(engine);
 }
 
-/* Many at once, of which some leave; the others get what is theirs. */
-static void many_connections_are_served_at_once(void) {
-    enum { COUNT = 1000 };
-    struct rlimit files;
-    getrlimit(RLIMIT_NOFILE, &files);
-    files.rlim_cur = files.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &files);
-    const int count = files.rlim_cur > 2 * COUNT + 100 ? COUNT : (int)(files.rlim_cur / 2) - 100;
-    cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
-    static int fds[COUNT];
-    for (int i = 0; i < count; i++) {
-        fds[i] = ask(engine, i % 2 ? "{\"prompt\": [7], \"max_tokens\": 4, \"stream\": true}"
-                                   : "{\"prompt\": [7], \"max_tokens\": 4}");
-    }
-    cpa_fake_engine_await(engine, count);
-    for (int i = 0; i < count; i += 5) close(fds[i]);
-    cpa_fake_engine_await_cancels(engine, (count + 4) / 5);
-    cpa_fake_engine_step(engine, 5);
-    int right = 0, expected = 0;
-    for (int i = 0; i < count; i++) {
-        if (i % 5 == 0) continue;
-        char reply[4000];
-        const char *last = i % 2 ? "[DONE]" : "\"usage\"";
-        cpa_http_read_until(fds[i], last, reply, sizeof reply);
-        right += strstr(reply, last) != NULL;
-        expected++;
-        close(fds[i]);
-    }
-    CU_ASSERT_EQUAL(right, expected);
-    await_delivery(engine);
-    cpa_fake_engine_stop(engine);
-}
-
-static void connections_beyond_the_bound_are_told_so(void) {
-    cpa_server_options options = plain;
-    options.max_connections = 2;
-    cpa_fake_engine *engine = cpa_fake_engine_start(options, 0);
-    const int fds[] = {ask(engine, whole), ask(engine, whole)};
-    cpa_fake_engine_await(engine, 4);
-    static const char request[] = "GET /version HTTP/1.1\r\nHost: test\r\n\r\n";
-    cpa_http_reply reply;
-    cpa_http_talk(cpa_fake_engine_port(engine), request, sizeof request - 1, &reply);
-    CU_ASSERT_EQUAL(reply.status, 503);
-    CU_ASSERT_PTR_NOT_NULL(strstr(reply.head, "Connection: close")); /* on another one there may be room */
-    CU_ASSERT_PTR_NOT_NULL(strstr(reply.body, "too many connections"));
-    cpa_http_reply_free(&reply);
-    for (int i = 0; i < 2; i++) close(fds[i]);
-    cpa_fake_engine_await_cancels(engine, 4);
-    cpa_fake_engine_stop(engine);
-}
-
-/* Of which each sends a part of a request, and there are more than libmicrohttpd takes. */
-static void probes_come_through_beside_any_number_of_others(void) {
-    enum { CLIENTS = 400 };
-    static const char *const paths[] = {"/live", "/health"};
-    cpa_server_options options = plain;
-    options.max_connections = 8;
-    options.threads = 2;
-    cpa_fake_engine *engine = cpa_fake_engine_start(options, 0);
-    static int fds[CLIENTS];
-    for (int i = 0; i < CLIENTS; i++) {
-        fds[i] = cpa_http_connect(cpa_fake_engine_port(engine));
-        cpa_http_send(fds[i], "GET /live HTTP/1.1\r\nHo", 22);
-        if (i % 20) continue;
-        cpa_http_reply reply;
-        cpa_http_request(cpa_fake_engine_port(engine), "GET", paths[i / 20 % 2], "", NULL, &reply);
-        CU_ASSERT_EQUAL(reply.status, 200);
-        CU_ASSERT(i < 20 || strstr(reply.head, "Connection: close"));
-        cpa_http_reply_free(&reply);
-    }
-    for (int i = 0; i < CLIENTS; i++) close(fds[i]);
-    cpa_fake_engine_stop(engine);
-}
-
 static void a_large_body_holds_up_no_other_connection(void) {
     enum { WORDS = 400000 };
     static const char word[] = "word ", head[] = "{\"prompt\": \"", tail[] = "\"}";
@@ -506,9 +431,6 @@ static const cpa_test tests[] = {
     {"answers of a lost engine end with an error", answers_of_a_lost_engine_end_with_an_error},
     {"a server stops with answers under way", a_server_stops_with_answers_under_way},
     {"tokens are asked for by position", tokens_are_asked_for_by_position},
-    {"many connections are served at once", many_connections_are_served_at_once},
-    {"connections beyond the bound are told so", connections_beyond_the_bound_are_told_so},
-    {"probes come through beside any number of others", probes_come_through_beside_any_number_of_others},
     {"a large body holds up no other connection", a_large_body_holds_up_no_other_connection},
     {"a server stops with bodies unread", a_server_stops_with_bodies_unread},
     {"a body may be announced", a_body_may_be_announced},
