@@ -22,7 +22,8 @@ typedef struct cpa_layer_group {
     int64_t sinks;       /* the first tokens of a sequence, which stay visible behind a window */
     int64_t block_bytes; /* bytes of a block in all layers of the group */
     int64_t num_blocks;  /* blocks of one rank */
-    int64_t host_blocks; /* blocks of one rank in host memory, for swapping */
+    int64_t host_blocks; /* blocks of one rank in host memory, for swapping, and for those that are evicted */
+    int64_t disk_blocks; /* blocks of one rank on disk, for those that are evicted */
 } cpa_layer_group;
 
 typedef struct cpa_layer_groups {
