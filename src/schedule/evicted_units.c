@@ -45,6 +45,7 @@ struct cpa_evicted {
     int32_t *unit;      /* [cp_size], scratch: the blocks that a unit moves down to, */
     int32_t *coming;    /* and those that one moves up to, for which others may move down */
     int64_t load_bytes; /* what this plan may still load */
+    int stores_no_more;
 };
 
 /* ---- a tier ---- */
@@ -240,7 +241,7 @@ static void store_unit(cpa_scheduler *s, int32_t group, const cpa_prefix_digest 
                        int32_t party) {
     cpa_evicted *e = s->evicted;
     const int32_t size = s->options.map.cp_size;
-    if (!e->disk.pools) return;
+    if (!e->disk.pools || e->stores_no_more) return;
     if (find_in(&e->disk, group, key)) {
         touch(s, &e->disk, group, key);
         return;
@@ -453,7 +454,19 @@ void cpa_evicted_load_failed(cpa_scheduler *s, const cpa_disk_move *load) {
     s->stats.damaged_blocks++;
 }
 
-/* ---- what an earlier scheduler has left on disk ---- */
+void cpa_evicted_stop_stores(cpa_scheduler *s) {
+    if (s->evicted) s->evicted->stores_no_more = 1;
+}
+
+/* ---- from one engine to the next ---- */
+
+void cpa_evicted_save(cpa_scheduler *s, cpa_step_plan *plan) {
+    if (!s->evicted || !s->evicted->disk.pools || s->evicted->stores_no_more) return;
+    s->plan = plan;
+    for (int32_t p = 0; p < s->n_pools; p++)
+        for (int64_t b = 0; b < cpa_block_pool_total(s->pools[p]); b++) cpa_evicted_put(s, p, (int32_t)b, 0);
+    s->plan = NULL;
+}
 
 /* Takes every slot of a pool, so that those of a unit can be chosen; or lets go of those that are no unit's. */
 static cpa_status own_all(cpa_block_pool *pool, cpa_error *err) {

@@ -55,6 +55,13 @@ int cpa_evicted_is_moving(const cpa_scheduler *s);
 int cpa_evicted_fetch_failed(cpa_scheduler *s, const cpa_block_move *move);
 void cpa_evicted_load_failed(cpa_scheduler *s, const cpa_disk_move *load);
 
+/* A rank stores no more: from now on no plan has stores. */
+void cpa_evicted_stop_stores(cpa_scheduler *s);
+
+/* Adds to a plan, which was made last and has no chunks, what moves all that can be found on the device to disk, as far as
+ * host memory has room for it on the way: the last plan before the engine may end. Nothing without a disk. */
+void cpa_evicted_save(cpa_scheduler *s, cpa_step_plan *plan);
+
 /* Before the first plan: lets n units be found that an earlier scheduler has left on disk, those first that were used
  * the longest ago. One is left out where a slot of it is another one's. */
 cpa_status cpa_evicted_restore(cpa_scheduler *s, const cpa_restored_unit *units, int64_t n, cpa_error *err);

@@ -199,6 +199,7 @@ cpa_status cpa_scheduler_plan(cpa_scheduler *scheduler, double now, cpa_step_pla
 typedef struct cpa_restored_unit {
     cpa_prefix_digest key;
     int32_t group;
+    uint64_t used;        /* grows with the time of its last use */
     const int32_t *slots; /* [cp_size], -1 where a rank has no block of it */
 } cpa_restored_unit;
 
