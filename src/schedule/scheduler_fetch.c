@@ -87,5 +87,10 @@ cpa_status cpa_fetch_plan(cpa_scheduler *s, cpa_sequence *sequence, int64_t unit
             *coming |= started;
             sequence->fetched += started;
         }
+    /* Where others have host memory for what is on its way, there is more of it later. */
+    if (!*coming && cpa_evicted_is_moving(s)) {
+        sequence->fetched++;
+        *coming = 1;
+    }
     return CPA_OK;
 }

@@ -10,7 +10,8 @@
 int64_t cpa_fetch_units(cpa_scheduler *s, cpa_sequence *sequence, int64_t found);
 /* Blocks of each pool that this takes, or that are to stay there meanwhile, in s->lacks. */
 void cpa_fetch_count_blocks(cpa_scheduler *s, cpa_sequence *sequence, int64_t units);
-/* Plans it, as far as host memory allows, with the blocks that there are. *coming: something is on its way. */
+/* Plans it, as far as host memory allows, with the blocks that there are. *coming: something is on its way,
+ * or will be. */
 cpa_status cpa_fetch_plan(cpa_scheduler *s, cpa_sequence *sequence, int64_t units, int *coming, cpa_error *err);
 
 #endif
