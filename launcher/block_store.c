@@ -49,13 +49,14 @@ static cpa_status hash_config(const char *folder, uint64_t *hash, cpa_error *err
     return failed ? cpa_fail(err, CPA_IO, "%s: it cannot be read", path) : CPA_OK;
 }
 
-/* What tells the model of a folder from others of the same shape, wherever the folder is and however its tensors are
- * spread over files. */
-static cpa_status name_model(const char *folder, char *out, size_t bytes, cpa_error *err) {
+/* Wherever its folder is and however its tensors are spread over files. */
+cpa_status cpa_job_name_model(const cpa_settings *settings, char out[CPA_MODEL_NAME_BYTES], cpa_error *err) {
     uint64_t hash = CPA_HASH_START;
-    CPA_TRY(hash_config(folder, &hash, err));
-    CPA_TRY(hash_weights(folder, &hash, err));
-    snprintf(out, bytes, "%016" PRIx64, hash);
+    out[0] = 0;
+    if (!settings->model_dir[0]) return CPA_OK;
+    CPA_TRY(hash_config(settings->model_dir, &hash, err));
+    CPA_TRY(hash_weights(settings->model_dir, &hash, err));
+    snprintf(out, CPA_MODEL_NAME_BYTES, "%016" PRIx64, hash);
     return CPA_OK;
 }
 
@@ -144,8 +145,7 @@ static cpa_status open_store(const cpa_settings *settings, cpa_job_store *out, c
 
 cpa_status cpa_job_store_open(const cpa_settings *settings, int32_t rank, cpa_job_store *out, cpa_error *err) {
     if (!settings->block_store[0]) return CPA_OK;
-    if (rank == 0 && settings->model_dir[0])
-        CPA_TRY(name_model(settings->model_dir, out->model, sizeof out->model, err));
+    if (rank == 0) CPA_TRY(cpa_job_name_model(settings, out->model, err));
     CPA_TRY(open_store(settings, out, err));
     out->table.model = out->model;
     out->is_open = 1;

@@ -8,6 +8,11 @@
 
 #include "launcher/settings/settings.h"
 
+/* What tells the model of the settings from others of the same shape, in a store or a folder of blocks: "" without
+ * --model-dir. Reads samples of all weights. */
+enum { CPA_MODEL_NAME_BYTES = 32 };
+cpa_status cpa_job_name_model(const cpa_settings *settings, char out[CPA_MODEL_NAME_BYTES], cpa_error *err);
+
 /* One that was never opened has only zeros. */
 typedef struct cpa_job_store {
     int is_open; /* and the one of these that it is: */
@@ -15,7 +20,7 @@ typedef struct cpa_job_store {
     cpa_nixl_store *nixl;
     cpa_mooncake_store *mooncake;
     cpa_block_store table;
-    char model[32]; /* the name of the model in the store */
+    char model[CPA_MODEL_NAME_BYTES]; /* the name of the model in the store */
 } cpa_job_store;
 
 /* CPA_IO where the folder of the settings, or the file, is not there. */

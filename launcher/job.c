@@ -189,6 +189,7 @@ static cpa_status prepare(int argc, char **argv, cpa_job *job, cpa_workload *wor
     if (settings->violation_dump[0])
         CPA_TRY(cpa_output_check_folder("--violation-dump", settings->violation_dump, err));
     CPA_TRY(cpa_job_store_check(settings, err));
+    if (settings->swap_folder[0]) CPA_TRY(cpa_output_check_folder("--swap-folder", settings->swap_folder, err));
     if (settings->block_transfer != 0 && !settings->block_store[0])
         return cpa_fail(err, CPA_INVALID, "--block-transfer: found without --block-store, expected with it");
     if (settings->generate) {
@@ -329,6 +330,7 @@ static int has_word(const char *text, const char *word) {
 
 void cpa_job_name_option(cpa_error *err) {
     static const char *const names[][2] = {
+        {"swap_folder", "swap-folder"},
         {"staging_bytes", "staging-bytes"},
         {"state_dtype", "state-dtype"},
         {"num_blocks", "num-blocks"},
@@ -341,6 +343,7 @@ void cpa_job_name_option(cpa_error *err) {
         {"local_context", "local-context"},
         {"k_scale", "k-scale"},
         {"temperature_len", "temperature-len"},
+        {"swap_folder_bytes", "swap-folder-size"},
         {"swap_bytes", "swap-space"},
         {"verify", "verify"},
     };
@@ -385,6 +388,10 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, cpa_cache_size cac
         .cascade_attention = (cpa_cascade_attention)settings->cascade_attention,
         .preemption = (cpa_preemption_mode)settings->preemption_mode,
         .swap_bytes = (int64_t)(settings->swap_space * BYTES_PER_GIB),
+        .keep_evicted = settings->keep_evicted || settings->swap_folder[0],
+        .swap_folder = settings->swap_folder[0] ? settings->swap_folder : NULL,
+        .swap_folder_bytes = settings->swap_folder[0] ? (int64_t)(settings->swap_folder_size * BYTES_PER_GIB) : 0,
+        .swap_salt = settings->cache_salt,
         .policy = (cpa_policy)settings->policy,
         .ageing_s = settings->priority_ageing,
         .long_prefill_token_threshold = settings->long_prefill_token_threshold,

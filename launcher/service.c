@@ -50,8 +50,14 @@ cpa_exit_code cpa_service_create_engine(cpa_service *s, cpa_engine_options optio
         cpa_transformer_give_forms(s->network.loaded.transformer, &options.model);
     }
     cpa_status status = cpa_job_store_open(&s->job.settings, s->ranks.control.rank, &s->store, &err);
+    /* Every rank tells of which model its blocks are. */
+    char model[CPA_MODEL_NAME_BYTES] = "";
+    if (status == CPA_OK && options.swap_folder && s->ranks.rank == 0)
+        status = cpa_job_name_model(&s->job.settings, model, &err);
     status = cpa_control_agree(&s->ranks.control, status, &err);
     if (status != CPA_OK) return cpa_job_ranks_explain(&s->ranks, status, err.message);
+    cpa_job_ranks_broadcast(&s->ranks, model, sizeof model);
+    options.swap_model = model;
     if (s->store.is_open) options.block_store = &s->store.table;
     status = cpa_engine_create(s->ranks.comm, &options, &s->engine, &err);
     if (status != CPA_OK && !cpa_control_all_failed(&s->ranks.control))

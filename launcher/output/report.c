@@ -131,6 +131,15 @@ static void report_groups(const cpa_outcome *outcome, FILE *out) {
     cpa_report_line(out, "", "%s of %s at these peaks", peak, all);
 }
 
+static void report_folder(const cpa_engine_stats *stats, FILE *out) {
+    char written[32], read[32];
+    bytes_text((double)stats->folder_bytes_written, written, sizeof written);
+    bytes_text((double)stats->folder_bytes_read, read, sizeof read);
+    cpa_report_line(
+        out, "", "swap folder: %" PRId64 " blocks were there, %" PRId64 " went there (%s), %" PRId64 " came back (%s)",
+        stats->restored_blocks, stats->stored_blocks, written, stats->loaded_blocks, read);
+}
+
 void cpa_report_cache(const cpa_outcome *outcome, FILE *out) {
     const cpa_engine_stats *stats = &outcome->stats;
     cpa_report_line(out, "cache",
@@ -154,6 +163,12 @@ void cpa_report_cache(const cpa_outcome *outcome, FILE *out) {
                         "%" PRId64 " prompt tokens came from the block store, %" PRId64 " went there; %" PRId64
                         " times not all was there",
                         stats->imported_tokens, stats->exported_tokens, stats->import_failures);
+    if (stats->kept_blocks > 0 || stats->restored_blocks > 0)
+        cpa_report_line(out, "",
+                        "%" PRId64 " evicted blocks kept in host memory, %" PRId64 " of them found again; %" PRId64
+                        " damaged or not there",
+                        stats->kept_blocks, stats->fetched_blocks, stats->damaged_blocks);
+    if (stats->stored_blocks > 0 || stats->restored_blocks > 0) report_folder(stats, out);
     if (stats->swapped_out > 0)
         cpa_report_line(out, "", "%" PRId64 " blocks swapped out, %" PRId64 " back in; %" PRId64 " times damaged",
                         stats->swapped_out, stats->swapped_in, stats->swap_failures);

@@ -11,7 +11,7 @@
 
 #include "program/field.h"
 
-#define CPA_SETTINGS_MAX 112
+#define CPA_SETTINGS_MAX 128
 
 typedef enum cpa_origin { CPA_FROM_DEFAULT = 0, CPA_FROM_FILE, CPA_FROM_ENVIRONMENT, CPA_FROM_COMMAND_LINE } cpa_origin;
 
@@ -92,6 +92,9 @@ typedef struct cpa_settings {
     int64_t block_transfer;  /* of cpa_transfer, or'ed */
     int64_t preemption_mode; /* cpa_preemption_mode */
     double swap_space;       /* GiB */
+    int64_t keep_evicted;
+    char swap_folder[CPA_TEXT_BYTES];
+    double swap_folder_size; /* GiB */
     int64_t tenant_block_quota;
 
     int64_t max_num_batched_tokens;

@@ -117,6 +117,18 @@ cpa_status cpa_settings_sparse(const cpa_settings *settings, cpa_sparse_prompts 
     return cpa_sparse_prompts_parse("--sparse", settings->sparse, out, err);
 }
 
+/* What is evicted stays in host memory, and goes from there to a folder. */
+static cpa_status check_kept(const cpa_settings *settings, cpa_error *err) {
+    const char *option = settings->swap_folder[0] ? "swap-folder" : "keep-evicted";
+    if (!settings->keep_evicted && !settings->swap_folder[0]) return CPA_OK;
+    if (settings->swap_space == 0)
+        return cpa_fail(err, CPA_INVALID, "--%s: found without --swap-space, expected host memory for blocks", option);
+    if (!settings->prefix_caching)
+        return cpa_fail(err, CPA_INVALID, "--%s: found with --no-enable-prefix-caching, expected blocks to be found",
+                        option);
+    return CPA_OK;
+}
+
 static cpa_status check_drafts(const cpa_settings *settings, cpa_error *err) {
     const struct {
         const char *name;
@@ -186,6 +198,7 @@ cpa_status cpa_settings_check(const cpa_settings *settings, cpa_error *err) {
     if (settings->preemption_mode == CPA_PREEMPT_SWAP && settings->swap_space == 0)
         return cpa_fail(err, CPA_INVALID,
                         "--preemption-mode: found swap without --swap-space, expected room to swap to");
+    CPA_TRY(check_kept(settings, err));
     CPA_TRY(check_drafts(settings, err));
     CPA_TRY(check_outputs(settings, err));
     cpa_metrics_options ignored;

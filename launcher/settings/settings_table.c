@@ -203,7 +203,15 @@ const cpa_field cpa_settings_rows[] = {
     {"Cache", "preemption-mode", NULL, CHOICE(preemption_mode, "auto", preemption_modes),
      .help = "the cache of who gives way: computed again, moved to host memory, or what takes less time"},
     {"Cache", "swap-space", "GIB", REAL(swap_space, "0", 0, 0x1p20),
-     .help = "host memory of one rank for the cache of preempted requests"},
+     .help = "host memory of one rank for the cache of preempted requests, and for blocks that are evicted"},
+    {"Cache", "keep-evicted", NULL, FLAG(keep_evicted, "false"),
+     .help = "blocks that can be found by their prefix and have to make room stay in --swap-space, and come back for "
+             "requests that begin with them"},
+    {"Cache", "swap-folder", "FOLDER", TEXT(swap_folder),
+     .help = "with --swap-space: they are also written to a folder, where the next job of the same model, ranks and "
+             "cache finds them; turns --keep-evicted on"},
+    {"Cache", "swap-folder-size", "GIB", REAL(swap_folder_size, "1", 1e-6, 0x1p20),
+     .help = "with --swap-folder: what one rank keeps there, the least recently used blocks the shortest"},
     {"Cache", "tenant-block-quota", "N", INT(tenant_block_quota, "none", 0, 0x1p31 - 1), .word = "none",
      .help = "most blocks of one rank that the running requests of one tenant, a salt or an API key, hold"},
     {"Scheduling", "max-num-batched-tokens", "N", INT(max_num_batched_tokens, "2048", 1, 0x1p24),

@@ -121,10 +121,10 @@ static int32_t take_kept(cpa_block_pool *pool) {
     const kept_list *most = pool->lists;
     for (int32_t p = 1; p < pool->n_lists; p++)
         if (pool->lists[p].count > most->count) most = &pool->lists[p];
-    int32_t block = most->first;
+    const int32_t block = most->first, party = pool->party[block] - 1;
     unlink_kept(pool, block);
     pool->party[block] = 0;
-    if (pool->evict) pool->evict(pool->evict_ctx, block);
+    if (pool->evict) pool->evict(pool->evict_ctx, block, party);
     return block;
 }
 

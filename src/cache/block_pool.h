@@ -13,8 +13,8 @@
 
 typedef struct cpa_block_pool cpa_block_pool;
 
-/* Told that a kept block is about to be taken: from now on nobody may find it. */
-typedef void (*cpa_block_evict_fn)(void *ctx, int32_t block);
+/* Told that a block, kept for a party, is about to be taken: from now on nobody may find it. */
+typedef void (*cpa_block_evict_fn)(void *ctx, int32_t block, int32_t party);
 
 cpa_status cpa_block_pool_create(int64_t num_blocks, cpa_block_pool **out, cpa_error *err);
 void cpa_block_pool_destroy(cpa_block_pool *pool);

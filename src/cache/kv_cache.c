@@ -129,21 +129,36 @@ int32_t cpa_kv_cache_null_block(const cpa_kv_cache *cache) {
 
 /* ---- the host tier ---- */
 
-static char *host_block(const cpa_kv_cache *cache, int64_t block) {
+void *cpa_kv_cache_host_block(const cpa_kv_cache *cache, int32_t block) {
     return cache->host + block * cache->block_bytes;
 }
 
-/* h -> (h ^ word) * odd, then a shifted copy xored in: each step is one-to-one in h and in the word, so two memories
- * that differ in one word never meet again. */
+/* One-to-one in h and in the word, so two memories that differ in one word never meet again. */
+static uint64_t add_word(uint64_t h, uint64_t word) {
+    h = (h ^ word) * UINT64_C(0xd6e8feb86659fd93);
+    return h ^ h >> 32;
+}
+
+/* Four sums side by side, of every fourth word each, which do not wait for each other. */
+enum { CHECKSUM_LANES = 4 };
+
 uint64_t cpa_kv_checksum(const void *memory, int64_t bytes) {
-    uint64_t h = CPA_GOLDEN ^ (uint64_t)bytes;
-    for (int64_t at = 0; at < bytes; at += 8) {
-        uint64_t word = 0;
-        memcpy(&word, (const char *)memory + at, bytes - at < 8 ? (size_t)(bytes - at) : 8);
-        h = (h ^ word) * UINT64_C(0xd6e8feb86659fd93);
-        h ^= h >> 32;
+    const char *at = memory;
+    uint64_t h[CHECKSUM_LANES] = {CPA_GOLDEN ^ (uint64_t)bytes, 1, 2, 3}, words[CHECKSUM_LANES];
+    int64_t left = bytes;
+    for (; left >= (int64_t)sizeof words; left -= (int64_t)sizeof words, at += sizeof words) {
+        memcpy(words, at, sizeof words);
+        for (int i = 0; i < CHECKSUM_LANES; i++) h[i] = add_word(h[i], words[i]);
     }
-    return h;
+    memset(words, 0, sizeof words);
+    if (left > 0) memcpy(words, at, (size_t)left);
+    for (int i = 0; i < CHECKSUM_LANES; i++) h[i] = add_word(h[i], words[i]);
+    for (int i = 1; i < CHECKSUM_LANES; i++) h[0] = add_word(h[0], h[i]);
+    return h[0];
+}
+
+void cpa_kv_cache_seal(cpa_kv_cache *cache, int32_t block) {
+    cache->checksums[block] = cpa_kv_checksum(cpa_kv_cache_host_block(cache, block), cache->block_bytes);
 }
 
 /* ---- moves ---- */
@@ -155,7 +170,7 @@ static cpa_status reserve_pairs(cpa_kv_cache *cache, int64_t n, cpa_stream *stre
 
 /* Whether a host block still is what left for it; says so if not. */
 static int is_sound(const cpa_kv_cache *cache, const cpa_block_move *move) {
-    const uint64_t found = cpa_kv_checksum(host_block(cache, move->from), cache->block_bytes);
+    const uint64_t found = cpa_kv_checksum(cpa_kv_cache_host_block(cache, move->from), cache->block_bytes);
     const uint64_t expected = cache->checksums[move->from];
     if (found == expected) return 1;
     cpa_log(CPA_LOG_ERROR,
@@ -194,10 +209,7 @@ cpa_status cpa_kv_cache_move(cpa_kv_cache *cache, cpa_kv_tier from, cpa_kv_tier 
     }
     if (to != CPA_TIER_HOST || count == 0) return CPA_OK;
     CPA_TRY(stream->device->table->stream_sync(stream));
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t block = cache->pairs[i][1];
-        cache->checksums[block] = cpa_kv_checksum(host_block(cache, block), cache->block_bytes);
-    }
+    for (int64_t i = 0; i < count; i++) cpa_kv_cache_seal(cache, (int32_t)cache->pairs[i][1]);
     return CPA_OK;
 }
 

@@ -114,12 +114,18 @@ int64_t cpa_layer_groups_bytes(const cpa_layer_groups *groups) {
     return bytes;
 }
 
+/* Blocks of a group among so many bytes of all groups. */
+static int64_t blocks_of_share(const cpa_layer_groups *groups, int32_t group, int64_t bytes) {
+    const cpa_layer_group *g = &groups->list[group];
+    const double share = (double)(g->num_blocks * g->block_bytes) / (double)cpa_layer_groups_bytes(groups);
+    const int64_t own = groups->count == 1 ? bytes : (int64_t)(share * (double)bytes);
+    return cpa_min64(own / g->block_bytes, INT32_MAX);
+}
+
 void cpa_layer_groups_size_host(cpa_layer_groups *groups, int64_t bytes) {
-    const double all = (double)cpa_layer_groups_bytes(groups);
-    for (int32_t g = 0; g < groups->count; g++) {
-        cpa_layer_group *group = &groups->list[g];
-        const double share = (double)(group->num_blocks * group->block_bytes) / all;
-        const int64_t own = groups->count == 1 ? bytes : (int64_t)(share * (double)bytes);
-        group->host_blocks = cpa_min64(own / group->block_bytes, INT32_MAX);
-    }
+    for (int32_t g = 0; g < groups->count; g++) groups->list[g].host_blocks = blocks_of_share(groups, g, bytes);
+}
+
+void cpa_layer_groups_size_disk(cpa_layer_groups *groups, int64_t bytes) {
+    for (int32_t g = 0; g < groups->count; g++) groups->list[g].disk_blocks = blocks_of_share(groups, g, bytes);
 }

@@ -22,7 +22,8 @@ typedef struct cpa_layer_group {
     int64_t sinks;       /* the first tokens of a sequence, which stay visible behind a window */
     int64_t block_bytes; /* bytes of a block in all layers of the group */
     int64_t num_blocks;  /* blocks of one rank */
-    int64_t host_blocks; /* blocks of one rank in host memory, for swapping */
+    int64_t host_blocks; /* blocks of one rank in host memory, for swapping, and for those that are evicted */
+    int64_t disk_blocks; /* blocks of one rank on disk, for those that are evicted */
 } cpa_layer_group;
 
 typedef struct cpa_layer_groups {
@@ -47,8 +48,9 @@ int32_t cpa_layer_groups_find(const cpa_layer_groups *groups, const cpa_mask *ma
 
 /* Gives the pool of the first group num_blocks blocks, and each other what a load can need, at most as many. */
 void cpa_layer_groups_size(cpa_layer_groups *groups, const cpa_layer_groups_load *load, int64_t num_blocks);
-/* Deals so many bytes of host memory to the groups, by the bytes of their pools. */
+/* Deals so many bytes of host memory, or on disk, to the groups, by the bytes of their pools. */
 void cpa_layer_groups_size_host(cpa_layer_groups *groups, int64_t bytes);
+void cpa_layer_groups_size_disk(cpa_layer_groups *groups, int64_t bytes);
 /* Bytes of all pools of a rank, host memory not counted. */
 int64_t cpa_layer_groups_bytes(const cpa_layer_groups *groups);
 

@@ -14,6 +14,7 @@
 #include "src/engine/engine_run.h"
 #include "src/engine/engine_stats.h"
 #include "src/engine/model_forms.h"
+#include "src/engine/restore_blocks.h"
 #include "src/ops/check_shape.h"
 
 static cpa_worker_options worker_options(const cpa_engine *engine) {
@@ -102,6 +103,17 @@ static cpa_status check_layers(const cpa_engine *engine, cpa_error *err) {
     return CPA_OK;
 }
 
+static cpa_status make_worker(cpa_engine *engine, cpa_error *err) {
+    cpa_control *control = &engine->control;
+    cpa_worker_options worker = worker_options(engine);
+    char identity[CPA_FOLDER_IDENTITY_BYTES];
+    cpa_status status = cpa_engine_describe_folder(&engine->options, control->rank, control->size, identity, err);
+    CPA_TRY(cpa_control_agree(control, status, err));
+    worker.disk_folder = engine->options.swap_folder;
+    worker.disk_identity = identity;
+    return cpa_worker_create(control, engine->device, &engine->network, &worker, &engine->worker, err);
+}
+
 /* The steps of cpa_engine_create after the control channel; each is collective or agreed on. */
 static cpa_status create_parts(cpa_engine *engine, cpa_error *err) {
     cpa_control *control = &engine->control;
@@ -120,11 +132,11 @@ static cpa_status create_parts(cpa_engine *engine, cpa_error *err) {
     if (o->block_store)
         CPA_TRY(CPA_STRUCT_TAKE("block_store", o->block_store, cpa_block_store, get, &engine->store, err));
     engine->groups = cpa_engine_groups(o, control->size);
+    CPA_TRY(cpa_control_agree(control, cpa_engine_check_room(o, &engine->groups, err), err));
     CPA_TRY(self_test(engine, err));
     CPA_TRY(make_planner(engine, err));
     CPA_TRY(cpa_control_agree(control, measure_swap(engine, err), err));
-    cpa_worker_options worker = worker_options(engine);
-    CPA_TRY(cpa_worker_create(control, engine->device, &engine->network, &worker, &engine->worker, err));
+    CPA_TRY(make_worker(engine, err));
     engine->timeline.limit = o->timeline_spans;
     if (o->timeline_spans > 0) cpa_worker_set_timeline(engine->worker, &engine->timeline);
     cpa_status status = CPA_OK;
@@ -133,7 +145,8 @@ static cpa_status create_parts(cpa_engine *engine, cpa_error *err) {
         if (status == CPA_OK) status = cpa_verify_keep_violations(engine->verify, o->violation_dump, err);
     }
     if (status == CPA_OK) status = make_scheduler(engine, err);
-    return cpa_control_agree(control, status, err);
+    CPA_TRY(cpa_control_agree(control, status, err));
+    return o->swap_folder ? cpa_engine_restore_blocks(engine, err) : CPA_OK;
 }
 
 /* Transfers follow from the masks. */
@@ -206,6 +219,9 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
         {"transport", o->transport},
         {"timeline_spans", o->timeline_spans > 0},
         {"block_store", o->block_store != NULL},
+        {"keep_evicted", o->keep_evicted},
+        {"swap_folder", o->swap_folder != NULL},
+        {"swap_folder_bytes", (double)o->swap_folder_bytes},
     };
     _Static_assert(sizeof values / sizeof values[0] <= CPA_SAME_MOST, "all are compared at once");
     return cpa_control_same(&engine->control, "engine", values, sizeof values / sizeof values[0], err);

@@ -29,6 +29,7 @@ typedef struct cpa_published_stats {
 typedef struct cpa_rank_totals {
     cpa_context_stats context;
     cpa_verify_stats verify;
+    cpa_disk_blocks_stats disk;
 } cpa_rank_totals;
 
 struct cpa_engine {

@@ -9,6 +9,7 @@
 #include "base/hash.h"
 #include "base/struct_size.h"
 #include "src/cache/kv_cache.h"
+#include "src/cache/parcel.h"
 #include "src/engine/engine_options.h"
 #include "src/engine/model_forms.h"
 #include "src/model/synthetic.h"
@@ -141,6 +142,20 @@ static cpa_status check_drafter(const cpa_engine_options *o, cpa_error *err) {
     return CPA_OK;
 }
 
+/* What is evicted has a place to stay in. */
+static cpa_status check_kept(const cpa_engine_options *o, cpa_error *err) {
+    if (o->keep_evicted && (o->no_prefix_caching || o->swap_bytes == 0))
+        return cpa_fail(err, CPA_INVALID, "keep_evicted: found with %s, expected %s",
+                        o->no_prefix_caching ? "no_prefix_caching" : "swap_bytes 0",
+                        o->no_prefix_caching ? "blocks that can be found" : "host memory for blocks");
+    if (o->swap_folder && (!o->keep_evicted || o->swap_folder_bytes < 1))
+        return cpa_fail(err, CPA_INVALID,
+                        "swap_folder: found with keep_evicted %d and swap_folder_bytes %lld, expected "
+                        "1 and room for blocks",
+                        o->keep_evicted, (long long)o->swap_folder_bytes);
+    return CPA_OK;
+}
+
 cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_options *out, cpa_error *err) {
     cpa_engine_options o;
     CPA_TRY(CPA_STRUCT_TAKE("engine", given, cpa_engine_options, num_blocks, &o, err));
@@ -195,6 +210,7 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
     CPA_TRY(check_network(o.network, o.model.index, err));
     CPA_TRY(check_store(o.block_store, err));
     CPA_TRY(check_drafter(&o, err));
+    CPA_TRY(check_kept(&o, err));
     *out = o;
     return CPA_OK;
 }
@@ -212,8 +228,22 @@ cpa_layer_groups cpa_engine_groups(const cpa_engine_options *o, int32_t cp_size)
     cpa_layer_groups groups;
     cpa_layer_groups_of(&o->model, o->block_size, &groups);
     cpa_layer_groups_size(&groups, &load, o->num_blocks);
-    if (o->preemption != CPA_PREEMPT_RECOMPUTE) cpa_layer_groups_size_host(&groups, o->swap_bytes);
+    if (o->preemption != CPA_PREEMPT_RECOMPUTE || o->keep_evicted) cpa_layer_groups_size_host(&groups, o->swap_bytes);
+    if (o->swap_folder) cpa_layer_groups_size_disk(&groups, o->swap_folder_bytes);
     return groups;
+}
+
+cpa_status cpa_engine_check_room(const cpa_engine_options *o, const cpa_layer_groups *groups, cpa_error *err) {
+    for (int32_t g = 0; o->keep_evicted && g < groups->count; g++) {
+        const cpa_layer_group *group = &groups->list[g];
+        if (group->host_blocks > 0 && (!o->swap_folder || group->disk_blocks > 0)) continue;
+        const int is_host = group->host_blocks == 0;
+        return cpa_fail(
+            err, CPA_INVALID, "%s: %lld bytes hold no block of %lld bytes, of %d layers of a window; expected more",
+            is_host ? "swap_bytes" : "swap_folder_bytes", (long long)(is_host ? o->swap_bytes : o->swap_folder_bytes),
+            (long long)group->block_bytes, group->layers);
+    }
+    return CPA_OK;
 }
 
 uint64_t cpa_engine_hash_rules(const cpa_model_shape *model) {
@@ -262,6 +292,24 @@ static void describe_cache(const cpa_engine_options *o, char out[CPA_IDENTITY_BY
              "%d layers, %d/%d heads of %d/%d, dtype %d in %d, scales %a %a, masks %llx, seed %llu", m->layers,
              shape->q_heads, shape->kv_heads, shape->k_dim, shape->v_dim, (int)shape->dtype, (int)shape->kv_dtype,
              (double)shape->k_scale, (double)shape->v_scale, (unsigned long long)masks, (unsigned long long)o->seed);
+}
+
+cpa_status cpa_engine_describe_folder(const cpa_engine_options *o, int32_t rank, int32_t cp_size,
+                                      char out[CPA_FOLDER_IDENTITY_BYTES], cpa_error *err) {
+    char cache[CPA_IDENTITY_BYTES];
+    cpa_prefix_digest salt;
+    describe_cache(o, cache);
+    /* What tells salts apart, and no more of a secret. */
+    if (!cpa_parcel_root("swap folder", NULL, o->swap_salt, 0, &salt))
+        return cpa_fail(err, CPA_INTERNAL, "swap_folder: OpenSSL gives no SHA-256");
+    snprintf(out, CPA_FOLDER_IDENTITY_BYTES,
+             "model %s, %s, all layers %llx, layout %d, blocks of %d, interleave %d, back end %d, rank %d of %d, salt "
+             "%02x%02x%02x%02x",
+             o->swap_model && o->swap_model[0] ? o->swap_model : "without a name", cache,
+             (unsigned long long)hash_store_layers(&o->model), (int)o->model.attention.layout, o->block_size,
+             o->interleave, (int)o->device.backend, rank, cp_size, salt.bytes[0], salt.bytes[1], salt.bytes[2],
+             salt.bytes[3]);
+    return CPA_OK;
 }
 
 cpa_planner cpa_engine_planner(const cpa_engine_options *o, int32_t cp_size) {
@@ -370,6 +418,7 @@ cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, const 
         .token_at = o->token_at ? o->token_at : cpa_synthetic_token,
         .token_ctx = o->token_at ? o->token_ctx : &o->seed,
         .prefix_caching = !o->no_prefix_caching,
+        .keep_evicted = o->keep_evicted,
         .confirms = 1,
         .identity = identity,
         .store_layers = hash_store_layers(&o->model),
@@ -418,6 +467,14 @@ void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stat
     s->swapped_out = scheduled->swapped_out;
     s->swapped_in = scheduled->swapped_in;
     s->swap_failures = scheduled->swap_failures;
+    s->kept_blocks = scheduled->kept_blocks;
+    s->stored_blocks = scheduled->stored_blocks;
+    s->fetched_blocks = scheduled->fetched_blocks;
+    s->loaded_blocks = scheduled->loaded_blocks;
+    s->damaged_blocks = scheduled->damaged_blocks;
+    s->restored_blocks = scheduled->restored_blocks;
+    s->host_blocks = scheduled->blocks_in_host;
+    s->folder_blocks = scheduled->blocks_on_disk;
     s->imported_tokens = scheduled->imported_tokens;
     s->import_failures = scheduled->import_failures;
     s->cow_copies = scheduled->cow_copies;

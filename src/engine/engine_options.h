@@ -10,12 +10,17 @@
 /* Fills the defaults of the options and checks every value. */
 cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_options *out, cpa_error *err);
 
-enum { CPA_IDENTITY_BYTES = 256 };
+enum { CPA_IDENTITY_BYTES = 256, CPA_FOLDER_IDENTITY_BYTES = 1024 };
 
 /* Bytes of one block of the cache with all layers. */
 int64_t cpa_engine_block_bytes(const cpa_engine_options *options);
-/* The groups of layers, with the blocks of one rank, on the device and in host memory. */
+/* The groups of layers, with the blocks of one rank, on the device, in host memory and on disk. */
 cpa_layer_groups cpa_engine_groups(const cpa_engine_options *options, int32_t cp_size);
+/* CPA_INVALID where what is evicted is to be kept and a group has no blocks for that. */
+cpa_status cpa_engine_check_room(const cpa_engine_options *options, const cpa_layer_groups *groups, cpa_error *err);
+/* What the blocks of a rank in swap_folder depend on: a text that is the same if they can be used again. */
+cpa_status cpa_engine_describe_folder(const cpa_engine_options *options, int32_t rank, int32_t cp_size,
+                                      char out[CPA_FOLDER_IDENTITY_BYTES], cpa_error *err);
 /* The planner that these options, resolved, ask for, without rates. */
 cpa_planner cpa_engine_planner(const cpa_engine_options *options, int32_t cp_size);
 /* A request as the scheduler takes it, whose output tokens are given. */

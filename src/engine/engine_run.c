@@ -13,6 +13,7 @@
 #include "src/engine/engine_stats.h"
 #include "src/engine/run_record.h"
 #include "src/engine/step_masks.h"
+#include "src/worker/worker_disk.h"
 #include "src/worker/worker_transfer.h"
 
 /* While a step runs: moves the next plan along. A failure is reported when that plan is needed. */
@@ -122,16 +123,22 @@ static cpa_status report_damage(cpa_run *r, cpa_error *err) {
     if (plan->n_swap_ins == 0) return CPA_OK;
     uint64_t *damaged = engine->worker->damaged;
     CPA_TRY(cpa_control_sum_u64(&engine->control, damaged, (int32_t)plan->n_swap_ins, err));
-    uint64_t last = 0;
-    int reported = 0;
-    for (int64_t i = 0; engine->control.rank == 0 && i < plan->n_swap_ins; i++) {
-        /* The moves of a request are neighbours. */
-        if (!damaged[i] || (reported && last == plan->swap_ins[i].request)) continue;
-        last = plan->swap_ins[i].request;
-        reported = 1;
-        CPA_TRY(cpa_plan_ahead_report_damage(r->ahead, last, err));
-    }
+    for (int64_t i = 0; r->ahead && i < plan->n_swap_ins; i++)
+        if (damaged[i]) CPA_TRY(cpa_plan_ahead_report_damage(r->ahead, &plan->swap_ins[i], err));
     return CPA_OK;
+}
+
+/* The same of blocks that did not come from disk, and whether a rank writes no more there. Collective. */
+static cpa_status report_disk(cpa_run *r, cpa_error *err) {
+    cpa_engine *engine = r->engine;
+    const cpa_step_plan *plan = &r->plan;
+    if (plan->n_loads + plan->n_stores == 0) return CPA_OK;
+    cpa_worker_disk_finish(engine->worker, plan);
+    uint64_t *lost = engine->worker->lost;
+    CPA_TRY(cpa_control_sum_u64(&engine->control, lost, (int32_t)plan->n_loads + 1, err));
+    for (int64_t i = 0; r->ahead && i < plan->n_loads; i++)
+        if (lost[i]) CPA_TRY(cpa_plan_ahead_report_load(r->ahead, &plan->loads[i], err));
+    return r->ahead && lost[plan->n_loads] ? cpa_plan_ahead_report_full(r->ahead, err) : CPA_OK;
 }
 
 /* The same of imports of which not all is there, on whatever rank. Collective. */
@@ -215,6 +222,7 @@ static cpa_status run_step(cpa_run *r, cpa_error *err) {
     cpa_worker_observer observer = observer_of(engine);
     CPA_TRY(cpa_worker_run(engine->worker, &r->plan, engine->verify ? &observer : NULL, err));
     CPA_TRY(report_damage(r, err));
+    CPA_TRY(report_disk(r, err));
     CPA_TRY(report_imports(r, err));
     CPA_TRY(export_prompts(r, err));
     if (r->plan.n_chunks > 0) {

@@ -45,6 +45,7 @@ static cpa_status count_nonfinite(cpa_engine *engine, cpa_error *err) {
 cpa_rank_totals cpa_engine_own_totals(const cpa_engine *engine) {
     cpa_rank_totals totals = {.verify = {0}};
     cpa_context_get_stats(engine->worker->context, &totals.context, sizeof totals.context);
+    if (engine->worker->disk) cpa_disk_blocks_get_stats(engine->worker->disk, &totals.disk);
     if (engine->verify) cpa_verify_get_stats(engine->verify, &totals.verify);
     return totals;
 }
@@ -67,6 +68,8 @@ static const struct {
     JOINED(context.keys_read, SUM_OF_COUNTS, keys_read),
     JOINED(context.plain_rows, SUM_OF_COUNTS, plain_rows),
     JOINED(context.exposed_comm_s, MOST_OF_REALS, exposed_comm_s),
+    JOINED(disk.bytes_written, SUM_OF_COUNTS, folder_bytes_written),
+    JOINED(disk.bytes_read, SUM_OF_COUNTS, folder_bytes_read),
     JOINED(verify.rows, SUM_OF_COUNTS, verify_rows),
     JOINED(verify.violations, SUM_OF_COUNTS, verify_violations),
     JOINED(verify.undecided, SUM_OF_COUNTS, verify_undecided),

@@ -7,6 +7,7 @@
 #include "base/array.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "src/schedule/evicted_units.h"
 #include "src/schedule/scheduler_transfer.h"
 #include "src/schedule/step_plan_wire.h"
 
@@ -15,10 +16,14 @@ static const double POLL_SECONDS = 0.05;
 /* How long one call of cpa_plan_ahead_take waits. */
 static const double TAKE_SECONDS = 0.25;
 
-/* A request that got less than its plan said. */
+/* What got less than its plan said. */
+typedef enum damage_kind { SWAP_IN, IMPORT, LOAD, STORES } damage_kind;
 typedef struct damage {
-    uint64_t request;
-    int64_t imported; /* tokens of an import that have come; -1: blocks were swapped in */
+    damage_kind kind;
+    cpa_block_move move; /* of a swap_in */
+    cpa_disk_move load;
+    uint64_t request; /* that imports */
+    int64_t imported; /* tokens of it that have come */
 } damage;
 
 typedef struct encoded_plan {
@@ -70,13 +75,23 @@ static int wait_for_work(cpa_plan_ahead *ahead, double until) {
     }
 }
 
+static cpa_status tell_of(cpa_scheduler *scheduler, const damage *d, cpa_error *err) {
+    switch (d->kind) {
+        case SWAP_IN:
+            if (cpa_evicted_fetch_failed(scheduler, &d->move)) return CPA_OK;
+            return cpa_scheduler_swap_failed(scheduler, d->move.request, err);
+        case IMPORT: return cpa_scheduler_import_failed(scheduler, d->request, d->imported, err);
+        case LOAD: cpa_evicted_load_failed(scheduler, &d->load); break;
+        case STORES: cpa_evicted_stop_stores(scheduler); break;
+    }
+    return CPA_OK;
+}
+
 static cpa_status pass_damage_on(cpa_plan_ahead *ahead, cpa_error *err) {
     cpa_status status = CPA_OK;
     pthread_mutex_lock(&ahead->mutex);
     for (; ahead->n_damaged > 0 && status == CPA_OK; ahead->n_damaged--) {
-        const damage *last = &ahead->damaged[ahead->n_damaged - 1];
-        status = last->imported < 0 ? cpa_scheduler_swap_failed(ahead->scheduler, last->request, err)
-                                    : cpa_scheduler_import_failed(ahead->scheduler, last->request, last->imported, err);
+        status = tell_of(ahead->scheduler, &ahead->damaged[ahead->n_damaged - 1], err);
         if (status == CPA_INVALID) status = CPA_OK; /* the request has been ended meanwhile */
     }
     pthread_mutex_unlock(&ahead->mutex);
@@ -85,7 +100,7 @@ static cpa_status pass_damage_on(cpa_plan_ahead *ahead, cpa_error *err) {
 
 /* Whether the ranks have something to do in this plan. */
 static int has_entries(const cpa_step_plan *plan) {
-    return plan->n_chunks + plan->n_releases + plan->n_swap_outs + plan->n_swap_ins + plan->n_nulled +
+    return plan->n_chunks + plan->n_releases + plan->n_swap_outs + plan->n_swap_ins + plan->n_loads + plan->n_nulled +
                plan->n_discards + plan->n_transfers >
            0;
 }
@@ -111,6 +126,7 @@ static cpa_status plan_next(cpa_plan_ahead *ahead, cpa_step_plan *plan, cpa_erro
         const int all_told = !to_tell && read_flag(ahead, &ahead->awaited);
         if (!isfinite(next_arrival) && cpa_inbox_close(ahead->inbox, ahead->mode, all_told)) {
             plan->flags |= CPA_PLAN_STOP;
+            cpa_evicted_save(ahead->scheduler, plan);
             return CPA_OK;
         }
         /* Where blocks are on their way the plans that follow count, with or without entries. */
@@ -218,12 +234,20 @@ static cpa_status report(cpa_plan_ahead *ahead, damage found, cpa_error *err) {
     return status;
 }
 
-cpa_status cpa_plan_ahead_report_damage(cpa_plan_ahead *ahead, uint64_t request, cpa_error *err) {
-    return report(ahead, (damage){request, -1}, err);
+cpa_status cpa_plan_ahead_report_damage(cpa_plan_ahead *ahead, const cpa_block_move *move, cpa_error *err) {
+    return report(ahead, (damage){.kind = SWAP_IN, .move = *move}, err);
 }
 
 cpa_status cpa_plan_ahead_report_import(cpa_plan_ahead *ahead, uint64_t request, int64_t tokens, cpa_error *err) {
-    return report(ahead, (damage){request, tokens}, err);
+    return report(ahead, (damage){.kind = IMPORT, .request = request, .imported = tokens}, err);
+}
+
+cpa_status cpa_plan_ahead_report_load(cpa_plan_ahead *ahead, const cpa_disk_move *load, cpa_error *err) {
+    return report(ahead, (damage){.kind = LOAD, .load = *load}, err);
+}
+
+cpa_status cpa_plan_ahead_report_full(cpa_plan_ahead *ahead, cpa_error *err) {
+    return report(ahead, (damage){.kind = STORES}, err);
 }
 
 void cpa_plan_ahead_times(const cpa_plan_ahead *ahead, double *begin, double *seconds) {

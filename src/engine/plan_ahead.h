@@ -30,9 +30,15 @@ cpa_status cpa_plan_ahead_take(cpa_plan_ahead *ahead, int wait, const uint8_t **
  * follows it is made from now on. */
 void cpa_plan_ahead_go_on(cpa_plan_ahead *ahead);
 
-/* Tells the scheduler that the swap_ins of the step that is done have brought damaged blocks back for a request
- * (cpa_scheduler_swap_failed); before the next cpa_plan_ahead_go_on. CPA_NO_MEMORY is possible. */
-cpa_status cpa_plan_ahead_report_damage(cpa_plan_ahead *ahead, uint64_t request, cpa_error *err);
+/* Tells the scheduler that a swap_in of the step that is done has brought a damaged block back, for its request
+ * (cpa_scheduler_swap_failed) or for others too (cpa_evicted_fetch_failed); before the next cpa_plan_ahead_go_on.
+ * CPA_NO_MEMORY is possible. */
+cpa_status cpa_plan_ahead_report_damage(cpa_plan_ahead *ahead, const cpa_block_move *move, cpa_error *err);
+
+/* The same of a load that has brought nothing (cpa_evicted_load_failed), and of a rank that stores no more
+ * (cpa_evicted_stop_stores). */
+cpa_status cpa_plan_ahead_report_load(cpa_plan_ahead *ahead, const cpa_disk_move *load, cpa_error *err);
+cpa_status cpa_plan_ahead_report_full(cpa_plan_ahead *ahead, cpa_error *err);
 
 /* The same of an import that has brought the first tokens of a prompt alone (cpa_scheduler_import_failed). */
 cpa_status cpa_plan_ahead_report_import(cpa_plan_ahead *ahead, uint64_t request, int64_t tokens, cpa_error *err);

@@ -4,8 +4,14 @@
 
 #include "src/schedule/scheduler_internal.h"
 
-/* What a sequence has computed next can be found in a group. */
-void cpa_block_events_stored(cpa_scheduler *s, const cpa_sequence *sequence, int32_t group);
+/* Tokens [first, first + n) of a sequence, a full unit, can be found in a group by `key`; `parent` is that of what comes
+ * before, if anything does. */
+typedef struct cpa_stored_unit {
+    int32_t group;
+    cpa_prefix_digest key, parent;
+    int64_t first, n;
+} cpa_stored_unit;
+void cpa_block_events_stored(const cpa_scheduler *s, const cpa_sequence *sequence, const cpa_stored_unit *unit);
 /* What is found by that digest cannot be found any more; NULL: nothing is. */
 void cpa_block_events_removed(const cpa_scheduler *s, int32_t group, const cpa_prefix_digest *digest);
 

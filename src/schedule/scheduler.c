@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/min_max.h"
+#include "src/schedule/evicted_units.h"
 #include "src/schedule/fair_share.h"
 #include "src/schedule/fair_step.h"
 #include "src/schedule/scheduler_admit.h"
@@ -68,8 +69,9 @@ static cpa_status check_options(const cpa_scheduler_options *o, cpa_error *err) 
     return CPA_OK;
 }
 
-static void on_evict(void *ctx, int32_t block) {
+static void on_evict(void *ctx, int32_t block, int32_t party) {
     const cpa_evict_ctx *evict = ctx;
+    cpa_evicted_put(evict->scheduler, evict->pool, block, party);
     evict->scheduler->stats.evictions += cpa_scheduler_unfind(evict->scheduler, evict->pool, block);
 }
 
@@ -93,7 +95,7 @@ static cpa_status create_pools(cpa_scheduler *s, cpa_error *err) {
 static int has_host_blocks(const cpa_scheduler_options *o) {
     for (int32_t g = 0; g < o->groups.count; g++)
         if (o->groups.list[g].host_blocks == 0) return 0;
-    return o->preemption != CPA_PREEMPT_RECOMPUTE;
+    return o->preemption != CPA_PREEMPT_RECOMPUTE || o->keep_evicted;
 }
 
 static int64_t largest_pool(const cpa_scheduler_options *o) {
@@ -135,6 +137,7 @@ cpa_status cpa_scheduler_create(const cpa_scheduler_options *options, cpa_schedu
         !s->model || !s->running || !s->finished || !s->scheduled || !s->free_indices)
         goto no_memory;
     CPA_TRY_GOTO(create_pools(s, err), fail);
+    CPA_TRY_GOTO(cpa_evicted_create(s, err), fail);
     s->n_free_indices = options->max_num_seqs;
     for (int32_t i = 0; i < s->n_free_indices; i++) s->free_indices[i] = s->n_free_indices - 1 - i;
     *out = s;
@@ -158,12 +161,14 @@ void cpa_scheduler_destroy(cpa_scheduler *s) {
     }
     for (int32_t i = 0; i < s->n_finished; i++) cpa_waiting_forget(&s->waiting, s->finished[i]);
     cpa_tenants_destroy(&s->tenants);
+    cpa_evicted_destroy(s);
     for (int32_t p = 0; s->pools && p < s->n_pools; p++) cpa_block_pool_destroy(s->pools[p]);
     for (int32_t p = 0; s->host_pools && p < s->n_pools; p++) cpa_block_pool_destroy(s->host_pools[p]);
     cpa_unconfirmed_destroy(s);
     for (int32_t g = 0; g < s->options.groups.count; g++) cpa_prefix_cache_destroy(s->caches[g]);
     cpa_sequence_queue_destroy(&s->future);
     free(s->discards);
+    free(s->holds);
     free(s->pins);
     free(s->free_indices);
     free(s->scheduled);
@@ -369,7 +374,7 @@ static const cpa_tenant *let_arrive(cpa_scheduler *s, double now) {
 static double next_time(const cpa_scheduler *s, double now) {
     for (int32_t i = 0; s->plan->n_chunks == 0 && i < s->n_running; i++)
         if (s->running[i]->ready > s->step) return now;
-    if (s->plan->n_chunks == 0 && s->awaits_confirmation) return now;
+    if (s->plan->n_chunks == 0 && (s->awaits_confirmation || cpa_evicted_is_moving(s))) return now;
     return s->future.count > 0 ? cpa_sequence_queue_first(&s->future)->request.arrival : INFINITY;
 }
 
@@ -385,6 +390,7 @@ cpa_status cpa_scheduler_plan(cpa_scheduler *s, double now, cpa_step_plan *plan,
     cpa_unconfirmed_settle(s);
     CPA_TRY(cpa_scheduler_settle_drafts(s, err));
     CPA_TRY(retire_finished(s, err));
+    CPA_TRY(cpa_evicted_settle(s, err));
     CPA_TRY(restart_damaged(s, err));
     CPA_TRY(cpa_scheduler_null_unseen(s, err));
     cpa_fair_step_begin(s, now, let_arrive(s, now));
@@ -405,6 +411,7 @@ cpa_status cpa_scheduler_swap_failed(cpa_scheduler *s, uint64_t request, cpa_err
     cpa_sequence *sequence;
     HASH_FIND(hh, s->by_id, &request, sizeof request, sequence);
     if (!sequence) return cpa_fail(err, CPA_INVALID, "request %" PRIu64 " is not there to be computed again", request);
+    if (sequence->restart || (!sequence->blocks && sequence->computed == 0)) return CPA_OK; /* heard of before */
     s->stats.swap_failures++;
     return cpa_scheduler_start_again(s, sequence, err);
 }
@@ -414,6 +421,7 @@ void cpa_scheduler_get_stats(const cpa_scheduler *s, cpa_scheduler_stats *out) {
     out->waiting = s->future.count + s->waiting.count;
     out->running = s->n_running;
     out->tenants = cpa_tenants_active(&s->tenants);
+    cpa_evicted_count(s, &out->blocks_in_host, &out->blocks_on_disk);
     for (int32_t p = 0; p < s->n_pools; p++) {
         const cpa_block_pool *pool = s->pools[p];
         int64_t *used = &out->used_blocks[p / s->options.map.cp_size];

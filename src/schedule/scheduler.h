@@ -48,6 +48,8 @@
  *   scheduler_preempt.c  room for running sequences, who gives way, and where to
  *   scheduler_admit.c    who is next, and what it shares
  *   scheduler_found.c    how much of it can be found
+ *   scheduler_fetch.c    what of that comes back from host memory and disk
+ *   evicted_units.c      what is kept there
  *   fair_room.c          what a tenant below its share takes from others
  *   fair_step.c          what a tenant adds to a step
  *   scheduler_transfer.c what comes from a store of blocks, and goes there
@@ -70,6 +72,7 @@
 #include <cpattn/status.h>
 
 #include "src/cache/layer_groups.h"
+#include "src/cache/prefix_cache.h"
 #include "src/schedule/drafting.h"
 #include "src/schedule/planner.h"
 #include "src/schedule/step_plan.h"
@@ -86,6 +89,9 @@ typedef struct cpa_scheduler_options {
     void *token_ctx;
 
     int32_t prefix_caching;
+    /* Units that are evicted stay in host memory, as far as no swapped sequence needs that, and on disk where groups have
+     * disk_blocks, and are found there (evicted_units.h). With prefix_caching. */
+    int32_t keep_evicted;
     int32_t confirms; /* whether what a step computes is finite is known when the second plan after it is made, and only
                          then its blocks can be found (unconfirmed.h); else they can in the next one */
     /* What keys and values depend on besides tokens, and the name of the model in stores of blocks (NULL: ""); read by
@@ -148,6 +154,11 @@ typedef struct cpa_scheduler_stats {
     int64_t swap_failures;
     int64_t imported_tokens; /* prompt tokens that came from the store */
     int64_t import_failures; /* times that some of an import was not there, or damaged */
+    /* With keep_evicted, blocks on all ranks: those that moved to host memory, and from there to disk; that came back to
+     * the device, and from disk to host memory, of these also the ones that were damaged or not there; that an earlier
+     * scheduler has left on disk; and those that can be found in host memory and on disk now. */
+    int64_t kept_blocks, stored_blocks, fetched_blocks, loaded_blocks, damaged_blocks, restored_blocks;
+    int64_t blocks_in_host, blocks_on_disk;
     /* With adaptive_chunks, for want of blocks: prefill chunks that are shorter, and requests that were not begun. */
     int64_t cut_chunks, held_back;
 } cpa_scheduler_stats;
@@ -183,6 +194,14 @@ cpa_status cpa_scheduler_add(cpa_scheduler *scheduler, const cpa_scheduler_reque
  * next plan is to be asked for at once. After CPA_NO_MEMORY the scheduler can only be destroyed. */
 cpa_status cpa_scheduler_plan(cpa_scheduler *scheduler, double now, cpa_step_plan *plan, double *next_arrival,
                               cpa_error *err);
+
+/* A unit that an earlier scheduler has left on disk: see evicted_units.h. */
+typedef struct cpa_restored_unit {
+    cpa_prefix_digest key;
+    int32_t group;
+    uint64_t used;        /* grows with the time of its last use */
+    const int32_t *slots; /* [cp_size], -1 where a rank has no block of it */
+} cpa_restored_unit;
 
 /* What a swap_in of that request brought back is damaged. To be called before the second plan after the one with the
  * swap_in; the request is then computed again. CPA_INVALID if no unfinished request has the id. */

@@ -11,6 +11,7 @@
 #include "src/schedule/fair_step.h"
 #include "src/schedule/scheduler_blocks.h"
 #include "src/schedule/scheduler_chunk.h"
+#include "src/schedule/scheduler_fetch.h"
 #include "src/schedule/scheduler_found.h"
 #include "src/schedule/scheduler_prefix.h"
 #include "src/schedule/scheduler_transfer.h"
@@ -45,18 +46,18 @@ static int64_t choose_placement(cpa_scheduler *s, cpa_sequence *sequence) {
     sequence->placement = (cpa_placement){CPA_SHARDED, sequence->first_rank};
     const int64_t units = cpa_found_units(s, sequence, sequence->placement);
     if (!cpa_request_may_be_local(o, &sequence->request)) return units;
+    const int64_t sharded_units = cpa_found_with_evicted(s, sequence, sequence->placement);
     int32_t rank = best_rank(s, sequence);
     const cpa_placement on_rank = {CPA_ON_RANK, rank};
     int64_t known = cpa_sequence_known(sequence);
-    const int64_t local_units = cpa_found_units(s, sequence, on_rank);
-    int64_t local = cpa_found_position(s, sequence, on_rank, local_units);
-    int64_t sharded = cpa_found_position(s, sequence, sequence->placement, units);
+    int64_t local = cpa_found_position(s, sequence, on_rank, cpa_found_with_evicted(s, sequence, on_rank));
+    int64_t sharded = cpa_found_position(s, sequence, sequence->placement, sharded_units);
     int64_t output = sequence->request.output_tokens - sequence->emitted;
     int64_t others = s->n_running + s->waiting.count - 1; /* it is still among the waiting ones */
     if (o->local_context == 0 && !cpa_planner_prefers_local(&o->planner, known, output, local, sharded, others))
         return units;
     sequence->placement = on_rank;
-    return local_units;
+    return cpa_found_units(s, sequence, on_rank);
 }
 
 /* Where the unit begins that the next tokens of a sequence go to. */
@@ -259,12 +260,31 @@ static cpa_status try_import(cpa_scheduler *s, cpa_sequence *sequence, int64_t t
     return CPA_OK;
 }
 
+/* Has what is not on the device any more fetched from host memory and disk, unless there is none of it: *none. */
+static cpa_status try_fetch(cpa_scheduler *s, cpa_sequence *sequence, int64_t found, int *none, verdict *out,
+                            cpa_error *err) {
+    const int64_t units = s->n_free_indices > 0 ? cpa_fetch_units(s, sequence, found) : found;
+    int room = 0, coming;
+    *none = units <= found;
+    if (*none) return CPA_OK;
+    cpa_fetch_count_blocks(s, sequence, units);
+    *out = cpa_scheduler_within_quota(s, sequence) ? STOP : FULL;
+    if (*out == STOP) CPA_TRY(cpa_fair_make_room(s, sequence, s->lacks, &room, err));
+    if (!room) return CPA_OK;
+    CPA_TRY(cpa_fetch_plan(s, sequence, units, &coming, err));
+    *out = SKIP;
+    *none = !coming; /* swapped sequences have all of host memory */
+    return CPA_OK;
+}
+
 /* A request without anything in host memory. */
 static cpa_status try_fresh(cpa_scheduler *s, cpa_sequence *sequence, verdict *out, cpa_error *err) {
-    int room = 1;
+    int room = 1, none;
     *out = SKIP;
     const int64_t units = choose_placement(s, sequence);
     if (cpa_found_later(s, sequence)) return CPA_OK;
+    CPA_TRY(try_fetch(s, sequence, units, &none, out, err));
+    if (!none) return CPA_OK;
     const int64_t imported = cpa_transfer_tokens(sequence, cpa_found_position(s, sequence, sequence->placement, units));
     if (imported > 0) return try_import(s, sequence, imported, out, err);
     *out = look_for_room(s, sequence, units);

@@ -8,9 +8,12 @@
 #include "src/schedule/block_events.h"
 #include "src/schedule/fair_step.h"
 
+int cpa_scheduler_reserve_pins(cpa_scheduler *s, int64_t n) {
+    return cpa_array_reserve(&s->pins, &s->pins_capacity, s->n_pins + n, sizeof *s->pins);
+}
+
 cpa_status cpa_scheduler_pin(cpa_scheduler *s, cpa_block_pool *pool, int32_t block, cpa_error *err) {
-    if (!cpa_array_reserve(&s->pins, &s->pins_capacity, s->n_pins + 1, sizeof *s->pins))
-        return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
+    if (!cpa_scheduler_reserve_pins(s, 1)) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
     s->pins[s->n_pins++] = (cpa_pin){pool, block};
     return CPA_OK;
 }

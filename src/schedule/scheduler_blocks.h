@@ -4,6 +4,8 @@
 
 #include "src/schedule/scheduler_internal.h"
 
+/* So many more blocks can be pinned without failing; 0 without memory. */
+int cpa_scheduler_reserve_pins(cpa_scheduler *s, int64_t n);
 /* Keeps a block that the plan reads from being handed out before the next plan; the caller's ownership passes over. */
 cpa_status cpa_scheduler_pin(cpa_scheduler *s, cpa_block_pool *pool, int32_t block, cpa_error *err);
 /* The blocks that the last plan read may be handed out again. */

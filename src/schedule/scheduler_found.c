@@ -2,6 +2,7 @@
 
 #include "base/array.h"
 #include "base/min_max.h"
+#include "src/schedule/evicted_units.h"
 #include "src/schedule/scheduler_prefix.h"
 #include "src/schedule/unconfirmed.h"
 
@@ -33,8 +34,7 @@ const cpa_prefix_digest *cpa_found_digest(cpa_scheduler *s, cpa_sequence *sequen
     return &sequence->probe[last];
 }
 
-/* What unit j is found by in a placement; 0 without memory. */
-static int key_of(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement, int64_t j,
+int cpa_found_key(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement, int64_t j,
                   cpa_prefix_digest *key) {
     const cpa_prefix_digest *digest = cpa_found_digest(s, sequence, placement, j);
     if (digest) *key = cpa_sequence_key(placement, digest);
@@ -44,8 +44,17 @@ static int key_of(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placem
 const int32_t *cpa_found_blocks(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement, int32_t group,
                                 int64_t j) {
     cpa_prefix_digest key;
-    if (!key_of(s, sequence, placement, j, &key) || cpa_unconfirmed_has(s, group, &key)) return NULL;
+    if (!cpa_found_key(s, sequence, placement, j, &key) || cpa_unconfirmed_has(s, group, &key)) return NULL;
     return cpa_prefix_cache_find(s->caches[group], &key);
+}
+
+/* Whether unit j can be found in a group, or (evicted) could once it is fetched. */
+static int is_there(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement, int32_t group, int64_t j,
+                    int evicted) {
+    cpa_prefix_digest key;
+    if (cpa_found_blocks(s, sequence, placement, group, j)) return 1;
+    return evicted && cpa_found_key(s, sequence, placement, j, &key) &&
+           cpa_evicted_where(s, group, &key) != CPA_EVICTED_NOWHERE;
 }
 
 /* ---- how many ---- */
@@ -80,22 +89,23 @@ int cpa_found_needs(const cpa_scheduler *s, const cpa_sequence *sequence, cpa_pl
            j >= first_in_window(s, sequence, placement, group, units);
 }
 
-/* The last of so many units that a group needs and that cannot be found; -1: none. */
+/* The last of so many units that a group needs and that are not there; -1: none. */
 static int64_t last_missing(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement, int32_t group,
-                            int64_t units) {
+                            int64_t units, int evicted) {
     const int64_t first = first_in_window(s, sequence, placement, group, units);
     int64_t j = units - 1;
     for (; j >= first; j--)
-        if (!cpa_found_blocks(s, sequence, placement, group, j)) return j;
+        if (!is_there(s, sequence, placement, group, j, evicted)) return j;
     for (j = cpa_min64(first, units_of_sinks(s, placement, group)) - 1; j >= 0; j--)
-        if (!cpa_found_blocks(s, sequence, placement, group, j)) return j;
+        if (!is_there(s, sequence, placement, group, j, evicted)) return j;
     return -1;
 }
 
 /* The most units, of so many that the first group has, behind which all groups can go on. */
-static int64_t units_of_all(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement, int64_t units) {
+static int64_t units_of_all(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement, int64_t units,
+                            int evicted) {
     for (int32_t g = 1; g < s->options.groups.count && units > 0;) {
-        const int64_t missing = last_missing(s, sequence, placement, g, units);
+        const int64_t missing = last_missing(s, sequence, placement, g, units, evicted);
         g = missing < 0 ? g + 1 : 1;
         units = missing < 0 ? units : missing;
     }
@@ -106,7 +116,15 @@ int64_t cpa_found_units(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement 
     int64_t *found = found_in(sequence, placement);
     const int64_t links = count_links(s, sequence, placement);
     while (*found < links && cpa_found_blocks(s, sequence, placement, 0, *found)) ++*found;
-    return units_of_all(s, sequence, placement, *found);
+    return units_of_all(s, sequence, placement, *found, 0);
+}
+
+int64_t cpa_found_with_evicted(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement) {
+    const int64_t found = cpa_found_units(s, sequence, placement), links = count_links(s, sequence, placement);
+    int64_t units = *found_in(sequence, placement);
+    if (!s->evicted) return found;
+    while (units < links && is_there(s, sequence, placement, 0, units, 1)) units++;
+    return cpa_max64(found, units_of_all(s, sequence, placement, units, 1));
 }
 
 int64_t cpa_found_units_again(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement) {
@@ -119,11 +137,11 @@ int64_t cpa_found_units_again(cpa_scheduler *s, cpa_sequence *sequence, cpa_plac
 /* The key of the first unit that cannot be found in a placement; 0: all can. */
 static int next_key(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement, cpa_prefix_digest *key) {
     const int64_t found = *found_in(sequence, placement);
-    return found < count_links(s, sequence, placement) && key_of(s, sequence, placement, found, key);
+    return found < count_links(s, sequence, placement) && cpa_found_key(s, sequence, placement, found, key);
 }
 
 int64_t cpa_found_expect(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement) {
-    const int64_t found = cpa_found_units(s, sequence, placement);
+    const int64_t found = cpa_found_with_evicted(s, sequence, placement);
     cpa_prefix_digest key;
     const cpa_sequence *computing = next_key(s, sequence, placement, &key) ? cpa_scheduler_who_computes(s, &key) : NULL;
     if (!computing) return found;

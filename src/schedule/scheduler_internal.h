@@ -18,6 +18,12 @@ typedef struct cpa_pin {
     int32_t block;
 } cpa_pin;
 
+/* A device block that a plan has found for a waiting sequence, and that the second plan after gives back. */
+typedef struct cpa_hold {
+    int32_t pool, block;
+    uint64_t step;
+} cpa_hold;
+
 /* Told of the evictions of one pool. */
 typedef struct cpa_evict_ctx {
     cpa_scheduler *scheduler;
@@ -32,6 +38,8 @@ typedef struct cpa_unconfirmed {
     UT_hash_handle hh;
 } cpa_unconfirmed;
 
+typedef struct cpa_evicted cpa_evicted;
+
 struct cpa_scheduler {
     cpa_scheduler_options options;
     int32_t n_pools;                                /* see cpa_pools */
@@ -39,6 +47,7 @@ struct cpa_scheduler {
     cpa_block_pool **host_pools;                    /* [n_pools]; NULL without host memory */
     cpa_evict_ctx *evict;                           /* [n_pools] */
     cpa_prefix_cache *caches[CPA_MAX_LAYER_GROUPS]; /* prefix cache of each group; the first makes the digests */
+    cpa_evicted *evicted;                           /* evicted_units.h; NULL: what is evicted is gone */
     char *identity, *model;
     cpa_tenants tenants;
     cpa_step_cost step_cost;
@@ -58,6 +67,8 @@ struct cpa_scheduler {
     int32_t n_free_indices;
     cpa_pin *pins;
     int64_t n_pins, pins_capacity;
+    cpa_hold *holds;
+    int64_t n_holds, cap_holds;
     uint64_t step;
     cpa_scheduler_stats stats;
 

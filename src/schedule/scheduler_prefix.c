@@ -73,7 +73,12 @@ static cpa_status let_find(cpa_scheduler *s, const cpa_sequence *sequence, int32
     const int32_t first = cpa_owner_rank(s->options.map, sequence->placement,
                                          sequence->linked * cpa_prefix_unit(&s->options, sequence->placement));
     if (!cpa_prefix_cache_add(s->caches[group], &sequence->next_key, s->unit, partial)) return CPA_OK;
-    if (!partial) cpa_block_events_stored(s, sequence, group);
+    if (!partial) {
+        const int64_t n = sequence->next_tokens;
+        const cpa_stored_unit unit = {group, sequence->next_key, cpa_sequence_key(sequence->placement, &sequence->tip),
+                                      sequence->linked * n, n};
+        cpa_block_events_stored(s, sequence, &unit);
+    }
     for (int32_t r = 0; r < size; r++)
         if (s->unit[r] >= 0)
             CPA_TRY(cpa_block_pool_keep(s->pools[pool + r], s->unit[r], sequence->tenant->number, err));

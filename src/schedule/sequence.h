@@ -70,7 +70,8 @@ struct cpa_sequence {
     int64_t n_probe, probe_capacity;
     int64_t found_sharded;             /* as `found` of a shard, sharded */
     struct cpa_sequence *next_skipped; /* in the plan being made */
-    int queried;                       /* the prefix is counted in the statistics */
+    int64_t fetched; /* units that were fetched for it, or plans that it waited to (scheduler_fetch.h) */
+    int queried;     /* the prefix is counted in the statistics */
     /* Of a running sequence: its prefix, unit by unit. */
     cpa_prefix_digest tip; /* digest of the first `linked` units, which are shared or can be found by others */
     int64_t linked;

@@ -21,6 +21,8 @@ void cpa_step_plan_destroy(cpa_step_plan *plan) {
     free(plan->discards);
     free(plan->nulled);
     free(plan->appends);
+    free(plan->loads);
+    free(plan->stores);
     free(plan->copies);
     free(plan->swap_ins);
     free(plan->swap_outs);
@@ -34,6 +36,7 @@ void cpa_step_plan_clear(cpa_step_plan *plan) {
     plan->flags = 0;
     plan->n_chunks = plan->n_releases = plan->n_appends = plan->n_block_ids = plan->n_token_ids = 0;
     plan->n_swap_outs = plan->n_swap_ins = plan->n_copies = plan->n_nulled = 0;
+    plan->n_stores = plan->n_loads = 0;
     plan->n_discards = plan->n_cuts = plan->n_samplings = plan->n_biases = plan->n_parents = 0;
     plan->n_transfers = plan->n_transfer_blocks = 0;
 }
@@ -57,6 +60,12 @@ int cpa_step_plan_reserve_moves(cpa_step_plan *plan, int64_t swap_outs, int64_t 
     if (!RESERVE(plan, swap_ins, cap_swap_ins, swap_ins)) return 0;
     if (!RESERVE(plan, copies, cap_copies, copies)) return 0;
     if (!RESERVE(plan, nulled, cap_nulled, nulled)) return 0;
+    return 1;
+}
+
+int cpa_step_plan_reserve_disk(cpa_step_plan *plan, int64_t stores, int64_t loads) {
+    if (!RESERVE(plan, stores, cap_stores, stores)) return 0;
+    if (!RESERVE(plan, loads, cap_loads, loads)) return 0;
     return 1;
 }
 
@@ -104,6 +113,16 @@ cpa_block_move *cpa_step_plan_add_swap_in(cpa_step_plan *plan) {
 cpa_block_move *cpa_step_plan_add_copy(cpa_step_plan *plan) {
     if (!RESERVE(plan, copies, cap_copies, plan->n_copies + 1)) return NULL;
     return memset(&plan->copies[plan->n_copies++], 0, sizeof *plan->copies);
+}
+
+cpa_disk_move *cpa_step_plan_add_store(cpa_step_plan *plan) {
+    if (!RESERVE(plan, stores, cap_stores, plan->n_stores + 1)) return NULL;
+    return memset(&plan->stores[plan->n_stores++], 0, sizeof *plan->stores);
+}
+
+cpa_disk_move *cpa_step_plan_add_load(cpa_step_plan *plan) {
+    if (!RESERVE(plan, loads, cap_loads, plan->n_loads + 1)) return NULL;
+    return memset(&plan->loads[plan->n_loads++], 0, sizeof *plan->loads);
 }
 
 cpa_plan_nulled *cpa_step_plan_add_nulled(cpa_step_plan *plan) {

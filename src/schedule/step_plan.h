@@ -1,9 +1,11 @@
 /* A step: what rank 0 planned and every rank executes, and its wire form.
  *
- * A rank applies a plan in this order: cuts, nulled, releases, swap_outs, swap_ins, copies, transfers that import,
- * appends, chunks, transfers that export. So a device
+ * A rank applies a plan in this order: cuts, nulled, releases, loads, swap_outs, stores, swap_ins, copies, transfers that
+ * import, appends, chunks, transfers that export. So a device
  * block that is swapped out may be written by the same plan, since all that writes blocks comes later. What a swap_in
- * or a copy reads is not written by the plan at all: rank 0 hands such blocks out again only from the next plan on.
+ * or a copy reads is not written by the plan at all: rank 0 hands such blocks out again only from the next plan on. A
+ * store reads its block when the swap_outs have run, before the plan's layers. What is loaded is there when the step is
+ * done, and a later plan reads it.
  * Plain arrays that keep their capacity from step to step.
  */
 #ifndef CPA_STEP_PLAN_H
@@ -140,6 +142,14 @@ typedef struct cpa_plan_nulled {
     int32_t entry;
 } cpa_plan_nulled;
 
+/* A block that goes from host memory to a slot on disk, or comes back: part of what is found by a digest. */
+typedef struct cpa_disk_move {
+    int32_t group, rank;
+    int32_t host, slot;
+    uint32_t ranks;     /* how many ranks have a block of it */
+    uint64_t digest[4]; /* bytes of a cpa_prefix_digest, as the machine has them */
+} cpa_disk_move;
+
 /* Words of the digest of a parcel. */
 enum { CPA_PLAN_DIGEST_WORDS = 8 };
 
@@ -171,6 +181,8 @@ typedef struct cpa_step_plan {
     int64_t n_releases, cap_releases;
     cpa_block_move *swap_outs, *swap_ins, *copies;
     int64_t n_swap_outs, cap_swap_outs, n_swap_ins, cap_swap_ins, n_copies, cap_copies;
+    cpa_disk_move *stores, *loads; /* to disk, and from there */
+    int64_t n_stores, cap_stores, n_loads, cap_loads;
     cpa_plan_append *appends;
     int64_t n_appends, cap_appends;
     cpa_plan_nulled *nulled;
@@ -227,6 +239,7 @@ int cpa_step_plan_reserve(cpa_step_plan *plan, int64_t chunks, int64_t releases,
 /* The same for the entries that most plans do without. */
 int cpa_step_plan_reserve_moves(cpa_step_plan *plan, int64_t swap_outs, int64_t swap_ins, int64_t copies,
                                 int64_t nulled);
+int cpa_step_plan_reserve_disk(cpa_step_plan *plan, int64_t stores, int64_t loads);
 int cpa_step_plan_reserve_drawing(cpa_step_plan *plan, int64_t discards, int64_t cuts, int64_t samplings,
                                   int64_t biases, int64_t parents);
 int cpa_step_plan_reserve_transfers(cpa_step_plan *plan, int64_t transfers, int64_t transfer_blocks);
@@ -239,6 +252,8 @@ int32_t *cpa_step_plan_add_release(cpa_step_plan *plan);
 cpa_block_move *cpa_step_plan_add_swap_out(cpa_step_plan *plan);
 cpa_block_move *cpa_step_plan_add_swap_in(cpa_step_plan *plan);
 cpa_block_move *cpa_step_plan_add_copy(cpa_step_plan *plan);
+cpa_disk_move *cpa_step_plan_add_store(cpa_step_plan *plan);
+cpa_disk_move *cpa_step_plan_add_load(cpa_step_plan *plan);
 cpa_plan_nulled *cpa_step_plan_add_nulled(cpa_step_plan *plan);
 cpa_plan_discard *cpa_step_plan_add_discard(cpa_step_plan *plan);
 cpa_plan_cut *cpa_step_plan_add_cut(cpa_step_plan *plan);

@@ -1,7 +1,7 @@
 /* The wire form of a step plan, little-endian, without padding:
- *     header   magic u32, version u32, step u64, flags u32, counts u64[16]: chunks, releases, swap_outs, swap_ins,
+ *     header   magic u32, version u32, step u64, flags u32, counts u64[18]: chunks, releases, swap_outs, swap_ins,
  *              copies, appends, nulled, discards, cuts, samplings, biases, blocks, tokens, transfer blocks,
- *              transfers, parents
+ *              transfers, stores, loads, parents
  *     chunk    request u64, seq i32, placement u32, its rank i32, start i64, count i64, first_output i64,
  *              algorithm u32, flags u32, tokens i64, given i64, drafts i64, parents i64, sampling i64
  *     release  seq i32
@@ -19,6 +19,7 @@
  *     transfer block  group i32, rank i32, entry i32, block i32
  *     transfer request u64, placement u32, its rank i32, tokens i64, digests i64, blocks i64, their count i64,
  *              imports u32
+ *     store, load  group i32, rank i32, host i32, slot i32, ranks u32, digest u64[4]
  *     parent   i32, -1: none */
 #include <inttypes.h>
 #include <stddef.h>
@@ -31,7 +32,7 @@
 
 enum {
     WIRE_MAGIC = 0x50415043, /* "CPAP" */
-    WIRE_VERSION = 11,
+    WIRE_VERSION = 12,
     CHUNK_FLAGS = CPA_CHUNK_FIRST | CPA_CHUNK_EMITS | CPA_CHUNK_FINISHES | CPA_CHUNK_DECODE | CPA_CHUNK_DRAWN
 };
 
@@ -85,6 +86,10 @@ static const wire_field TRANSFER[] = {
     FIELD(cpa_plan_transfer, placement.rank), FIELD(cpa_plan_transfer, tokens),
     FIELD(cpa_plan_transfer, digests),        FIELD(cpa_plan_transfer, blocks),
     FIELD(cpa_plan_transfer, n_blocks),       FIELD(cpa_plan_transfer, imports)};
+static const wire_field DISK_MOVE[] = {
+    FIELD(cpa_disk_move, group),     FIELD(cpa_disk_move, rank),      FIELD(cpa_disk_move, host),
+    FIELD(cpa_disk_move, slot),      FIELD(cpa_disk_move, ranks),     FIELD(cpa_disk_move, digest[0]),
+    FIELD(cpa_disk_move, digest[1]), FIELD(cpa_disk_move, digest[2]), FIELD(cpa_disk_move, digest[3])};
 static const wire_field WORD[] = {{0, 4}};
 
 /* The arrays of a plan, in the order of a message. */
@@ -104,6 +109,8 @@ typedef enum wire_array_index {
     TOKENS,
     TRANSFER_BLOCKS,
     TRANSFERS,
+    STORES,
+    LOADS,
     PARENTS,
     ARRAYS
 } wire_array_index;
@@ -135,6 +142,8 @@ static const struct {
     [TOKENS] = ARRAY("tokens", token_ids, WORD),
     [PARENTS] = ARRAY("parents", parents, WORD),
     [TRANSFERS] = ARRAY("transfers", transfers, TRANSFER),
+    [STORES] = ARRAY("stores", stores, DISK_MOVE),
+    [LOADS] = ARRAY("loads", loads, DISK_MOVE),
     [TRANSFER_BLOCKS] = ARRAY("transfer blocks", transfer_blocks, TRANSFER_BLOCK),
 #undef ARRAY
 };
@@ -223,7 +232,7 @@ typedef struct wire_header {
     uint64_t step;
     uint32_t flags;
     int64_t counts[ARRAYS];
-    const uint8_t *blocks, *parents; /* the bytes of these arrays, the fifth and the first from the end */
+    const uint8_t *blocks, *parents; /* the bytes of these arrays */
 } wire_header;
 
 /* One array that claims n entries: no more than the bytes left can hold, and no more than `most`. */
@@ -373,6 +382,21 @@ static cpa_status check_moves(const char *what, const uint8_t **at, const wire_h
     return CPA_OK;
 }
 
+/* Moves between host memory and disk. */
+static cpa_status check_disk_moves(const char *what, const uint8_t **at, const wire_header *header,
+                                   wire_array_index array, const cpa_plan_limits *limits, cpa_error *err) {
+    for (int64_t i = 0; i < header->counts[array]; i++) {
+        cpa_disk_move move;
+        get_entry(at, array, &move);
+        CPA_TRY(check_pool(what, i, move.group, move.rank, limits, err));
+        const cpa_layer_group *group = &limits->groups.list[move.group];
+        CPA_TRY(check_index(what, i, "host block", move.host, group->host_blocks, err));
+        CPA_TRY(check_index(what, i, "slot", move.slot, group->disk_blocks, err));
+        CPA_TRY(check_index(what, i, "number of further ranks", (int64_t)move.ranks - 1, limits->cp_size, err));
+    }
+    return CPA_OK;
+}
+
 static cpa_status check_append(const cpa_plan_append *append, int64_t index, const wire_header *header,
                                const cpa_plan_limits *limits, cpa_error *err) {
     CPA_TRY(check_index("append", index, "sequence", append->seq, limits->max_seqs, err));
@@ -400,18 +424,18 @@ static cpa_status check_transfer(const cpa_plan_transfer *transfer, int64_t inde
     return check_range("transfer", index, transfer->blocks, transfer->n_blocks, header->counts[TRANSFER_BLOCKS], err);
 }
 
-static cpa_status check_transfers(const uint8_t *at, const wire_header *header, const cpa_plan_limits *limits,
+static cpa_status check_transfers(const uint8_t **at, const wire_header *header, const cpa_plan_limits *limits,
                                   cpa_error *err) {
     for (int64_t i = 0; i < header->counts[TRANSFER_BLOCKS]; i++) {
         cpa_plan_transfer_block block;
-        get_entry(&at, TRANSFER_BLOCKS, &block);
+        get_entry(at, TRANSFER_BLOCKS, &block);
         CPA_TRY(check_pool("transfer block", i, block.group, block.rank, limits, err));
         CPA_TRY(check_index("transfer block", i, "entry", block.entry, INT32_MAX, err));
         CPA_TRY(check_index("transfer block", i, "id", block.block, limits->groups.list[block.group].num_blocks, err));
     }
     for (int64_t i = 0; i < header->counts[TRANSFERS]; i++) {
         cpa_plan_transfer transfer;
-        get_entry(&at, TRANSFERS, &transfer);
+        get_entry(at, TRANSFERS, &transfer);
         CPA_TRY(check_transfer(&transfer, i, header, limits, err));
     }
     return CPA_OK;
@@ -480,7 +504,9 @@ static cpa_status check_entries(const uint8_t *at, const wire_header *header, co
         if (block != -1) CPA_TRY(check_index("block", i, "id", block, limits->groups.list[0].num_blocks, err));
     }
     at += header->counts[TOKENS] * entry_bytes(TOKENS); /* any value */
-    return check_transfers(at, header, limits, err);
+    CPA_TRY(check_transfers(&at, header, limits, err));
+    CPA_TRY(check_disk_moves("store", &at, header, STORES, limits, err));
+    return check_disk_moves("load", &at, header, LOADS, limits, err);
 }
 
 cpa_status cpa_step_plan_decode(const uint8_t *buffer, int64_t bytes, const cpa_plan_limits *limits, cpa_step_plan *out,
@@ -493,7 +519,8 @@ cpa_status cpa_step_plan_decode(const uint8_t *buffer, int64_t bytes, const cpa_
     if (!cpa_step_plan_reserve(out, n[CHUNKS], n[RELEASES], n[APPENDS], n[BLOCKS], n[TOKENS]) ||
         !cpa_step_plan_reserve_moves(out, n[SWAP_OUTS], n[SWAP_INS], n[COPIES], n[NULLED_ENTRIES]) ||
         !cpa_step_plan_reserve_drawing(out, n[DISCARDS], n[CUTS], n[SAMPLINGS], n[BIASES], n[PARENTS]) ||
-        !cpa_step_plan_reserve_transfers(out, n[TRANSFERS], n[TRANSFER_BLOCKS]))
+        !cpa_step_plan_reserve_transfers(out, n[TRANSFERS], n[TRANSFER_BLOCKS]) ||
+        !cpa_step_plan_reserve_disk(out, n[STORES], n[LOADS]))
         return cpa_fail(err, CPA_NO_MEMORY, "step plan: no memory for a plan of %" PRId64 " bytes", bytes);
     out->step = header.step;
     out->flags = header.flags;

@@ -15,6 +15,7 @@
 #include "src/worker/token_masks.h"
 #include "src/worker/worker_apply.h"
 #include "src/worker/worker_biases.h"
+#include "src/worker/worker_disk.h"
 #include "src/worker/worker_drafts.h"
 #include "src/worker/worker_forms.h"
 #include "src/worker/worker_layers.h"
@@ -188,6 +189,7 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
         if (status == CPA_OK) status = cpa_worker_score_create(worker, err);
         if (status == CPA_OK) status = cpa_token_masks_open(worker, err);
         if (status == CPA_OK) status = cpa_layer_caches_create(worker, err);
+        if (status == CPA_OK) status = cpa_worker_disk_open(worker, err);
         if (status == CPA_OK) status = cpa_block_tables_create(device, options->groups.count, &worker->tables, err);
         if (status == CPA_OK) status = cpa_worker_sparse_create(worker, err);
         if (status == CPA_OK) status = clear_sums(worker, err);
@@ -209,6 +211,7 @@ fail:
 
 void cpa_worker_destroy(cpa_worker *worker) {
     if (!worker) return;
+    cpa_worker_disk_close(worker);
     cpa_graphs_destroy(worker->graphs);
     cpa_context_destroy(worker->context);
     if (worker->stream) worker->device->table->stream_destroy(worker->stream);
@@ -232,6 +235,7 @@ void cpa_worker_destroy(cpa_worker *worker) {
     cpa_layer_caches_destroy(worker);
     free(worker->damaged);
     free(worker->arrived);
+    free(worker->lost);
     free(worker->nonfinite.last);
     cpa_block_tables_destroy(worker->tables);
     free(worker->table_rows);

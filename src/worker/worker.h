@@ -10,6 +10,7 @@
 
 #include "comm/comm.h"
 #include "kernels/block_tables.h"
+#include "src/cache/disk_blocks.h"
 #include "src/cache/kv_cache.h"
 #include "src/context/forms.h"
 #include "src/schedule/step_plan.h"
@@ -61,7 +62,10 @@ typedef struct cpa_worker_options {
     float sparse_tau;
     int absorb_prompts; /* not 0: short chunks of prompts over latents may take the form of those that decode */
     const cpa_transport_table *transport; /* what carries messages between devices of this kind */
-    const cpa_block_store *store;         /* where requests are exported to and imported from; NULL: nowhere */
+    /* Where blocks go with the stores of plans (src/cache/disk_blocks.h), and what they depend on; NULL: plans have no
+     * stores and loads. */
+    const char *disk_folder, *disk_identity;
+    const cpa_block_store *store; /* where requests are exported to and imported from; NULL: nowhere */
 } cpa_worker_options;
 
 typedef struct cpa_worker cpa_worker;
@@ -143,6 +147,9 @@ struct cpa_worker {
     int64_t cap_damaged;
     int64_t *arrived; /* [transfers]: how many of the first tokens of each are there */
     int64_t cap_arrived;
+    cpa_disk_blocks *disk; /* NULL: there is none */
+    uint64_t *lost;        /* [loads + 1]: 1 where this rank's block did not come; then whether it stores no more */
+    int64_t cap_lost;
 
     cpa_worker_rows row_sets[2]; /* one of the step that runs, one of the step that is prepared */
     cpa_worker_rows *rows;       /* rows of the step that was prepared last */

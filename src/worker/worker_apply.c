@@ -5,6 +5,7 @@
 
 #include "base/array.h"
 #include "base/check.h"
+#include "src/worker/worker_disk.h"
 #include "src/worker/worker_drafts.h"
 #include "src/worker/worker_forms.h"
 
@@ -81,7 +82,9 @@ static cpa_status move(cpa_worker *worker, cpa_kv_tier from, cpa_kv_tier to, con
 }
 
 cpa_status cpa_worker_move(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err) {
+    CPA_TRY(cpa_worker_disk_load(worker, plan, err));
     CPA_TRY(move(worker, CPA_TIER_DEVICE, CPA_TIER_HOST, plan->swap_outs, plan->n_swap_outs));
+    cpa_worker_disk_store(worker, plan);
     if (plan->n_swap_ins > 0) {
         if (!cpa_array_reserve(&worker->damaged, &worker->cap_damaged, plan->n_swap_ins, sizeof *worker->damaged))
             return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for the swaps");

@@ -111,8 +111,9 @@ static void take_and_keep(cpa_block_pool *pool, const int32_t *parties, int32_t 
     }
 }
 
-static void note_eviction(void *ctx, int32_t block) {
+static void note_eviction(void *ctx, int32_t block, int32_t party) {
     int32_t *evicted = ctx;
+    CU_ASSERT_EQUAL(party, 0);
     evicted[++evicted[0]] = block;
 }
 

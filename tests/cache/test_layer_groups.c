@@ -21,8 +21,10 @@ static void layers_of_one_mask_are_a_group_the_widest_first(void) {
     const cpa_mask masks[] = {window_of(64, 0), window_of(0, 0), window_of(64, 4),           window_of(128, 0),
                               window_of(64, 0), window_of(0, 9), {.causal = 0, .window = 32}};
     const cpa_layer_groups groups = groups_of(masks, 7);
-    static const cpa_layer_group expected[] = {
-        {3, 0, 0, 0, 0, 0}, {1, 128, 0, 0, 0, 0}, {1, 64, 4, 0, 0, 0}, {2, 64, 0, 0, 0, 0}};
+    static const cpa_layer_group expected[] = {{.layers = 3},
+                                               {.layers = 1, .window = 128},
+                                               {.layers = 1, .window = 64, .sinks = 4},
+                                               {.layers = 2, .window = 64}};
     static const int32_t of_layer[] = {3, 0, 2, 1, 3, 0, 0};
     CU_ASSERT_EQUAL_FATAL(groups.count, 4);
     for (int32_t g = 0; g < 4; g++) {
@@ -102,6 +104,8 @@ static void narrow_groups_get_what_the_load_needs_and_no_more_than_the_first(voi
     int64_t host = 0;
     for (int32_t g = 0; g < 2; g++) host += groups.list[g].host_blocks * groups.list[g].block_bytes;
     CU_ASSERT(host <= all / 2 && host > all / 2 - 2 * groups.list[1].block_bytes);
+    cpa_layer_groups_size_disk(&groups, 3 * all);
+    for (int32_t g = 0; g < 2; g++) CPA_ASSERT_ORDER(groups.list[g].disk_blocks, >=, 6 * groups.list[g].host_blocks);
     const cpa_mask wide = window_of((int64_t)1 << 40, 0);
     masks[0] = wide;
     groups = groups_of(masks, LAYERS);

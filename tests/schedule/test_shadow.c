@@ -35,16 +35,21 @@ static void every_query_sees_its_own_tokens_and_every_block_has_its_owners(void)
     CPA_ASSERT_ORDER(result.window_hits, >, result.steps / 1000);
     CPA_ASSERT_ORDER(result.window_nulled, >, result.steps / 1000);
     CPA_ASSERT_ORDER(result.window_swaps, >, result.steps / 10000);
+    CPA_ASSERT_ORDER(result.fetches, >, result.steps / 1000);
+    CPA_ASSERT_ORDER(result.loads, >, result.steps / 10000);
+    CPA_ASSERT_ORDER(result.stores, >, result.steps / 1000);
+    CPA_ASSERT_ORDER(result.unit_damages, >, result.steps / 100000);
     printf(
         "%ld steps, %ld hits (%ld), %ld copies (%ld), %ld swaps, %ld evictions (%ld of units over all ranks), %ld "
         "preemptions, %ld nulled (%ld hits, %ld nulled, %ld swaps with several groups), %ld failures, %ld drawn, %ld "
         "drafts, %ld accepted, %ld cuts, %ld ended, %ld "
-        "discarded ... ",
+        "discarded, %ld fetched, %ld loaded, %ld stored, %ld of these damaged ... ",
         (long)result.steps, (long)result.hits, (long)result.unit_hits, (long)result.copies, (long)result.unit_copies,
         (long)result.swaps, (long)result.evictions, (long)result.unit_evictions, (long)result.preemptions,
         (long)result.nulled, (long)result.window_hits, (long)result.window_nulled, (long)result.window_swaps,
         (long)result.failures, (long)result.drawn, (long)result.drafts, (long)result.accepted, (long)result.cuts,
-        (long)result.ended, (long)result.discarded);
+        (long)result.ended, (long)result.discarded, (long)result.fetches, (long)result.loads, (long)result.stores,
+        (long)result.unit_damages);
 }
 
 static const cpa_test tests[] = {

@@ -6,24 +6,26 @@
 #include "src/schedule/step_plan_wire.h"
 #include "tests/fixtures/unit.h"
 
-static const cpa_plan_limits limits = {
-    .cp_size = 3,
-    .max_seqs = 8,
-    .groups = {2, {{.num_blocks = 100, .host_blocks = 40}, {.num_blocks = 30, .host_blocks = 7}}},
-    .max_tokens = 64};
+static const cpa_plan_limits limits = {.cp_size = 3,
+                                       .max_seqs = 8,
+                                       .groups = {2,
+                                                  {{.num_blocks = 100, .host_blocks = 40, .disk_blocks = 60},
+                                                   {.num_blocks = 30, .host_blocks = 7, .disk_blocks = 8}}},
+                                       .max_tokens = 64};
 
 /* Offsets in a message: the header's counts, then the first chunk. */
 enum {
     VERSION_AT = 4,
     FLAGS_AT = 16,
     COUNTS_AT = 20,
-    HEADER = 148,
+    HEADER = 164,
     CHUNK = 92,
     MOVE = 24,
     DISCARD = 16,
     CUT = 12,
     SAMPLING = 96,
-    BIAS = 8
+    BIAS = 8,
+    DISK_MOVE = 52
 };
 
 static int64_t below(int64_t n) {
@@ -83,10 +85,22 @@ static cpa_block_move random_move(tier from, tier to) {
                             (int32_t)below(blocks_in(from, group)), (int32_t)below(blocks_in(to, group))};
 }
 
+static cpa_disk_move random_disk_move(void) {
+    const int32_t group = (int32_t)below(limits.groups.count);
+    return (cpa_disk_move){.group = group,
+                           .rank = (int32_t)below(limits.cp_size),
+                           .host = (int32_t)below(limits.groups.list[group].host_blocks),
+                           .slot = (int32_t)below(limits.groups.list[group].disk_blocks),
+                           .ranks = 1 + (uint32_t)below(limits.cp_size),
+                           .digest = {(uint64_t)rand() << 40, 1, (uint64_t)rand(), 3}};
+}
+
 static void add_random_moves(cpa_step_plan *plan, int64_t entries) {
     for (int64_t i = below(entries + 1); i > 0; i--) *cpa_step_plan_add_swap_out(plan) = random_move(DEVICE, HOST);
     for (int64_t i = below(entries + 1); i > 0; i--) *cpa_step_plan_add_swap_in(plan) = random_move(HOST, DEVICE);
     for (int64_t i = below(entries + 1); i > 0; i--) *cpa_step_plan_add_copy(plan) = random_move(DEVICE, DEVICE);
+    for (int64_t i = below(entries + 1); i > 0; i--) *cpa_step_plan_add_store(plan) = random_disk_move();
+    for (int64_t i = below(entries + 1); i > 0; i--) *cpa_step_plan_add_load(plan) = random_disk_move();
     for (int64_t i = below(entries + 1); i > 0; i--)
         *cpa_step_plan_add_nulled(plan) =
             (cpa_plan_nulled){(int32_t)below(limits.max_seqs), (int32_t)below(limits.groups.count),
@@ -193,6 +207,15 @@ static int moves_equal(const cpa_block_move *a, int64_t n_a, const cpa_block_mov
     return equal;
 }
 
+static int disk_moves_equal(const cpa_disk_move *a, int64_t n_a, const cpa_disk_move *b, int64_t n_b) {
+    int equal = n_a == n_b;
+    for (int64_t i = 0; equal && i < n_a; i++)
+        equal = a[i].group == b[i].group && a[i].rank == b[i].rank && a[i].host == b[i].host &&
+                a[i].slot == b[i].slot && a[i].ranks == b[i].ranks &&
+                memcmp(a[i].digest, b[i].digest, sizeof a[i].digest) == 0;
+    return equal;
+}
+
 static int voids_equal(const cpa_step_plan *a, const cpa_step_plan *b) {
     int equal = a->n_nulled == b->n_nulled;
     for (int64_t i = 0; equal && i < a->n_nulled; i++)
@@ -220,7 +243,9 @@ static int plans_equal(const cpa_step_plan *a, const cpa_step_plan *b) {
         return 0;
     if (!moves_equal(a->swap_outs, a->n_swap_outs, b->swap_outs, b->n_swap_outs) ||
         !moves_equal(a->swap_ins, a->n_swap_ins, b->swap_ins, b->n_swap_ins) ||
-        !moves_equal(a->copies, a->n_copies, b->copies, b->n_copies) || !voids_equal(a, b) || !drawing_equal(a, b) ||
+        !moves_equal(a->copies, a->n_copies, b->copies, b->n_copies) ||
+        !disk_moves_equal(a->stores, a->n_stores, b->stores, b->n_stores) ||
+        !disk_moves_equal(a->loads, a->n_loads, b->loads, b->n_loads) || !voids_equal(a, b) || !drawing_equal(a, b) ||
         !transfers_equal(a, b))
         return 0;
     for (int64_t i = 0; i < a->n_chunks; i++)
@@ -247,6 +272,17 @@ static int moves_within(const cpa_block_move *moves, int64_t n, tier from, tier 
                moves[i].rank < limits.cp_size && moves[i].from >= 0 &&
                moves[i].from < blocks_in(from, moves[i].group) && moves[i].to >= 0 &&
                moves[i].to < blocks_in(to, moves[i].group);
+    return good;
+}
+
+static int disk_moves_within(const cpa_disk_move *moves, int64_t n) {
+    int good = 1;
+    for (int64_t i = 0; i < n && good; i++)
+        good = moves[i].group >= 0 && moves[i].group < limits.groups.count && moves[i].rank >= 0 &&
+               moves[i].rank < limits.cp_size && moves[i].host >= 0 &&
+               moves[i].host < limits.groups.list[moves[i].group].host_blocks && moves[i].slot >= 0 &&
+               moves[i].slot < limits.groups.list[moves[i].group].disk_blocks && moves[i].ranks >= 1 &&
+               moves[i].ranks <= (uint32_t)limits.cp_size;
     return good;
 }
 
@@ -294,6 +330,7 @@ static int within_limits(const cpa_step_plan *plan) {
     good &= moves_within(plan->swap_outs, plan->n_swap_outs, DEVICE, HOST);
     good &= moves_within(plan->swap_ins, plan->n_swap_ins, HOST, DEVICE);
     good &= moves_within(plan->copies, plan->n_copies, DEVICE, DEVICE);
+    good &= disk_moves_within(plan->stores, plan->n_stores) && disk_moves_within(plan->loads, plan->n_loads);
     for (int64_t i = 0; i < plan->n_nulled; i++)
         good &= plan->nulled[i].seq >= 0 && plan->nulled[i].seq < limits.max_seqs && plan->nulled[i].rank >= 0 &&
                 plan->nulled[i].rank < limits.cp_size && plan->nulled[i].entry >= 0;
@@ -338,7 +375,7 @@ static void encode(fixture *f) {
 }
 
 /* One plan of every kind of entry: chunk (4 tokens), release, swap-out, swap-in, copy, append (2 blocks), void,
- * discard, cut, sampling (3 biases). */
+ * discard, cut, sampling (3 biases), store, load. */
 static void setup(fixture *f) {
     memset(f, 0, sizeof *f);
     cpa_step_plan_init(&f->plan);
@@ -362,6 +399,8 @@ static void setup(fixture *f) {
     *cpa_step_plan_add_swap_in(&f->plan) = (cpa_block_move){8, 0, 2, 39, 99};
     *cpa_step_plan_add_copy(&f->plan) = (cpa_block_move){9, 0, 0, 98, 99};
     *cpa_step_plan_add_append(&f->plan) = (cpa_plan_append){7, 0, 2, 2, 0};
+    *cpa_step_plan_add_store(&f->plan) = (cpa_disk_move){.rank = 1, .host = 39, .slot = 59, .ranks = 1};
+    *cpa_step_plan_add_load(&f->plan) = (cpa_disk_move){.rank = 2, .host = 38, .slot = 59, .ranks = 3};
     *cpa_step_plan_add_nulled(&f->plan) = (cpa_plan_nulled){7, 0, 2, 1};
     *cpa_step_plan_add_discard(&f->plan) = (cpa_plan_discard){9, 20};
     *cpa_step_plan_add_cut(&f->plan) = (cpa_plan_cut){7, 18};
@@ -396,14 +435,14 @@ static void random_plans_survive_the_round_trip(void) {
 }
 
 static void the_bytes_are_little_endian_and_start_with_magic_and_version(void) {
-    static const uint8_t head[] = {'C', 'P', 'A', 'P', 11, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0};
+    static const uint8_t head[] = {'C', 'P', 'A', 'P', 12, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0};
     fixture f;
     setup(&f);
     CU_ASSERT_EQUAL(memcmp(f.message, head, sizeof head), 0);
-    CU_ASSERT_EQUAL(f.bytes,
-                    HEADER + CHUNK + 4 + 3 * MOVE + 24 + 16 + DISCARD + CUT + SAMPLING + 3 * BIAS + 2 * 4 + 4 * 4);
-    CU_ASSERT_EQUAL(f.message[f.bytes - 8], 0xfe);
-    CU_ASSERT_EQUAL(f.message[f.bytes - 5], 0xff);
+    CU_ASSERT_EQUAL(f.bytes, HEADER + CHUNK + 4 + 3 * MOVE + 24 + 16 + DISCARD + CUT + SAMPLING + 3 * BIAS + 2 * 4 +
+                                 4 * 4 + 2 * DISK_MOVE);
+    CU_ASSERT_EQUAL(f.message[f.bytes - 2 * DISK_MOVE - 8], 0xfe);
+    CU_ASSERT_EQUAL(f.message[f.bytes - 2 * DISK_MOVE - 5], 0xff);
     teardown(&f);
 }
 
@@ -467,12 +506,14 @@ enum {
     DISCARD_AT = VOID_AT + 16,
     CUT_AT = DISCARD_AT + DISCARD,
     SAMPLING_AT = CUT_AT + CUT,
-    BLOCK_AT = SAMPLING_AT + SAMPLING + 3 * BIAS
+    BLOCK_AT = SAMPLING_AT + SAMPLING + 3 * BIAS,
+    STORE_AT = BLOCK_AT + 2 * 4 + 4 * 4,
+    LOAD_AT = STORE_AT + DISK_MOVE
 };
 
 static const bad_field bad_fields[] = {
     {0, 1, 'X', "begins with"},
-    {VERSION_AT, 4, 1, "version 1; expected 11"},
+    {VERSION_AT, 4, 1, "version 1; expected 12"},
     {FLAGS_AT, 4, 2, "unknown flags 0x2"},
     {COUNTS_AT, 8, -1, "-1 chunks"},
     {COUNTS_AT, 8, INT64_MAX, "chunks do not fit"},
@@ -488,11 +529,21 @@ static const bad_field bad_fields[] = {
     {COUNTS_AT + 72, 8, 1000, "samplings do not fit"},
     {COUNTS_AT + 80, 8, 1000, "biases do not fit"},
     {COUNTS_AT + 88, 8, 1000, "blocks do not fit"},
-    {COUNTS_AT + 96, 8, 5, "tokens do not fit"},
+    {COUNTS_AT + 96, 8, 50, "tokens do not fit"},
     {COUNTS_AT + 96, 8, 3, "bytes too many"},
-    {COUNTS_AT + 104, 8, 1, "transfer blocks do not fit"},
-    {COUNTS_AT + 112, 8, 1, "transfers do not fit"},
-    {COUNTS_AT + 120, 8, 1, "parents do not fit"},
+    {COUNTS_AT + 104, 8, 10, "transfer blocks do not fit"},
+    {COUNTS_AT + 112, 8, 8, "transfers do not fit"},
+    {COUNTS_AT + 120, 8, 3, "stores do not fit"},
+    {COUNTS_AT + 128, 8, -1, "-1 loads do not fit"},
+    {COUNTS_AT + 136, 8, 1, "parents do not fit"},
+    {STORE_AT, 4, 2, "store 0 has group 2; expected 0 to 1"},
+    {STORE_AT + 4, 4, 3, "store 0 has rank 3; expected 0 to 2"},
+    {STORE_AT + 8, 4, 40, "store 0 has host block 40; expected 0 to 39"},
+    {STORE_AT + 12, 4, 60, "store 0 has slot 60; expected 0 to 59"},
+    {LOAD_AT, 4, 1, "load 0 has host block 38; expected 0 to 6"},
+    {LOAD_AT + 12, 4, -1, "load 0 has slot -1; expected 0 to 59"},
+    {LOAD_AT + 16, 4, 4, "load 0 has number of further ranks 3; expected 0 to 2"},
+    {LOAD_AT + 16, 4, 0, "load 0 has number of further ranks -1"},
     {CHUNK_AT + 8, 4, 8, "chunk 0 has sequence 8; expected 0 to 7"},
     {CHUNK_AT + 8, 4, -1, "chunk 0 has sequence -1"},
     {CHUNK_AT + 12, 4, 2, "chunk 0 has unknown placement 2"},
