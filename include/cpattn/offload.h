@@ -46,10 +46,16 @@ typedef struct cpa_kv_ring_stats {
     int64_t segment_tokens; /* most tokens of a segment */
     int64_t bytes_read;     /* read from memory of the host, as the copies count them */
     int64_t passes;         /* segments that were filled */
+    /* On the clock of the device, of segments whose attention is done: what their copies took, how many bytes they
+     * were, and for how long attention waited for them. Segments that are not looked at for some thousand of others are
+     * left out of all three. */
+    double copy_s, waited_s;
+    int64_t timed_bytes;
+    int64_t reserved[1]; /* zero */
 } cpa_kv_ring_stats;
 
 /* Fills the `size` bytes at `out`. */
-CPA_API cpa_status cpa_kv_ring_get_stats(const cpa_kv_ring *ring, cpa_kv_ring_stats *out, size_t size);
+CPA_API cpa_status cpa_kv_ring_get_stats(cpa_kv_ring *ring, cpa_kv_ring_stats *out, size_t size);
 
 /* As cpa_attend_plan: the work of an attend, split once a step into the passes of segments, and used for every layer.
  * What cpa_attend_plan_set says holds for cpa_ring_plan_set, but that block tables are on the host. Several items whose

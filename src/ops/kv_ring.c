@@ -57,7 +57,7 @@ static void open_workspace(cpa_kv_ring *ring) {
         cpa_log(CPA_LOG_WARN, "ring: no memory for %lld bytes to widen keys in", (long long)least);
 }
 
-static cpa_status open(cpa_kv_ring *ring, cpa_error *err) {
+static cpa_status open(cpa_kv_ring *ring, int with_workspace, cpa_error *err) {
     const cpa_device_table *table = ring->device->table;
     const cpa_kv_ring_options *o = &ring->options;
     ring->layout = cpa_block_layout_of(&o->shape, o->block_size);
@@ -68,14 +68,16 @@ static cpa_status open(cpa_kv_ring *ring, cpa_error *err) {
     CPA_TRY(table->alloc(ring->device, bytes, &memory, err));
     ring->memory = memory;
     ring->stats.segment_tokens = ring->segment_blocks * o->block_size;
-    open_workspace(ring);
+    if (with_workspace) open_workspace(ring);
     ring->stats.device_bytes = bytes + ring->workspace.bytes;
+    ring->timed_bytes = calloc(CPA_RING_TIMED, sizeof *ring->timed_bytes);
+    if (!ring->timed_bytes) return cpa_fail(err, CPA_NO_MEMORY, "ring: no memory for times");
     CPA_TRY(table->events_create(ring->device, &ring->events, err));
     return table->stream_create(ring->device, &ring->copies, err);
 }
 
-cpa_status cpa_kv_ring_create(cpa_device *device, const cpa_kv_ring_options *options, cpa_kv_ring **out,
-                              cpa_error *err) {
+cpa_status cpa_kv_ring_open(cpa_device *device, const cpa_kv_ring_options *options, int with_workspace,
+                            cpa_kv_ring **out, cpa_error *err) {
     cpa_kv_ring_options o;
     CPA_TRY(take_options(device, options, &o, err));
     REQUIRE(err, out, "ring: out is NULL");
@@ -86,13 +88,18 @@ cpa_status cpa_kv_ring_create(cpa_device *device, const cpa_kv_ring_options *opt
     if (!ring) return cpa_fail(err, CPA_NO_MEMORY, "ring: no memory");
     ring->device = device;
     ring->options = o;
-    const cpa_status status = open(ring, err);
+    const cpa_status status = open(ring, with_workspace, err);
     if (status != CPA_OK) {
         cpa_kv_ring_destroy(ring);
         return status;
     }
     *out = ring;
     return CPA_OK;
+}
+
+cpa_status cpa_kv_ring_create(cpa_device *device, const cpa_kv_ring_options *options, cpa_kv_ring **out,
+                              cpa_error *err) {
+    return cpa_kv_ring_open(device, options, 1, out, err);
 }
 
 void cpa_kv_ring_destroy(cpa_kv_ring *ring) {
@@ -102,11 +109,8 @@ void cpa_kv_ring_destroy(cpa_kv_ring *ring) {
     table->events_destroy(ring->events);
     table->free(ring->device, ring->workspace.memory);
     table->free(ring->device, ring->memory);
+    free(ring->timed_bytes);
     free(ring);
-}
-
-cpa_status cpa_kv_ring_get_stats(const cpa_kv_ring *ring, cpa_kv_ring_stats *out, size_t size) {
-    return ring ? cpa_struct_give(&ring->stats, sizeof ring->stats, out, size) : CPA_INVALID;
 }
 
 /* ---- blocks ---- */
@@ -140,10 +144,12 @@ cpa_kv_view cpa_kv_ring_view(const cpa_kv_ring *ring, int64_t turn, const cpa_kv
     return kv;
 }
 
-/* ---- order ---- */
+/* ---- order, and times ---- */
 
-/* Events of a ring: what copies follow, then of each segment when it is filled, and when it is given back. */
-enum { FOLLOWED = 0, FIRST_FILLED = 1 };
+/* Events of a ring: what copies follow; of each segment when it is filled, and when it is given back; and of each timed
+ * turn when its copies begin and end, and when attention comes to it and finds it filled. */
+enum { FOLLOWED = 0, FIRST_FILLED = 1, FIRST_TIME = FIRST_FILLED + 2 * CPA_MOST_RING_SEGMENTS };
+enum { COPY_BEGIN = 0, COPY_END, WAIT_BEGIN, WAIT_END, TIMES };
 
 static int32_t filled(const cpa_kv_ring *ring, int64_t turn) {
     return (int32_t)(FIRST_FILLED + turn % ring->options.segments);
@@ -163,6 +169,33 @@ static const cpa_event_order_table *order_of(const cpa_device *device) {
 
 static cpa_status await(const cpa_kv_ring *ring, int32_t event, cpa_stream *stream) {
     return order_of(ring->device)->await(ring->events, event, stream);
+}
+
+static int32_t time_of(int64_t turn, int32_t what) {
+    return (int32_t)(FIRST_TIME + turn % CPA_RING_TIMED * TIMES + what);
+}
+
+/* Counts the times of a turn, if it is over. */
+static void count_times(cpa_kv_ring *ring, int64_t turn) {
+    const cpa_device_table *table = ring->device->table;
+    int64_t *bytes = &ring->timed_bytes[turn % CPA_RING_TIMED];
+    double copied, waited;
+    if (*bytes == 0 || !table->event_reached(ring->events, time_of(turn, WAIT_END))) return;
+    if (table->event_seconds(ring->events, time_of(turn, COPY_BEGIN), time_of(turn, COPY_END), &copied, NULL) ==
+            CPA_OK &&
+        table->event_seconds(ring->events, time_of(turn, WAIT_BEGIN), time_of(turn, WAIT_END), &waited, NULL) ==
+            CPA_OK) {
+        ring->stats.copy_s += copied;
+        ring->stats.waited_s += waited;
+        ring->stats.timed_bytes += *bytes;
+    }
+    *bytes = 0;
+}
+
+cpa_status cpa_kv_ring_get_stats(cpa_kv_ring *ring, cpa_kv_ring_stats *out, size_t size) {
+    if (!ring) return CPA_INVALID;
+    for (int64_t turn = cpa_max64(ring->turn - CPA_RING_TIMED, 0); turn < ring->turn; turn++) count_times(ring, turn);
+    return cpa_struct_give(&ring->stats, sizeof ring->stats, out, size);
 }
 
 /* A failure of the copies' stream becomes one of the attend's. */
@@ -187,18 +220,34 @@ static cpa_status copy_run(cpa_kv_ring *ring, const cpa_kv_view *from, const cpa
     return CPA_OK;
 }
 
+/* The copies of a turn, and their times. */
+static cpa_status copy_runs(cpa_kv_ring *ring, int64_t turn, const cpa_kv_view *from, const cpa_ring_run *runs,
+                            int64_t n) {
+    const cpa_device_table *table = ring->device->table;
+    const cpa_kv_view to = cpa_kv_ring_view(ring, turn, from);
+    const int64_t before = ring->stats.bytes_read;
+    count_times(ring, turn);
+    ring->timed_bytes[turn % CPA_RING_TIMED] = 0;
+    CPA_TRY(await(ring, given_back(ring, turn), ring->copies));
+    CPA_TRY(table->event_record(ring->events, time_of(turn, COPY_BEGIN), ring->copies));
+    for (int64_t i = 0; i < n; i++) CPA_TRY(copy_run(ring, from, &to, &runs[i]));
+    CPA_TRY(table->event_record(ring->events, time_of(turn, COPY_END), ring->copies));
+    ring->stats.passes++;
+    ring->timed_bytes[turn % CPA_RING_TIMED] = ring->stats.bytes_read - before;
+    return table->event_record(ring->events, filled(ring, turn), ring->copies);
+}
+
 cpa_status cpa_kv_ring_fill(cpa_kv_ring *ring, const cpa_kv_view *kv, const cpa_ring_run *runs, int64_t n,
                             cpa_stream *stream) {
     const int64_t turn = ring->turn++;
-    const cpa_kv_view to = cpa_kv_ring_view(ring, turn, kv);
-    ring->stats.passes++;
-    CPA_TRY(tell(ring, await(ring, given_back(ring, turn), ring->copies), stream));
-    for (int64_t i = 0; i < n; i++) CPA_TRY(tell(ring, copy_run(ring, kv, &to, &runs[i]), stream));
-    return tell(ring, ring->device->table->event_record(ring->events, filled(ring, turn), ring->copies), stream);
+    return tell(ring, copy_runs(ring, turn, kv, runs, n), stream);
 }
 
 cpa_status cpa_kv_ring_take(cpa_kv_ring *ring, int64_t turn, cpa_stream *stream) {
-    return await(ring, filled(ring, turn), stream);
+    const cpa_device_table *table = ring->device->table;
+    CPA_TRY(table->event_record(ring->events, time_of(turn, WAIT_BEGIN), stream));
+    CPA_TRY(await(ring, filled(ring, turn), stream));
+    return table->event_record(ring->events, time_of(turn, WAIT_END), stream);
 }
 
 cpa_status cpa_kv_ring_give_back(cpa_kv_ring *ring, int64_t turn, cpa_stream *stream) {

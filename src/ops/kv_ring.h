@@ -16,6 +16,9 @@ typedef struct cpa_ring_run {
     int64_t block, place, count;
 } cpa_ring_run;
 
+/* Turns whose times are kept until somebody looks. */
+enum { CPA_RING_TIMED = 4096 };
+
 struct cpa_kv_ring {
     cpa_device *device;
     cpa_kv_ring_options options; /* the given options, with their defaults */
@@ -26,9 +29,14 @@ struct cpa_kv_ring {
     cpa_key_workspace workspace; /* in which plans widen keys; empty: nothing has to be */
     cpa_stream *copies;
     cpa_events *events;
-    int64_t turn; /* the next to be filled */
+    int64_t turn;         /* the next to be filled */
+    int64_t *timed_bytes; /* [CPA_RING_TIMED]: of a turn whose events are set, modulo that; 0: there is none */
     cpa_kv_ring_stats stats;
 };
+
+/* A ring; without a workspace, whose plans have one of the caller's (cpa_ring_plan_create_within). */
+cpa_status cpa_kv_ring_open(cpa_device *device, const cpa_kv_ring_options *options, int with_workspace,
+                            cpa_kv_ring **out, cpa_error *err);
 
 /* Whether blocks of a view can be copied as bytes, and are those that the ring holds. */
 cpa_status cpa_kv_ring_check_view(const cpa_kv_ring *ring, const cpa_kv_view *kv, cpa_error *err);

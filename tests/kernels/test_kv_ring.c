@@ -62,7 +62,7 @@ static void close_site(ring_site *s) {
     cpa_attend_fixture_destroy(&s->f);
 }
 
-static cpa_kv_ring_stats stats_of(const ring_site *s) {
+static cpa_kv_ring_stats stats_of(ring_site *s) {
     cpa_kv_ring_stats stats;
     CU_ASSERT_EQUAL(cpa_kv_ring_get_stats(s->ring, &stats, sizeof stats), CPA_OK);
     return stats;
@@ -210,6 +210,8 @@ static void a_pass_reads_the_context_once(void) {
     const int64_t blocks = (LENGTH + shape.block_size - 1) / shape.block_size;
     const cpa_kv_ring_stats stats = stats_of(&s);
     CU_ASSERT_EQUAL(stats.bytes_read, 3 * blocks * block_bytes(&s));
+    CU_ASSERT_EQUAL(stats.timed_bytes, stats.bytes_read);
+    CU_ASSERT(stats.copy_s > 0 && stats.waited_s >= 0);
     CPA_ASSERT_ORDER(stats.passes, >=, 3 * LENGTH / stats.segment_tokens);
     cpa_attend_result_destroy(&result);
     close_site(&s);
