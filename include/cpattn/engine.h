@@ -135,6 +135,11 @@ typedef struct cpa_engine_options {
      * that are not quantised. 0 = all attend all keys. */
     int32_t sparse_stride;
     float sparse_tau;
+    /* Not 0: the cache lies in page-locked memory of the host, and attention of each rank has so many bytes of the
+     * device's for the ring of segments that it comes through (cpa_context_options.ring_bytes). Decode steps are not
+     * captured in graphs then. */
+    int64_t ring_bytes;
+    int32_t ring_segments; /* as in cpa_context_options */
 } cpa_engine_options;
 
 /* What a request has to do with the engine's store of blocks. */
@@ -302,6 +307,9 @@ typedef struct cpa_engine_stats {
     /* With sparse_stride: blocks of keys that rows of blocks of prompts attend, in all layers and heads, and those that
      * they would attend without. */
     int64_t sparse_blocks_kept, sparse_blocks_seen;
+    /* With ring_bytes, as in cpa_kv_ring_stats: sums over ranks, of the waiting that of the rank with the most. */
+    int64_t ring_device_bytes, ring_bytes_read, ring_timed_bytes;
+    double ring_copy_s, ring_waited_s;
 } cpa_engine_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */

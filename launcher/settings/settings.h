@@ -92,6 +92,8 @@ typedef struct cpa_settings {
     int64_t block_transfer;  /* of cpa_transfer, or'ed */
     int64_t preemption_mode; /* cpa_preemption_mode */
     double swap_space;       /* GiB */
+    double host_cache;       /* GiB; 0: the cache lies on the device */
+    double device_ring;      /* GiB */
     int64_t tenant_block_quota;
 
     int64_t max_num_batched_tokens;

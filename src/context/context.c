@@ -129,7 +129,11 @@ static cpa_status open_ring(cpa_context *c) {
                                       .block_size = o->block_size,
                                       .segments = o->ring_segments,
                                       .bytes = o->ring_bytes};
+    const int64_t least = cpa_kv_ring_least_bytes(c->ops.device, &ring);
     if (o->ring_bytes == 0) return CPA_OK;
+    if (o->ring_bytes < least)
+        return cpa_fail(&c->ops.error, CPA_INVALID,
+                        "context: ring_bytes: found %" PRId64 ", expected at least %" PRId64, o->ring_bytes, least);
     return cpa_kv_ring_open(c->ops.device, &ring, 0, &c->ops.ring, &c->ops.error);
 }
 

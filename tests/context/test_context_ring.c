@@ -163,7 +163,7 @@ static void options_that_do_not_go_with_a_ring_are_refused(void) {
     options.ring_bytes = -1;
     expect_refusal(options, "context: ring_bytes: found -1, expected 0 (none) or more");
     options.ring_bytes = 1;
-    expect_refusal(options, "ring: bytes is 1, expected at least ");
+    expect_refusal(options, "context: ring_bytes: found 1, expected at least ");
     options.ring_segments = 9;
     expect_refusal(options, "ring: 9 segments, expected 2..8");
     options.forms = &form;
