@@ -1,10 +1,11 @@
 /* bench attend: the last tokens of some sequences against their whole contexts over a paged KV cache, whose unused
- * memory is poisoned; and bench varlen, whole prompts of many lengths in steps of so many tokens. Calls take turns over
- * copies of the cache, so that keys and values come from memory. */
+ * memory is poisoned; bench offload, the same over a cache on the host, through a ring; and bench varlen, whole prompts
+ * of many lengths in steps of so many tokens. Calls take turns over copies of the cache, so that keys and values come
+ * from memory. */
 #include <stdlib.h>
 #include <string.h>
 
-#include <cpattn/ops.h>
+#include <cpattn/offload.h>
 
 #include "base/check.h"
 #include "base/min_max.h"
@@ -21,10 +22,13 @@ typedef struct attend_state {
     cpa_bench_attend_work work;
     cpa_kv_view kv; /* cache blocks of all copies */
     int64_t copies;
-    int64_t cache_bytes;     /* bytes of one copy of the cache */
-    int32_t *block_tables;   /* block tables of all sequences, one after another */
-    int64_t *tables;         /* [n_sequences + 1] where that of each begins */
-    cpa_attend_plan **plans; /* [n_steps] */
+    int64_t cache_bytes;      /* bytes of one copy of the cache */
+    int32_t *block_tables;    /* block tables of all sequences, one after another */
+    int64_t *tables;          /* [n_sequences + 1] where that of each begins */
+    cpa_attend_plan **plans;  /* [n_steps] */
+    int is_on_host;           /* the cache lies in page-locked memory of the host */
+    cpa_kv_ring *ring;        /* through which it comes to the device */
+    cpa_ring_plan *ring_plan; /* of the only step */
     void *q, *out;
     float *lse;
     cpa_bench_score score;
@@ -62,6 +66,26 @@ static cpa_status make_cache(attend_state *s, cpa_error *err) {
     return cpa_bench_replicate(s->site, memory, s->cache_bytes, s->cache_bytes * s->copies, err);
 }
 
+/* The cache moves to page-locked memory of the host, and a ring of a part of it takes its place. */
+static cpa_status offload_cache(attend_state *s, cpa_error *err) {
+    const cpa_bench_options *o = &s->site->options;
+    const int64_t bytes = s->cache_bytes * s->copies;
+    void *host;
+    cpa_kv_ring_options ring = {.size = sizeof ring,
+                                .shape = cpa_bench_shape(o),
+                                .block_size = (int32_t)o->block_size,
+                                .segments = (int32_t)o->segments};
+    ring.bytes = cpa_max64(s->cache_bytes / o->ring_part, cpa_kv_ring_least_bytes(s->site->device, &ring));
+    CPA_TRY(s->site->device->table->alloc_host(s->site->device, bytes, &host, err));
+    const cpa_status status = cpa_bench_copy(s->site, host, s->kv.k, bytes, err);
+    cpa_device_free(s->site->device, s->kv.k);
+    if (!s->kv.v_in_k) s->kv.v = (char *)host + ((char *)s->kv.v - (char *)s->kv.k);
+    s->kv.k = host;
+    s->is_on_host = 1;
+    CPA_TRY(status);
+    return cpa_kv_ring_create(s->site->device, &ring, &s->ring, err);
+}
+
 static cpa_status make_rows(attend_state *s, cpa_error *err) {
     const cpa_bench_options *o = &s->site->options;
     int64_t head_rows = s->work.rows * o->q_heads, element = cpa_dtype_bytes((cpa_dtype)o->dtype);
@@ -81,7 +105,7 @@ static cpa_status make_rows(attend_state *s, cpa_error *err) {
     return status;
 }
 
-/* Plans the pieces of a step. */
+/* Plans the pieces of a step, in place of a plan of the device where there is a ring. */
 static cpa_status make_plan(attend_state *s, int64_t step, cpa_error *err) {
     const cpa_bench_options *o = &s->site->options;
     const cpa_bench_piece *pieces = s->work.pieces + s->work.steps[step];
@@ -108,12 +132,18 @@ static cpa_status make_plan(attend_state *s, int64_t step, cpa_error *err) {
         .n_table_entries = s->tables[s->work.n_sequences],
         .cascade_attention = (cpa_cascade_attention)o->cascade,
     };
-    cpa_status status = cpa_attend_plan_create(s->site->device, &s->plans[step], err);
+    cpa_status status;
+    if (s->ring) {
+        CPA_TRY_GOTO(cpa_ring_plan_create(s->ring, &s->ring_plan, err), done);
+        CPA_TRY_GOTO(cpa_ring_plan_set(s->ring_plan, &batch, err), done);
+    }
+    status = cpa_attend_plan_create(s->site->device, &s->plans[step], err);
     if (status == CPA_OK) status = cpa_attend_plan_set(s->plans[step], &batch, err);
     if (status == CPA_OK && o->padded) {
         const cpa_attend_fusion fusion = {.padded_items = s->plans[step]->rows_attended};
         status = s->site->device->operators->plan_set(s->plans[step], &batch, fusion, err);
     }
+done:
     free(items);
     return status;
 }
@@ -200,8 +230,8 @@ cpa_status cpa_bench_use_path(cpa_bench_site *site, cpa_error *err) {
 typedef cpa_status (*make_work_fn)(const cpa_bench_options *options, const int64_t *shape, cpa_bench_attend_work *out,
                                    cpa_error *err);
 
-static cpa_status prepare(cpa_bench_site *site, make_work_fn make_work, const int64_t *shape, cpa_bench_row *row,
-                          void **state, cpa_error *err) {
+static cpa_status prepare(cpa_bench_site *site, make_work_fn make_work, int offloads, const int64_t *shape,
+                          cpa_bench_row *row, void **state, cpa_error *err) {
     attend_state *s = calloc(1, sizeof *s);
     if (!s) return cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory");
     *state = s;
@@ -210,6 +240,7 @@ static cpa_status prepare(cpa_bench_site *site, make_work_fn make_work, const in
     CPA_TRY(cpa_bench_use_path(site, err));
     count_work(s, row);
     CPA_TRY(make_cache(s, err));
+    if (offloads) CPA_TRY(offload_cache(s, err));
     CPA_TRY(make_rows(s, err));
     CPA_TRY(cpa_bench_score_make(site, &s->work, &s->score, err));
     CPA_TRY(make_plans(s, err));
@@ -220,20 +251,34 @@ static cpa_status prepare(cpa_bench_site *site, make_work_fn make_work, const in
 
 static cpa_status prepare_equal(cpa_bench_site *site, const int64_t *shape, cpa_bench_row *row, void **state,
                                 cpa_error *err) {
-    return prepare(site, cpa_bench_attend_work_equal, shape, row, state, err);
+    return prepare(site, cpa_bench_attend_work_equal, 0, shape, row, state, err);
 }
 
 static cpa_status prepare_varlen(cpa_bench_site *site, const int64_t *shape, cpa_bench_row *row, void **state,
                                  cpa_error *err) {
-    return prepare(site, cpa_bench_attend_work_varlen, shape, row, state, err);
+    return prepare(site, cpa_bench_attend_work_varlen, 0, shape, row, state, err);
 }
 
 static cpa_status run(void *state, int64_t call, cpa_error *err) {
     attend_state *s = state;
     const cpa_attend_args args = args_of(s, call);
+    if (s->ring) return cpa_bench_enqueued(s->site, cpa_ring_attend(s->ring_plan, &args, s->site->stream), err);
     for (int64_t i = 0; i < s->work.n_steps; i++) {
         CPA_TRY(cpa_bench_enqueued(s->site, cpa_attend(s->plans[i], &args, s->site->stream), err));
     }
+    return CPA_OK;
+}
+
+/* What a call reads of the host is what its copies count. */
+static cpa_status prepare_offload(cpa_bench_site *site, const int64_t *shape, cpa_bench_row *row, void **state,
+                                  cpa_error *err) {
+    cpa_kv_ring_stats stats;
+    CPA_TRY(prepare(site, cpa_bench_attend_work_equal, 1, shape, row, state, err));
+    attend_state *s = *state;
+    CPA_TRY(run(s, 0, err));
+    CPA_TRY(cpa_bench_enqueued(site, cpa_stream_sync(site->stream), err));
+    CPA_TRY(cpa_kv_ring_get_stats(s->ring, &stats, sizeof stats));
+    row->bytes = (double)stats.bytes_read;
     return CPA_OK;
 }
 
@@ -247,6 +292,8 @@ static cpa_status check(void *state, cpa_bench_row *row, cpa_error *err) {
 static void release(void *state) {
     attend_state *s = state;
     if (!s) return;
+    cpa_ring_plan_destroy(s->ring_plan);
+    cpa_kv_ring_destroy(s->ring);
     for (int64_t i = 0; s->plans && i < s->work.n_steps; i++) cpa_attend_plan_destroy(s->plans[i]);
     free(s->plans);
     cpa_case_score_free(&s->score.device, s->site->device);
@@ -256,7 +303,10 @@ static void release(void *state) {
     cpa_device_free(s->site->device, s->q);
     free(s->block_tables);
     free(s->tables);
-    cpa_device_free(s->site->device, s->kv.k);
+    if (s->is_on_host)
+        s->site->device->table->free_host(s->site->device, s->kv.k);
+    else
+        cpa_device_free(s->site->device, s->kv.k);
     cpa_bench_attend_work_release(&s->work);
     free(s);
 }
@@ -282,6 +332,21 @@ const cpa_bench cpa_bench_attend = {
     .min_ranks = 1,
     .floor = CPA_BENCH_READ,
     .prepare = prepare_equal,
+    .run = run,
+    .check = check,
+    .release = release,
+};
+
+const cpa_bench cpa_bench_offload = {
+    .name = "offload",
+    .dims = "sequences x new tokens x context",
+    .n_dims = 3,
+    .shapes_host = "1x1x16K,1x64x16K:ring-part=16",
+    .shapes_cuda = "1x16Kx128K,1x128Kx128K,1x1x128K,16x1x128K,64x1x16K",
+    .checked = "sampled rows, a token and head each",
+    .min_ranks = 1,
+    .floor = CPA_BENCH_LINK,
+    .prepare = prepare_offload,
     .run = run,
     .check = check,
     .release = release,

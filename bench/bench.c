@@ -22,6 +22,7 @@ enum { MAX_CALLS_PER_BATCH = 2000, CALIBRATION_CALLS = 3 };
 
 static const cpa_bench *const benches[] = {&cpa_bench_attend,
                                            &cpa_bench_varlen,
+                                           &cpa_bench_offload,
                                            &cpa_bench_varlen_attend,
                                            &cpa_bench_sparse,
                                            &cpa_bench_xattn,
@@ -233,6 +234,8 @@ static cpa_status run_bench(cpa_bench_site *site, const cpa_bench *bench, cpa_be
                         bench->name, bench->min_ranks, site->control.size);
     }
     if (bench->floor != CPA_BENCH_NO_FLOOR) CPA_TRY(measure_floor(site, err));
+    if (bench->floor == CPA_BENCH_LINK)
+        CPA_TRY(cpa_control_agree(&site->control, cpa_bench_measure_link(site, err), err));
     if (bench->min_ranks > 1) {
         CPA_TRY(cpa_transport_for(&site->control, site->device, CPA_TRANSPORT_AUTO, &site->transport, err));
     }
@@ -263,7 +266,8 @@ static cpa_status run_named(cpa_bench_site *site, const char *name, cpa_rank_pla
     if (!bench && (!name || strcmp(name, "scaling") != 0)) {
         return cpa_fail(
             err, CPA_INVALID,
-            "bench: found '%s', expected attend, varlen, merge, kv_write, kv_pack, linear, rmsnorm, rmsnorm_codes, "
+            "bench: found '%s', expected attend, varlen, offload, merge, kv_write, kv_pack, linear, rmsnorm, "
+            "rmsnorm_codes, "
             "rmsnorm2, swiglu, qk_norm_rope, rotate, latent_norm_rope, index_write, index_q, index_logits, "
             "q_norm_rope_kv_write, inverse_rope_quant, compress_write, sample, topk, exchange, scaling or serve (or "
             "--help)",

@@ -24,7 +24,7 @@ typedef struct cpa_bench_row {
 } cpa_bench_row;
 
 /* What the bytes per second of a benchmark are measured against. */
-typedef enum cpa_bench_floor { CPA_BENCH_NO_FLOOR = 0, CPA_BENCH_READ, CPA_BENCH_COPY } cpa_bench_floor;
+typedef enum cpa_bench_floor { CPA_BENCH_NO_FLOOR = 0, CPA_BENCH_READ, CPA_BENCH_COPY, CPA_BENCH_LINK } cpa_bench_floor;
 
 /* A benchmark. Of each case the engine calls prepare, run (repeatedly), check and release, on every rank. */
 typedef struct cpa_bench {
@@ -52,6 +52,7 @@ typedef struct cpa_bench {
 
 extern const cpa_bench cpa_bench_attend;
 extern const cpa_bench cpa_bench_varlen;
+extern const cpa_bench cpa_bench_offload;
 extern const cpa_bench cpa_bench_varlen_attend;
 extern const cpa_bench cpa_bench_sparse;
 extern const cpa_bench cpa_bench_xattn;

@@ -11,6 +11,7 @@
 enum { PASSES = 5, CALLS_PER_PASS = 10, LAUNCHES_PER_PASS = 2000 };
 /* Larger than the last-level cache of any host or device. */
 static const int64_t host_probe_bytes = (int64_t)128 << 20, cuda_probe_bytes = (int64_t)2 << 30;
+static const int64_t link_probe_bytes = (int64_t)64 << 20;
 static const int64_t cold_bytes = (int64_t)256 << 20, poison_piece = (int64_t)4 << 20;
 
 cpa_status cpa_bench_enqueued(const cpa_bench_site *site, cpa_status status, cpa_error *err) {
@@ -102,6 +103,22 @@ cpa_status cpa_bench_measure_bandwidth(cpa_bench_site *site, cpa_error *err) {
     site->read_bandwidth = (double)bytes / read_s;
     site->copy_bandwidth = 2.0 * (double)bytes / copy_s;
     return CPA_OK;
+}
+
+static cpa_status link_once(cpa_bench_site *site, int64_t bytes, cpa_error *err) {
+    return cpa_bench_enqueued(site, site->device->table->copy(site->probe, site->host_probe, bytes, site->stream), err);
+}
+
+cpa_status cpa_bench_measure_link(cpa_bench_site *site, cpa_error *err) {
+    const cpa_device_table *table = site->device->table;
+    double seconds;
+    CPA_TRY(table->alloc_host(site->device, link_probe_bytes, &site->host_probe, err));
+    memset(site->host_probe, 1, (size_t)link_probe_bytes);
+    const cpa_status status = time_probe(site, link_once, link_probe_bytes, 1, &seconds, err);
+    table->free_host(site->device, site->host_probe);
+    site->host_probe = NULL;
+    if (status == CPA_OK) site->link_bandwidth = (double)link_probe_bytes / seconds;
+    return status;
 }
 
 void cpa_bench_release_probe(cpa_bench_site *site) {

@@ -30,6 +30,8 @@ int64_t cpa_bench_copies(const cpa_bench_site *site, int64_t bytes);
 /* Sets read_bandwidth, copy_bandwidth and launch_s of the site; its probe stays allocated until
  * cpa_bench_release_probe. */
 cpa_status cpa_bench_measure_bandwidth(cpa_bench_site *site, cpa_error *err);
+/* Sets link_bandwidth. */
+cpa_status cpa_bench_measure_link(cpa_bench_site *site, cpa_error *err);
 void cpa_bench_release_probe(cpa_bench_site *site);
 
 #endif

@@ -23,6 +23,9 @@ void cpa_bench_print_preamble(const cpa_bench_site *site, const char *name, cons
         printf("# memory: %.1f GB/s read, %.1f GB/s copied (read and written), of one rank, measured in this run\n",
                1e-9 * site->read_bandwidth, 1e-9 * site->copy_bandwidth);
     }
+    if (site->link_bandwidth > 0)
+        printf("# link: %.1f GB/s from page-locked memory of the host, measured in this run\n",
+               1e-9 * site->link_bandwidth);
     if (site->launch_s > 0) printf("# a launch: %.2f us, of a kernel that reads nothing\n", 1e6 * site->launch_s);
     if (site->transport) printf("# transport that the program would use: %s\n", site->transport->name);
 }
@@ -30,11 +33,12 @@ void cpa_bench_print_preamble(const cpa_bench_site *site, const char *name, cons
 static double floor_bandwidth(const cpa_bench_site *site, const cpa_bench *bench) {
     return bench->floor == CPA_BENCH_READ   ? site->read_bandwidth
            : bench->floor == CPA_BENCH_COPY ? site->copy_bandwidth
+           : bench->floor == CPA_BENCH_LINK ? site->link_bandwidth
                                             : 0;
 }
 
 void cpa_bench_print_heading(const cpa_bench *bench, const cpa_bench_row *first) {
-    static const char *const shares[] = {"", "% of read", "% of copy"};
+    static const char *const shares[] = {"", "% of read", "% of copy", "% of link"};
     printf("# shape: %s; figures of one rank; time is the median; checked: %s\n", bench->dims, bench->checked);
     printf("#%49s %12s %8s", "shape", "time (us)", "iters");
     if (first->flops >= 0) printf(" %11s", "GFLOP/s");
@@ -103,14 +107,14 @@ json_t *cpa_bench_row_to_json(const cpa_bench_site *site, const cpa_bench *bench
 cpa_status cpa_bench_write_json(const cpa_bench_site *site, const char *name, const char *date, json_t *rows,
                                 cpa_error *err) {
     const cpa_bench_options *o = &site->options;
-    json_t *root =
-        json_pack("{ss ss ss ss si sI ss sI sI sI sI so so sf ss* sO}", "version", cpa_version(), "benchmark", name,
-                  "date", date, "device", cpa_device_description(site->device), "ranks", site->control.size, "threads",
-                  (json_int_t)o->threads, "dtype", cpa_dtype_name((cpa_dtype)o->dtype), "q_heads",
-                  (json_int_t)o->q_heads, "kv_heads", (json_int_t)o->kv_heads, "head_dim", (json_int_t)o->k_dim,
-                  "block_size", (json_int_t)o->block_size, "read_gbytes_per_s", rate_to_json(site->read_bandwidth),
-                  "copy_gbytes_per_s", rate_to_json(site->copy_bandwidth), "launch_us", 1e6 * site->launch_s,
-                  "transport", site->transport ? site->transport->name : NULL, "rows", rows);
+    json_t *root = json_pack(
+        "{ss ss ss ss si sI ss sI sI sI sI so so so sf ss* sO}", "version", cpa_version(), "benchmark", name, "date",
+        date, "device", cpa_device_description(site->device), "ranks", site->control.size, "threads",
+        (json_int_t)o->threads, "dtype", cpa_dtype_name((cpa_dtype)o->dtype), "q_heads", (json_int_t)o->q_heads,
+        "kv_heads", (json_int_t)o->kv_heads, "head_dim", (json_int_t)o->k_dim, "block_size", (json_int_t)o->block_size,
+        "read_gbytes_per_s", rate_to_json(site->read_bandwidth), "copy_gbytes_per_s",
+        rate_to_json(site->copy_bandwidth), "link_gbytes_per_s", rate_to_json(site->link_bandwidth), "launch_us",
+        1e6 * site->launch_s, "transport", site->transport ? site->transport->name : NULL, "rows", rows);
     if (!root) return cpa_fail(err, CPA_NO_MEMORY, "bench: no memory for the JSON");
     cpa_status status = cpa_json_write(o->json, root, err);
     json_decref(root);

@@ -19,8 +19,10 @@ typedef struct cpa_bench_site {
     const cpa_transport_table *transport;
     double read_bandwidth; /* bytes/s of reading device memory, measured in this run */
     double copy_bandwidth; /* bytes/s of copying device memory, read and written */
+    double link_bandwidth; /* bytes/s of copying page-locked host memory to the device; 0: not measured */
     double launch_s;       /* time to launch a kernel that does nothing, in a batch of them; 0 on the host */
     void *probe;           /* memory of the two measurements, kept to the end (bench/memory.c) */
+    void *host_probe;      /* page-locked, while the link is measured */
     int64_t memory_bytes;  /* device memory that was free at the start, bytes */
     bool shares_cores;     /* the ranks of this host have more threads than it has cores for them */
 } cpa_bench_site;

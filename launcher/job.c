@@ -267,6 +267,7 @@ cpa_status cpa_job_check_memory(const cpa_job *job, int64_t memory_bytes, cpa_er
 /* What the cache may have of a rank's memory. */
 static int64_t cache_bytes(const cpa_job *job, int64_t memory_bytes) {
     const cpa_settings *settings = &job->settings;
+    if (settings->host_cache > 0) return (int64_t)(settings->host_cache * BYTES_PER_GIB);
     const cpa_cache_memory memory = {
         .memory_bytes = memory_bytes,
         .network_bytes = network_bytes(job),
@@ -345,6 +346,7 @@ void cpa_job_name_option(cpa_error *err) {
         {"temperature_len", "temperature-len"},
         {"swap_folder_bytes", "swap-folder-size"},
         {"swap_bytes", "swap-space"},
+        {"ring_bytes", "device-ring"},
         {"verify", "verify"},
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -392,6 +394,7 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, cpa_cache_size cac
         .swap_folder = settings->swap_folder[0] ? settings->swap_folder : NULL,
         .swap_folder_bytes = settings->swap_folder[0] ? (int64_t)(settings->swap_folder_size * BYTES_PER_GIB) : 0,
         .swap_salt = settings->cache_salt,
+        .ring_bytes = settings->host_cache > 0 ? (int64_t)(settings->device_ring * BYTES_PER_GIB) : 0,
         .policy = (cpa_policy)settings->policy,
         .ageing_s = settings->priority_ageing,
         .long_prefill_token_threshold = settings->long_prefill_token_threshold,

@@ -104,6 +104,8 @@ EXPANDED = [f"{prefill(size)}:q-heads=128:kv-heads=128:head-dim=192:v-head-dim=1
 # XAttention: queries x keys x stride x tau in %, and queries x keys x blocks kept in %, beside dense prefill.
 XATTN_DENSE, XATTN = "1x64Kx64K", [f"64Kx64Kx{stride}x90" for stride in (8, 16)]
 ATTEND_BLOCKS = [f"64Kx64Kx{kept}" for kept in (10, 25, 100)]
+# Caches on the host, through rings of an eighth of them: prompts beside the same in memory, and decode.
+OFFLOADED_PREFILL, OFFLOADED_DECODE = ("1x16Kx128K", "1x128Kx128K"), ("1x1x128K", "1x1x128K:block-size=16", "64x1x16K")
 # Products of experts, 8 of 256 for each of 4K tokens, beside a dense one of the same work.
 DENSE_PRODUCT, EXPERT_PRODUCTS = "32Kx4Kx7K", [f"4Kx4Kx7K:experts=256{codes}" for codes in ("", ":fp8-weights=true")]
 
@@ -135,6 +137,8 @@ LISTS = {
     "xattn": XATTN,
     "attend_blocks": ATTEND_BLOCKS,
     "xattn-dense": [XATTN_DENSE],
+    "offload-memory": [*OFFLOADED_PREFILL],
+    "offload": [*OFFLOADED_PREFILL, *OFFLOADED_DECODE],
     "index_logits": [*INDEX_FLOPS, *INDEX_READ, "1x1x128K"],
     "topk": [*TOPK, "1x128Kx2K"],
     **{name: [shape] for name, shape in (INDEX_ROWS | ENTRIES).items()},

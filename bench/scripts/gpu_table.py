@@ -204,6 +204,24 @@ def xattn_rows(runs, table):
                   whole and dense and dense["time_us"] / whole["time_us"], "", None, (whole, dense))
 
 
+def offload_rows(runs, table):
+    """Prefill is held to the slower of attention in memory and the link, decode to the link."""
+    run = runs.run("ours-offload")
+    for case in cases.OFFLOADED_PREFILL:
+        ours, memory = runs.case("ours-offload", case), runs.case("ours-offload-memory", case)
+        ratio, peer = None, ""
+        if ours and memory:
+            on_link_us = ours["gbytes_per_s"] * ours["time_us"] / run["link_gbytes_per_s"]
+            ratio = max(memory["time_us"], on_link_us) / ours["time_us"]
+            peer = f"in memory {memory['time_us']:.0f} us, link {on_link_us:.0f} us"
+        table.add(f"prefill {case} over a cache on the host", ours and Calls.text(ours), peer, ratio, ">= 0.90 x",
+                  ratio and ratio >= 0.9, (ours, memory))
+    for case in cases.OFFLOADED_DECODE:
+        table.at_least(f"decode {case} over a cache on the host", runs.case("ours-offload", case),
+                       lambda row: row["share_of_bandwidth"], lambda row: f"{row['gbytes_per_s']:.1f} GB/s",
+                       lambda row: f"link {run['link_gbytes_per_s']:.1f} GB/s", 0.8, ">= 0.80 of the link")
+
+
 def selection_rows(runs, table):
     def share(row):
         return row["share_of_bandwidth"]
@@ -351,7 +369,7 @@ def service_rows(runs, table):
 def main(folder):
     runs, table = Runs(folder), Table()
     for add_rows in (prefill_rows, encoder_rows, decode_rows, cascade_rows, quantised_rows, latent_rows, sparse_rows,
-                     xattn_rows, selection_rows, expert_rows, rule_rows, short_prompt_rows,
+                     xattn_rows, offload_rows, selection_rows, expert_rows, rule_rows, short_prompt_rows,
                      small_block_rows, memory_rows,
                      exchange_rows, scaling_rows, service_rows):
         add_rows(runs, table)

@@ -16,6 +16,7 @@
 
 #include <cpattn/comm.h>
 #include <cpattn/indexer.h>
+#include <cpattn/offload.h>
 #include <cpattn/ops.h>
 #include <cpattn/topk.h>
 
@@ -129,6 +130,13 @@ typedef struct cpa_context_options {
      * replicated rows the own one too), so that results depend on the number of ranks, and on the algorithm, by as much. */
     cpa_dtype state_dtype;
     cpa_index_form index; /* what cpa_context_select chooses by; the same on every rank */
+    /* Not 0: the caches of layers lie in memory of the host, page-locked where the device is to copy while it computes,
+     * and each rank attends its shard through a ring of segments of so many bytes together (cpattn/offload.h), at least
+     * cpa_kv_ring_least_bytes. The tokens before the chunks of a step are in the caches of all layers before the first
+     * one attends. What pass-KV sends is read from the host as it lies. Not with forms or an indexer, and no step can be
+     * reserved. */
+    int64_t ring_bytes;
+    int32_t ring_segments; /* segments of the ring; 0: as many as a ring has by default */
 } cpa_context_options;
 
 /* One chunk: the new tokens [start, start + count) of one sequence, over the keys up to their end. The same on every
@@ -215,6 +223,7 @@ typedef struct cpa_context_stats {
      * steps launched as a graph, those of the step that it was captured of. */
     char decode_kernels[CPA_KERNEL_NAMES], prefill_kernels[CPA_KERNEL_NAMES];
     int64_t index_bytes_sent; /* of bytes_sent, those of cpa_context_select: queries of indexers, and candidates */
+    cpa_kv_ring_stats ring;   /* of the ring, if the context has one */
 } cpa_context_stats;
 
 /* Collective over `comm`, which must outlive the context, as must `device`. Options that are not the same on every rank

@@ -17,6 +17,7 @@
 #include <cpattn/names.h>
 #include <cpattn/ngram.h>
 #include <cpattn/nn.h>
+#include <cpattn/offload.h>
 #include <cpattn/ops.h>
 #include <cpattn/owner_map.h>
 #include <cpattn/score.h>

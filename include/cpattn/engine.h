@@ -147,6 +147,11 @@ typedef struct cpa_engine_options {
      * and the engine goes on without. Texts are copied; NULL = none. */
     const char *swap_folder, *swap_model, *swap_salt;
     int64_t swap_folder_bytes;
+    /* Not 0: the cache lies in page-locked memory of the host, and attention of each rank has so many bytes of the
+     * device's for the ring of segments that it comes through (cpa_context_options.ring_bytes). Decode steps are not
+     * captured in graphs then. */
+    int64_t ring_bytes;
+    int32_t ring_segments; /* as in cpa_context_options */
 } cpa_engine_options;
 
 /* What a request has to do with the engine's store of blocks. */
@@ -320,6 +325,9 @@ typedef struct cpa_engine_stats {
     int64_t kept_blocks, stored_blocks, fetched_blocks, loaded_blocks, damaged_blocks, restored_blocks;
     int64_t host_blocks, folder_blocks;
     int64_t folder_bytes_written, folder_bytes_read;
+    /* With ring_bytes, as in cpa_kv_ring_stats: sums over ranks, of the waiting that of the rank with the most. */
+    int64_t ring_device_bytes, ring_bytes_read, ring_timed_bytes;
+    double ring_copy_s, ring_waited_s;
 } cpa_engine_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */

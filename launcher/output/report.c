@@ -140,6 +140,16 @@ static void report_folder(const cpa_engine_stats *stats, FILE *out) {
         stats->restored_blocks, stats->stored_blocks, written, stats->loaded_blocks, read);
 }
 
+/* What came from the host, how fast, and how much of the copying attention did not hide. */
+static void report_ring(const cpa_engine_stats *stats, FILE *out) {
+    char read[32], ring[32];
+    bytes_text((double)stats->ring_bytes_read, read, sizeof read);
+    bytes_text((double)stats->ring_device_bytes, ring, sizeof ring);
+    cpa_report_line(out, "", "on the host: %s read through %s of device memory, at %.1f GB/s, waited for %.1f ms", read,
+                    ring, stats->ring_copy_s > 0 ? (double)stats->ring_timed_bytes / stats->ring_copy_s * 1e-9 : 0,
+                    stats->ring_waited_s * 1e3);
+}
+
 void cpa_report_cache(const cpa_outcome *outcome, FILE *out) {
     const cpa_engine_stats *stats = &outcome->stats;
     cpa_report_line(out, "cache",
@@ -169,6 +179,7 @@ void cpa_report_cache(const cpa_outcome *outcome, FILE *out) {
                         " damaged or not there",
                         stats->kept_blocks, stats->fetched_blocks, stats->damaged_blocks);
     if (stats->stored_blocks > 0 || stats->restored_blocks > 0) report_folder(stats, out);
+    if (stats->ring_bytes_read > 0) report_ring(stats, out);
     if (stats->swapped_out > 0)
         cpa_report_line(out, "", "%" PRId64 " blocks swapped out, %" PRId64 " back in; %" PRId64 " times damaged",
                         stats->swapped_out, stats->swapped_in, stats->swap_failures);

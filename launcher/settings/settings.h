@@ -95,6 +95,8 @@ typedef struct cpa_settings {
     int64_t keep_evicted;
     char swap_folder[CPA_TEXT_BYTES];
     double swap_folder_size; /* GiB */
+    double host_cache;       /* GiB; 0: the cache lies on the device */
+    double device_ring;      /* GiB */
     int64_t tenant_block_quota;
 
     int64_t max_num_batched_tokens;

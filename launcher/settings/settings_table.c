@@ -212,6 +212,11 @@ const cpa_field cpa_settings_rows[] = {
              "cache finds them; turns --keep-evicted on"},
     {"Cache", "swap-folder-size", "GIB", REAL(swap_folder_size, "1", 1e-6, 0x1p20),
      .help = "with --swap-folder: what one rank keeps there, the least recently used blocks the shortest"},
+    {"Cache", "host-cache", "GIB", REAL(host_cache, "0", 0, 0x1p20),
+     .help = "the cache lies in host memory, so much of one rank, and attention reads it through --device-ring: for "
+             "contexts larger than the memory of the GPUs; 0: it lies on the device"},
+    {"Cache", "device-ring", "GIB", REAL(device_ring, "1", 1e-6, 0x1p20),
+     .help = "with --host-cache: device memory of one rank for what is on its way from there"},
     {"Cache", "tenant-block-quota", "N", INT(tenant_block_quota, "none", 0, 0x1p31 - 1), .word = "none",
      .help = "most blocks of one rank that the running requests of one tenant, a salt or an API key, hold"},
     {"Scheduling", "max-num-batched-tokens", "N", INT(max_num_batched_tokens, "2048", 1, 0x1p24),

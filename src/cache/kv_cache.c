@@ -20,7 +20,7 @@ struct cpa_kv_cache {
     cpa_device *device;
     int64_t num_blocks, host_blocks, block_bytes;
     cache_layer *layers;
-    int32_t n_layers, group;
+    int32_t n_layers, group, on_host;
     char *memory;        /* device: [layers][num_blocks + 1], so that what a layer reads lies together */
     char *host;          /* page-locked: [host_blocks][layers], so that a block is one run of bytes */
     uint64_t *checksums; /* [host_blocks]; 0 for what never left, which nothing else has in practice */
@@ -51,7 +51,8 @@ static cpa_status lay_out(cpa_kv_cache *cache, const cpa_kv_cache_options *o, cp
 static cpa_status allocate(cpa_kv_cache *cache, cpa_error *err) {
     const cpa_device_table *table = cache->device->table;
     void *memory;
-    CPA_TRY(table->alloc(cache->device, (cache->num_blocks + 1) * cache->block_bytes, &memory, err));
+    const int64_t bytes = (cache->num_blocks + 1) * cache->block_bytes;
+    CPA_TRY((cache->on_host ? table->alloc_host : table->alloc)(cache->device, bytes, &memory, err));
     cache->memory = memory;
     if (cache->host_blocks == 0) return CPA_OK;
     cache->checksums = calloc((size_t)cache->host_blocks, sizeof *cache->checksums);
@@ -90,6 +91,7 @@ cpa_status cpa_kv_cache_create(const cpa_kv_cache_options *options, cpa_stream *
     cache->device = stream->device;
     cache->num_blocks = options->num_blocks;
     cache->group = options->group;
+    cache->on_host = options->on_host;
     cache->host_blocks = options->host_blocks;
     cpa_status status = lay_out(cache, options, err);
     if (status == CPA_OK) status = allocate(cache, err);
@@ -106,7 +108,7 @@ void cpa_kv_cache_destroy(cpa_kv_cache *cache) {
     if (!cache) return;
     const cpa_device_table *table = cache->device->table;
     if (cache->host) table->free_host(cache->device, cache->host);
-    if (cache->memory) table->free(cache->device, cache->memory);
+    if (cache->memory) (cache->on_host ? table->free_host : table->free)(cache->device, cache->memory);
     free(cache->pairs);
     free(cache->checksums);
     free(cache->layers);

@@ -24,6 +24,7 @@ typedef struct cpa_kv_cache_options {
     int64_t num_blocks;  /* blocks on the device, without the null block */
     int64_t host_blocks; /* blocks in host memory; 0: there is no such tier */
     int32_t group;       /* the group of layers, whose moves it makes (layer_groups.h) */
+    int32_t on_host;     /* 1: the blocks that operators see lie in page-locked memory of the host */
 } cpa_kv_cache_options;
 
 typedef struct cpa_kv_cache cpa_kv_cache;

@@ -85,6 +85,16 @@ static cpa_status check_options(const cpa_context_options *o, cpa_error *err) {
                         (int)o->cascade_attention);
     }
     CPA_TRY(cpa_check_dtype("context", "state_dtype", o->state_dtype, err));
+    if (o->ring_bytes < 0 || o->ring_bytes > MOST_STAGING_BYTES) {
+        return cpa_fail(err, CPA_INVALID,
+                        "context: ring_bytes: found %" PRId64 ", expected 0 (none) or more, at most %" PRId64,
+                        o->ring_bytes, MOST_STAGING_BYTES);
+    }
+    if (o->ring_bytes > 0 && (o->n_forms > 0 || o->index.heads > 0)) {
+        return cpa_fail(err, CPA_UNSUPPORTED,
+                        "context: %d forms and an indexer of %d heads over caches on the host, expected neither",
+                        o->n_forms, o->index.heads);
+    }
     if (o->max_rows < 1 || o->max_rows > INT32_MAX) {
         return cpa_fail(err, CPA_INVALID, "context: max_rows %" PRId64 ", expected 1..%d", o->max_rows, INT32_MAX);
     }
@@ -111,6 +121,22 @@ int64_t cpa_context_least_staging(const cpa_device *device, const cpa_context_op
     return cpa_pass_kv_least_staging(device, &taken, &forms, size);
 }
 
+/* The ring through which an own shard comes that lies on the host. */
+static cpa_status open_ring(cpa_context *c) {
+    const cpa_context_options *o = &c->ops.options;
+    const cpa_kv_ring_options ring = {.size = sizeof ring,
+                                      .shape = o->shape,
+                                      .block_size = o->block_size,
+                                      .segments = o->ring_segments,
+                                      .bytes = o->ring_bytes};
+    const int64_t least = cpa_kv_ring_least_bytes(c->ops.device, &ring);
+    if (o->ring_bytes == 0) return CPA_OK;
+    if (o->ring_bytes < least)
+        return cpa_fail(&c->ops.error, CPA_INVALID,
+                        "context: ring_bytes: found %" PRId64 ", expected at least %" PRId64, o->ring_bytes, least);
+    return cpa_kv_ring_open(c->ops.device, &ring, 0, &c->ops.ring, &c->ops.error);
+}
+
 /* Everything that needs no other rank. */
 static cpa_status create_local(cpa_context *c) {
     if (c->ops.map.cp_size > CPA_MERGE_MAX_STATES) {
@@ -118,6 +144,7 @@ static cpa_status create_local(cpa_context *c) {
                         CPA_MERGE_MAX_STATES);
     }
     CPA_TRY(cpa_context_ops_create(&c->ops));
+    CPA_TRY(open_ring(c));
     CPA_TRY(c->ops.device->table->events_create(c->ops.device, &c->steps, &c->ops.error));
     CPA_TRY(cpa_block_tables_create(c->ops.device, 1, &c->tables, &c->ops.error));
     c->step.tables = c->tables;
@@ -184,6 +211,7 @@ static cpa_status agree_on_options(cpa_context *c) {
         {"cascade_attention", o->cascade_attention},
         {"n_forms", o->n_forms},
         {"state_dtype", o->state_dtype},
+        {"ring_bytes", (double)o->ring_bytes},
     };
     CPA_TRY(cpa_control_same(&c->control, "context", values, sizeof values / sizeof values[0], &c->ops.error));
     for (int32_t f = 0; f < o->n_forms; f++) CPA_TRY(agree_on_form(c, f));
@@ -293,6 +321,7 @@ cpa_status cpa_context_get_stats(cpa_context *context, cpa_context_stats *out, s
     cpa_error error = context->ops.error;
     if (read_spans(context) != CPA_OK) context->ops.error = error; /* a step is under way */
     cpa_context_stats stats = context->ops.stats;
+    if (context->ops.ring) cpa_kv_ring_get_stats(context->ops.ring, &stats.ring, sizeof stats.ring);
     memcpy(stats.decode_kernels, context->ops.decode_kernels, sizeof stats.decode_kernels);
     memcpy(stats.prefill_kernels, context->ops.prefill_kernels, sizeof stats.prefill_kernels);
     return cpa_struct_give(&stats, sizeof stats, out, size);

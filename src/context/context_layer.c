@@ -91,6 +91,7 @@ static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const
     CPA_TRY(cpa_check_view("attend", kv, &c->ops.error));
     const cpa_cache_form cache = cpa_cache_form_of("the cache", kv), own = {"the context", o->shape, o->block_size};
     CPA_TRY(cpa_check_same_cache("attend", &cache, &own, 0, &c->ops.error));
+    if (c->ops.ring) CPA_TRY(cpa_kv_ring_check_view(c->ops.ring, kv, &c->ops.error));
     const int32_t max_block = c->attended->max_block[c->ops.table_set];
     if (max_block >= kv->num_blocks) {
         return cpa_fail(&c->ops.error, CPA_INVALID,

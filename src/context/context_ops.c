@@ -20,6 +20,7 @@ void cpa_context_ops_destroy(cpa_context_ops *ops) {
     if (ops->device) {
         cpa_spans_destroy(&ops->spans);
         if (ops->upload) ops->device->table->stream_destroy(ops->upload);
+        cpa_kv_ring_destroy(ops->ring);
         ops->device->table->free(ops->device, ops->workspace.memory);
         cpa_context_free(ops, &ops->absorbed.q);
         cpa_context_free(ops, &ops->absorbed.over_latents);

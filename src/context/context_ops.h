@@ -50,6 +50,8 @@ typedef struct cpa_context_ops {
     cpa_device *device;
     cpa_stream *upload;          /* for copies outside any layer */
     cpa_key_workspace workspace; /* workspace of all plans; empty: they prepare no keys */
+    cpa_kv_ring *ring;           /* through which the own shard comes from the host; NULL: it is on the device */
+    int64_t settled;             /* tokens at positions below it are none of the planned step's */
     struct {
         cpa_context_buffer q, over_latents, unfolded;
     } absorbed;    /* memory of absorbed_rows.h, of the plan with the most rows */

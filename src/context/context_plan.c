@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/hash.h"
+#include "base/min_max.h"
 #include "base/struct_size.h"
 #include "kernels/graph.h"
 #include "src/context/context_internal.h"
@@ -213,6 +214,13 @@ static cpa_status plan_lane(cpa_context *c, cpa_form_lane *lane) {
     return cpa_pass_q_plan(&lane->q);
 }
 
+/* Where the first of the new tokens lies in its sequence. */
+static int64_t first_new(const cpa_planned_step *step) {
+    int64_t first = INT64_MAX;
+    for (int64_t i = 0; i < step->n_chunks; i++) first = cpa_min64(first, step->chunks[i].start);
+    return first;
+}
+
 static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks, given_tables tables,
                             int64_t padded_rows) {
     c->planned = 0;
@@ -224,6 +232,7 @@ static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int
     c->step.padded_rows = padded_rows;
     c->layers_attended = 0;
     CPA_TRY(copy_chunks(c, chunks, n_chunks, tables));
+    c->ops.settled = first_new(&c->step);
     for (int32_t f = 0; f < c->ops.forms.count; f++) CPA_TRY(plan_lane(c, &c->lanes[f]));
     if (!cpa_step_is_replicated(&c->step)) CPA_TRY(cpa_pass_kv_plan(&c->kv));
     if (c->ops.masked) CPA_TRY(cpa_score_rows_plan(&c->score_rows, &c->ops, c->lanes));

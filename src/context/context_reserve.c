@@ -37,6 +37,8 @@ static cpa_status check_limits(cpa_context *c, const cpa_context_limits *given, 
             "context: reserved for %lld sequences of %d rows, expected at most max_rows, %lld, in all",
             (long long)limits.sequences, out->rows, (long long)o->max_rows);
     REQUIRE(err, !c->reserved.q.ops, "context: a step is reserved already");
+    if (c->ops.ring)
+        return cpa_fail(err, CPA_UNSUPPORTED, "context: a step cannot be reserved over caches on the host");
     return CPA_OK;
 }
 

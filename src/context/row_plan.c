@@ -22,6 +22,7 @@ void cpa_row_plan_destroy(cpa_row_plan *plan, const cpa_context_ops *ops) {
     if (!plan) return;
     cpa_absorbed_rows_free(&plan->absorbed);
     cpa_expanded_keys_free(&plan->expanded, ops);
+    cpa_ring_plan_destroy(plan->ring);
     ops->device->operators->plan_destroy(plan->attend);
     free(plan);
 }
@@ -29,6 +30,16 @@ void cpa_row_plan_destroy(cpa_row_plan *plan, const cpa_context_ops *ops) {
 /* Rows whose keys an indexer lists share none that are worth it. */
 static int shares_keys(const cpa_context_ops *ops) {
     return ops->options.index.heads == 0;
+}
+
+/* The same of the own shard, where that lies on the host. */
+static cpa_status set_ring(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_attend_batch *batch,
+                           cpa_attend_fusion fusion) {
+    if (!plan->ring) CPA_TRY(cpa_ring_plan_create_within(ops->ring, &ops->workspace, &plan->ring, &ops->error));
+    CPA_TRY(cpa_ring_plan_set_within(plan->ring, batch, fusion, ops->settled, &ops->error));
+    ops->keys_attended += plan->ring->head.keys_attended;
+    ops->keys_read += plan->ring->head.keys_read;
+    return CPA_OK;
 }
 
 cpa_status cpa_row_plan_set(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form, int64_t n_items,
@@ -51,6 +62,12 @@ cpa_status cpa_row_plan_set(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_
         batch.n_table_entries = cpa_block_tables_capacity(fusion.tables.tables);
     }
     fusion.masked = ops->masked;
+    plan->through_ring = ops->ring && fusion.tables.tables;
+    if (plan->through_ring) {
+        CPA_TRY(set_ring(plan, ops, &batch, fusion));
+        batch.n_items = 0;
+        fusion = (cpa_attend_fusion){0};
+    }
     plan->is_told = plan->has_single = plan->has_several = 0;
     for (int64_t i = 0; i < n_items; i++) *(ops->items[i].q_count == 1 ? &plan->has_single : &plan->has_several) = 1;
     CPA_TRY(ops->device->operators->plan_set(plan->attend, &batch, fusion, &ops->error));
@@ -86,14 +103,18 @@ static void tell_kernels(const cpa_row_plan *plan, cpa_context_ops *ops, const c
 static void tell_first_attend(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_attend_args *args) {
     if (plan->is_told) return;
     plan->is_told = 1;
+    if (plan->through_ring) {
+        tell_kernels(plan, ops, plan->ring->plans[0], args);
+        return;
+    }
     if (plan->expanded.n_passes == 0) tell_kernels(plan, ops, plan->attend, plan->absorbed.end > 0 ? NULL : args);
     for (int64_t i = 0; i < plan->expanded.n_passes; i++) tell_kernels(plan, ops, plan->expanded.passes[i].plan, NULL);
 }
 
 /* What the plan enqueues. */
-static cpa_status enqueue(const cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form,
-                          const cpa_form_layer *layer, const cpa_attend_args *args, const void *ready_q,
-                          cpa_stream *stream) {
+static cpa_status enqueue(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form, const cpa_form_layer *layer,
+                          const cpa_attend_args *args, const void *ready_q, cpa_stream *stream) {
+    if (plan->through_ring) return cpa_ring_plan_attend(plan->ring, args, ready_q, stream);
     if (plan->absorbed.end > 0)
         return cpa_absorbed_rows_attend(&plan->absorbed, ops, form, layer, plan->attend, args, stream);
     if (form->is_expanded) return cpa_expanded_keys_attend(&plan->expanded, ops, form, layer, args, stream);
@@ -103,7 +124,8 @@ static cpa_status enqueue(const cpa_row_plan *plan, cpa_context_ops *ops, const 
 cpa_status cpa_row_plan_attend(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form,
                                const cpa_form_layer *layer, const cpa_attend_args *args, const void *ready_q,
                                cpa_span_kind kind, int32_t round, cpa_stream *stream) {
-    if (plan->attend->n_items == 0 && plan->expanded.n_passes == 0) return CPA_OK;
+    const int64_t passes = plan->through_ring ? plan->ring->passes.n : plan->expanded.n_passes;
+    if (plan->attend->n_items == 0 && passes == 0) return CPA_OK;
     tell_first_attend(plan, ops, args);
     int64_t span = cpa_spans_begin(&ops->spans, kind, round, stream);
     const int64_t plain_rows = stream->plain_rows;

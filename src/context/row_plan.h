@@ -1,14 +1,17 @@
-/* What attends of rows of one form are planned by: a plan of attend over the keys as they lie; or, of a form whose keys
- * are expanded, the passes over them (expanded_keys.h), or a plan over latents where rows are absorbed
- * (absorbed_rows.h). */
+/* What attends of rows of one form are planned by: a plan of attend over the keys as they lie; or over an own shard that
+ * lies on the host a plan of a ring; or, of a form whose keys are expanded, the passes over them (expanded_keys.h), or a
+ * plan over latents where rows are absorbed (absorbed_rows.h). */
 #ifndef CPA_ROW_PLAN_H
 #define CPA_ROW_PLAN_H
 
 #include "src/context/absorbed_rows.h"
 #include "src/context/expanded_keys.h"
+#include "src/ops/ring_plan.h"
 
 typedef struct cpa_row_plan {
-    cpa_attend_plan *attend; /* of no items where keys are expanded */
+    cpa_attend_plan *attend; /* of no items where keys are expanded, or come through a ring */
+    cpa_ring_plan *ring;     /* made by the first setting over an own shard on the host */
+    int through_ring;        /* whether the last setting was one */
     cpa_expanded_keys expanded;
     cpa_absorbed_rows absorbed;
     int has_single, has_several; /* whether some item has one row, and whether some has more */

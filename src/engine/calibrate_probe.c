@@ -42,7 +42,8 @@ static cpa_status make_memory(cpa_calibrate_probe *p, const cpa_worker_options *
 cpa_status cpa_calibrate_probe_open(cpa_calibrate_probe *p, cpa_control *control, cpa_device *device,
                                     const cpa_worker_options *o, int64_t tokens, int64_t rows, int64_t keys,
                                     cpa_error *err) {
-    const cpa_context_options options = cpa_worker_context_options(o, tokens);
+    cpa_context_options options = cpa_worker_context_options(o, tokens);
+    options.ring_bytes = 0; /* what is probed lies on the device */
     *p = (cpa_calibrate_probe){.control = control, .device = device};
     CPA_TRY(cpa_control_agree(control, make_memory(p, o, rows, keys, err), err));
     return cpa_context_create_over(control->comm, device, o->transport, &options, &p->context, err);

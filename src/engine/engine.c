@@ -34,6 +34,8 @@ static cpa_worker_options worker_options(const cpa_engine *engine) {
         .absorb_prompts = o->short_prompts == CPA_SHORT_PROMPTS_ABSORB ||
                           (o->short_prompts == CPA_SHORT_PROMPTS_AUTO && !engine->device->caps.bit_exact),
         .staging_bytes = o->staging_bytes,
+        .ring_bytes = o->ring_bytes,
+        .ring_segments = o->ring_segments,
         .transport = engine->transport,
         .store = o->block_store ? &engine->store : NULL,
     };
@@ -208,6 +210,7 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
         {"window_seqs", o->window_seqs},
         {"algorithm", o->algorithm},
         {"staging_bytes", (double)o->staging_bytes},
+        {"ring_bytes", (double)o->ring_bytes},
         {"state_dtype", o->state_dtype},
         {"short_prompts", o->short_prompts},
         {"verify", o->verify},

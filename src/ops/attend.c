@@ -161,7 +161,7 @@ cpa_status cpa_attend_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *gi
 
 /* ---- attend ---- */
 
-static cpa_status check_attend(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_error *err) {
+cpa_status cpa_check_attend_args(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_error *err) {
     cpa_device *device = plan->device;
     REQUIRE(err, plan->is_set, "attend: the plan has not been set");
     REQUIRE(err, plan->block_size != CPA_TENSOR_BLOCK, "attend: the plan was set by cpa_varlen_plan_set");
@@ -211,7 +211,7 @@ cpa_status cpa_attend(const cpa_attend_plan *plan, const cpa_attend_args *given,
     REQUIRE(&stream->error, plan, "attend: the plan is NULL");
     REQUIRE(&stream->error, plan->device == stream->device,
             "attend: the plan and the stream belong to different devices");
-    CPA_TRY(check_attend(plan, &args, &stream->error));
+    CPA_TRY(cpa_check_attend_args(plan, &args, &stream->error));
     return stream->device->operators->attend(plan, &args, NULL, stream);
 }
 
@@ -223,7 +223,7 @@ cpa_status cpa_attend_plan_kernel(const cpa_attend_plan *plan, const cpa_attend_
     REQUIRE(err, plan->is_set, "attend: the plan has not been set");
     if (given) {
         CPA_TRY(CPA_STRUCT_TAKE("attend", given, cpa_attend_args, state, &args, err));
-        CPA_TRY(check_attend(plan, &args, err));
+        CPA_TRY(cpa_check_attend_args(plan, &args, err));
     }
     plan->device->operators->attend_kernels(plan, given ? &args : NULL, &kernels);
     return cpa_struct_give(&kernels, sizeof kernels, out, size);

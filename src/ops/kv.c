@@ -5,6 +5,7 @@
 #include "base/struct_size.h"
 #include "kernels/operators.h"
 #include "src/ops/check_args.h"
+#include "src/ops/kv_piece.h"
 
 /* ---- kv_write ---- */
 
@@ -142,17 +143,6 @@ cpa_status cpa_kv_copy(const cpa_kv_copy_args *given, cpa_stream *stream) {
 
 /* ---- kv_swap ---- */
 
-/* Bytes of a block of the keys or the values of a resolved view whose rows lie one behind the other, with the scales
- * behind them; 0: they do not. What a block without such scales has behind its rows may be its neighbour. */
-static int64_t piece_bytes(const cpa_kv_view *kv, cpa_kv_part part) {
-    const cpa_kv_pool pool = cpa_kv_pool_of(kv, part);
-    const int64_t rows = (int64_t)kv->block_size * kv->kv_heads * pool.row_bytes;
-    const int64_t last = (kv->block_size - 1) * pool.token_stride + (kv->kv_heads - 1) * pool.head_stride;
-    if (kv->layout != CPA_VLLM_X && last + pool.row_bytes != rows) return 0;
-    if (pool.scale_bytes == 0) return rows;
-    return cpa_kv_block_bytes(kv->dtype, part, pool.tensor_scale, kv->block_size, kv->kv_heads, pool.row_dim);
-}
-
 static cpa_status check_kv_swap(const cpa_kv_swap_args *args, cpa_error *err) {
     const cpa_kv_view *a = &args->src, *b = &args->dst;
     CPA_TRY(cpa_check_view("kv_swap: src", a, err));
@@ -164,7 +154,7 @@ static cpa_status check_kv_swap(const cpa_kv_swap_args *args, cpa_error *err) {
     const cpa_kv_view src = cpa_kv_view_resolve(*a), dst = cpa_kv_view_resolve(*b);
     for (int part = CPA_KEYS; part < cpa_kv_parts(a); part++) {
         const cpa_kv_pool from = cpa_kv_pool_of(&src, (cpa_kv_part)part), to = cpa_kv_pool_of(&dst, (cpa_kv_part)part);
-        if (!piece_bytes(&src, (cpa_kv_part)part) || from.token_stride != to.token_stride ||
+        if (!cpa_kv_piece_bytes(&src, (cpa_kv_part)part) || from.token_stride != to.token_stride ||
             from.head_stride != to.head_stride)
             return cpa_fail(
                 err, CPA_UNSUPPORTED,
@@ -180,7 +170,7 @@ static cpa_status check_kv_swap(const cpa_kv_swap_args *args, cpa_error *err) {
 static cpa_status swap_pool(const cpa_kv_swap_args *args, cpa_kv_part part, cpa_stream *stream) {
     const cpa_kv_view src = cpa_kv_view_resolve(args->src), dst = cpa_kv_view_resolve(args->dst);
     const cpa_kv_pool from = cpa_kv_pool_of(&src, part), to = cpa_kv_pool_of(&dst, part);
-    const int64_t bytes = piece_bytes(&src, part);
+    const int64_t bytes = cpa_kv_piece_bytes(&src, part);
     const int dense = from.block_stride == bytes && to.block_stride == bytes;
     for (int64_t i = 0, n = 1; i < args->n_pairs; i += n, n = 1) {
         const int64_t *pair = args->pairs[i];

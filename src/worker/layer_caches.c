@@ -20,6 +20,7 @@ cpa_status cpa_layer_caches_create(cpa_worker *worker, cpa_error *err) {
                                             .block_size = o->block_size,
                                             .num_blocks = o->groups.list[g].num_blocks,
                                             .host_blocks = o->groups.list[g].host_blocks,
+                                            .on_host = o->ring_bytes > 0,
                                             .group = g};
         CPA_TRY(cpa_kv_cache_create(&cache, worker->stream, &worker->caches[g], err));
     }

@@ -133,9 +133,11 @@ static cpa_status clear_sums(cpa_worker *worker, cpa_error *err) {
     return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "worker: %s", worker->stream->error.message);
 }
 
-/* Steps may be captured where the device, the model and the options allow it. */
+/* Steps may be captured where the device, the model and the options allow it; copies through a ring are none of a graph,
+ * as each step has others. */
 static cpa_status make_graphs(cpa_worker *worker, cpa_control *control, cpa_error *err) {
-    if (worker->options.enforce_eager || !worker->device->caps.has_graphs || !worker->network->capturable)
+    if (worker->options.enforce_eager || worker->options.ring_bytes > 0 || !worker->device->caps.has_graphs ||
+        !worker->network->capturable)
         return CPA_OK;
     return cpa_graphs_create(control, worker->context, worker->stream, &worker->graphs, err);
 }
@@ -160,6 +162,8 @@ cpa_context_options cpa_worker_context_options(const cpa_worker_options *o, int6
         .block_size = o->block_size,
         .interleave = o->map.interleave,
         .staging_bytes = o->staging_bytes,
+        .ring_bytes = o->ring_bytes,
+        .ring_segments = o->ring_segments,
         .max_rows = max_rows,
         .cascade_attention = o->cascade_attention,
         .state_dtype = o->state_dtype,

@@ -56,6 +56,8 @@ typedef struct cpa_worker_options {
     int32_t max_seqs;
     int32_t enforce_eager; /* decode steps are not captured in graphs */
     int64_t staging_bytes;
+    int64_t ring_bytes; /* as those of cpa_engine_options */
+    int32_t ring_segments;
     cpa_cascade_attention cascade_attention;
     cpa_dtype state_dtype; /* as that of cpa_context_options */
     int32_t sparse_stride; /* as those of cpa_engine_options */

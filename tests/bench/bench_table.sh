@@ -25,7 +25,7 @@ def save(name, cases, **changed):
     rows = [row | {"shape": case, "ranks": 4} | changed for case in cases]
     for quick in (r for r in rows if "kv-cache-dtype=int8" in r["shape"] or "fp8" in r["shape"]):
         quick["time_us"] = 50.0
-    run = {"rows": rows, "ranks": 4, "read_gbytes_per_s": 3100.0, "copy_gbytes_per_s": 3000.0, "launch_us": 2.5}
+    run = {"rows": rows, "ranks": 4, "read_gbytes_per_s": 3100.0, "copy_gbytes_per_s": 3000.0, "link_gbytes_per_s": 3100.0, "launch_us": 2.5}
     (folder / f"{name}.json").write_text(json.dumps(run))
 for name in ("decode", "decode-large", "cascade", "quantised", "small-blocks", "rules", "ruled-caches", "short-prompts", "varlen", "merge", "kv_write", "kv_pack", "kv_convert", "layouts", "exchange", "scaling", "latents", "expanded", "experts", "dense-product"):
     save(f"ours-{name}", gpu_cases.LISTS[name])
@@ -40,8 +40,9 @@ for round in (1, 2):
     save(f"peer-cudnn-{round}", gpu_cases.LISTS["cudnn"], gflops=590e3)
     save(f"ours-encoders-{round}", gpu_cases.LISTS["varlen_attend"])
     save(f"peer-encoders-{round}", gpu_cases.LISTS["varlen_attend"], gflops=590e3)
-for name, cases in (("xattn-dense", "xattn-dense"), ("attend_blocks", "attend_blocks"), ("xattn", "xattn"), ("xattn_estimate", "xattn")):
+for name, cases in (("xattn-dense", "xattn-dense"), ("attend_blocks", "attend_blocks"), ("xattn", "xattn"), ("xattn_estimate", "xattn"), ("offload-memory", "offload-memory")):
     save(f"ours-{name}", gpu_cases.LISTS[cases])
+save("ours-offload", gpu_cases.LISTS["offload"], gbytes_per_s=2000.0)
 save("peer-expanded", gpu_cases.LISTS["expanded"], gflops=590e3)
 save("peer-context_parallel", gpu_cases.LISTS["context_parallel"], gflops=500e3, rotate="allgather")
 served = {"median_itl_ms": 1.4, "duration": 9.0, "completed": 1, "verify": {"violations": 0},
@@ -115,6 +116,8 @@ missed ours-expanded.json 1x16Kx16K:q-heads=128:kv-heads=128:head-dim=192:v-head
 missed ours-experts.json 4Kx4Kx7K:experts=256 gflops 410e3 1
 missed ours-attend_blocks.json 64Kx64Kx25 gflops 530e3 1
 missed ours-xattn_estimate.json 64Kx64Kx16x90 gflops 500e3 1
+missed ours-offload.json 1x1x128K share_of_bandwidth 0.79 1
+missed ours-offload.json 1x16Kx128K time_us 115 1 # 100 us in memory, 74 us of the link
 missed ours-merge.json 32Kx3 share_of_bandwidth 0.87 1
 missed ours-merge.json 32Kx3 share_of_bandwidth 0.84 2
 missed ours-scaling.json 1x512Kx512K efficiency 0.985 1

@@ -400,3 +400,40 @@ block_store_carried() {
     expect_code 2 "no NIXL"
     expect_line 'nixl store: cannot load its library (libnixl_capi.so: '
 }
+
+# A cache on the host, larger than what of it is on the device at a time: the bits of one on the device. Decode, prompts
+# that share blocks, windows, and several ranks.
+host_cache() {
+    small_model
+    shared_trace >trace.jsonl
+    expect_bad '--device-ring: found without --host-cache, expected with it' --device-ring 1
+    expect_bad '--swap-space: found with --host-cache, expected one of the two' --host-cache 1 --swap-space 1
+    expect_bad 'context: ring_bytes: found 1073, expected at least' --host-cache 1 --device-ring 0.000001
+    expect_bad 'which need' --input-len 100000 --host-cache 0.01
+    local ranks options=(--model model.yaml --trace trace.jsonl --verify 0.02) ring=(--host-cache 0.1 --device-ring 0.0005)
+    for ranks in 1 2; do
+        run $ranks "${options[@]}" --result-json device.json
+        expect_code 0 "a cache on the device"
+        run $ranks "${options[@]}" "${ring[@]}" --result-json host.json
+        expect_code 0 "a cache on the host"
+        expect_value violations 0 host.json
+        expect_value ring_bytes_read 0 device.json
+        expect_digest_of host.json device.json
+        grep -q 'on the host: .* read through .* of device memory' out || fail "the report says nothing: $(cat out)"
+    done
+    run 2 --model model.yaml --requests 1 --input-len 9000 --output-len 8 --verify 0.01 --result-json device.json
+    expect_code 0 "a long prompt on the device"
+    run 2 --model model.yaml --requests 1 --input-len 9000 --output-len 8 --verify 0.01 "${ring[@]}" \
+        --result-json host.json
+    expect_code 0 "a long prompt on the host"
+    expect_value violations 0 host.json
+    expect_digest_of host.json device.json
+    [ "$(value bytes host.json | head -1)" -gt "$((2 * $(value ring_device_bytes host.json) / $(few 2)))" ] ||
+        fail "the ring has room for half of the cache"
+    run 2 "${options[@]}" --window 100 --sinks 4 --result-json device.json
+    expect_code 0 "a window on the device"
+    run 2 "${options[@]}" --window 100 --sinks 4 "${ring[@]}" --result-json host.json
+    expect_code 0 "a window on the host"
+    expect_value violations 0 host.json
+    expect_digest_of host.json device.json
+}

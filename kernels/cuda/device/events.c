@@ -4,6 +4,7 @@
 #include "base/array.h"
 #include "base/check.h"
 #include "kernels/cuda/device/cuda.h"
+#include "kernels/event_order.h"
 
 struct cpa_events {
     cpa_device *device;
@@ -53,6 +54,13 @@ int cpa_cuda_event_reached(const cpa_events *events, int32_t index) {
     return 0;
 }
 
+static cpa_status event_await(const cpa_events *events, int32_t index, cpa_stream *stream) {
+    if (index >= events->count) return CPA_OK;
+    CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
+    return cpa_cuda_check(&stream->error, cudaStreamWaitEvent(cpa_cuda_handle(stream), events->list[index], 0),
+                          "event");
+}
+
 cpa_status cpa_cuda_event_seconds(const cpa_events *events, int32_t from, int32_t to, double *seconds, cpa_error *err) {
     const double milli = 1e-3;
     float ms = 0;
@@ -63,3 +71,5 @@ cpa_status cpa_cuda_event_seconds(const cpa_events *events, int32_t from, int32_
     *seconds = ms * milli;
     return CPA_OK;
 }
+
+const cpa_event_order_table cpa_cuda_event_order = {event_await};
