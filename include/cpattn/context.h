@@ -129,6 +129,9 @@ typedef struct cpa_context_options {
      * replicated rows the own one too), so that results depend on the number of ranks, and on the algorithm, by as much. */
     cpa_dtype state_dtype;
     cpa_index_form index; /* what cpa_context_select chooses by; the same on every rank */
+    /* 1: the cache of a layer may also be one of shape.dtype, beside quantised ones of others; which layers, is the same
+     * on every rank. Segments of staging are then as large as such keys and values are. Not over latents (v_in_k). */
+    int32_t has_unquantised;
 } cpa_context_options;
 
 /* One chunk: the new tokens [start, start + count) of one sequence, over the keys up to their end. The same on every
