@@ -13,6 +13,7 @@
 #include "launcher/output/timeline_json.h"
 #include "launcher/settings/settings_check.h"
 #include "launcher/settings/settings_table.h"
+#include "launcher/settings/skip_layers.h"
 #include "program/output_file.h"
 #include "src/llm/folder_model.h"
 #include "src/schedule/planner.h"
@@ -105,6 +106,7 @@ static cpa_status read_model(cpa_job *job, cpa_error *err) {
     shape->kv_dtype = settings->kv_cache_dtype ? (cpa_dtype)(settings->kv_cache_dtype - 1) : shape->dtype;
     job->network.index.dtype = cpa_index_dtype_beside(shape->dtype, shape->kv_dtype);
     CPA_TRY(set_scales(settings, shape, err));
+    CPA_TRY(cpa_skip_layers("--kv-cache-dtype-skip-layers", settings->skip_layers, &job->model, err));
     shape->layout = (cpa_kv_layout)settings->kv_layout;
     CPA_TRY(cpa_job_set_rules(job, err));
     cpa_sparse_prompts sparse = {0, 0};

@@ -137,6 +137,9 @@ typedef struct cpa_context_options {
      * reserved. */
     int64_t ring_bytes;
     int32_t ring_segments; /* segments of the ring; 0: as many as a ring has by default */
+    /* 1: the cache of a layer may also be one of shape.dtype, beside quantised ones of others; which layers, is the same
+     * on every rank. Segments of staging are then as large as such keys and values are. Not over latents (v_in_k). */
+    int32_t has_unquantised;
 } cpa_context_options;
 
 /* One chunk: the new tokens [start, start + count) of one sequence, over the keys up to their end. The same on every

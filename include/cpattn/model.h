@@ -59,12 +59,22 @@ typedef struct cpa_model_shape {
     /* The indexer of every layer, whose keys, one of each token, lie in the blocks of the cache and go wherever these go;
      * NULL: none. Its unit and tokens_per_key are 1. Must outlive the engine. */
     const cpa_index_form *index;
-    int32_t reserved[2]; /* zero */
+    /* [layers], not 0: the cache of that layer is of attention.dtype, beside a quantised one of the others; NULL: that of
+     * none is. Of those that draft too. Not over latents (v_in_k). Must outlive the engine. */
+    const uint8_t *unquantised_layers;
 } cpa_model_shape;
 
 /* The mask of a layer. */
 CPA_INLINE cpa_mask cpa_model_mask(const cpa_model_shape *model, int32_t layer) {
     return model->layer_masks ? model->layer_masks[layer] : model->mask;
+}
+
+/* The shape of a layer: `attention`, its cache quantised or not. */
+CPA_INLINE int cpa_model_leaves_layer(const cpa_model_shape *model, int32_t layer) {
+    return model->unquantised_layers && model->unquantised_layers[layer];
+}
+CPA_INLINE cpa_attention_shape cpa_model_layer_shape(const cpa_model_shape *model, int32_t layer) {
+    return cpa_model_leaves_layer(model, layer) ? cpa_shape_unquantised(&model->attention) : model->attention;
 }
 
 /* The mask, the scale (0 = 1 / sqrt(k_dim)), the matrix and the expansion of rows of a form in a layer; form 0 without

@@ -29,16 +29,22 @@ cpa_cache_bytes_used cpa_outcome_cache_bytes(const cpa_outcome *outcome) {
 }
 
 void cpa_report_place(const cpa_outcome *outcome, FILE *out) {
-    char model[256], cache[32];
+    const cpa_model_shape shape = cpa_model_shape_of(outcome->model);
+    char model[256], cache[32], others[48] = "";
+    int32_t left = 0;
+    for (int32_t layer = 0; layer < shape.layers; layer++) left += cpa_model_leaves_layer(&shape, layer);
     cpa_model_describe(outcome->model, model, sizeof model);
     bytes_text((double)cpa_outcome_cache_bytes(outcome).all, cache, sizeof cache);
     fprintf(out, "cp_attn %s\n", cpa_version());
     cpa_report_line(out, "device", "%d rank%s: %s", outcome->cp_size, outcome->cp_size == 1 ? "" : "s",
                     outcome->device);
     cpa_report_line(out, "model", "%s", model);
-    cpa_report_line(out, "cache", "%" PRId64 " blocks of %" PRId64 " tokens a rank (%s, %s), interleave %" PRId64,
+    if (left > 0)
+        snprintf(others, sizeof others, ", %d of %d layers %s", left, shape.layers,
+                 cpa_dtype_name(shape.attention.dtype));
+    cpa_report_line(out, "cache", "%" PRId64 " blocks of %" PRId64 " tokens a rank (%s, %s%s), interleave %" PRId64,
                     outcome->stats.kv_blocks, outcome->settings->block_size, cache,
-                    cpa_dtype_name(outcome->model->shape.attention.kv_dtype), outcome->interleave);
+                    cpa_dtype_name(shape.attention.kv_dtype), others, outcome->interleave);
 }
 
 void cpa_report_preamble(const cpa_outcome *outcome, FILE *out) {

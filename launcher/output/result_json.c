@@ -86,7 +86,18 @@ static int put_groups(json_t *object, const cpa_engine_stats *stats) {
     return json_object_set_new(object, "groups", list);
 }
 
-/* What the cache has of one token in one layer. */
+/* The layers whose cache is not quantised, if there are some. */
+static int put_unquantised(json_t *object, const cpa_outcome *outcome) {
+    const cpa_model_shape shape = cpa_model_shape_of(outcome->model);
+    if (!shape.unquantised_layers) return 0;
+    json_t *list = json_array();
+    int failed = 0;
+    for (int32_t layer = 0; layer < shape.layers; layer++)
+        if (cpa_model_leaves_layer(&shape, layer)) failed |= json_array_append_new(list, json_integer(layer));
+    return json_object_set_new(object, "unquantised_layers", list) | failed;
+}
+
+/* What the cache has of one token in one layer, on average. */
 static int64_t token_layer_bytes(const cpa_outcome *outcome) {
     return outcome->block_bytes / outcome->model->shape.layers / outcome->settings->block_size;
 }
@@ -95,8 +106,8 @@ static int fill_kv(json_t *object, const cpa_outcome *outcome) {
     const cpa_engine_stats *stats = &outcome->stats;
     const cpa_cache_bytes_used bytes = cpa_outcome_cache_bytes(outcome);
     return cpa_json_put_int(object, "bytes", bytes.all) | cpa_json_put_int(object, "peak_bytes", bytes.peak) |
-           (stats->kv_groups > 1 && put_groups(object, stats)) | put_figures(object, CPA_FIGURE_KV, outcome) |
-           cpa_json_put_int(object, "block_bytes", outcome->block_bytes) |
+           (stats->kv_groups > 1 && put_groups(object, stats)) | put_unquantised(object, outcome) |
+           put_figures(object, CPA_FIGURE_KV, outcome) | cpa_json_put_int(object, "block_bytes", outcome->block_bytes) |
            cpa_json_put_int(object, "token_layer_bytes", token_layer_bytes(outcome)) |
            cpa_json_put_text(object, "dtype", cpa_dtype_name(outcome->model->shape.attention.kv_dtype));
 }

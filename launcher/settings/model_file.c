@@ -238,6 +238,7 @@ cpa_model_shape cpa_model_shape_of(const cpa_model_file *model) {
     cpa_model_shape shape = model->shape;
     shape.layer_rules = model->has_rules ? model->rules : NULL;
     shape.layer_masks = model->per_layer ? model->layer_masks : NULL;
+    shape.unquantised_layers = model->has_unquantised ? model->unquantised : NULL;
     shape.forms = model->head_dim > 0 ? model->forms : NULL;
     shape.n_forms = model->head_dim > 0 ? sizeof model->forms / sizeof model->forms[0] : 0;
     return shape;

@@ -19,7 +19,9 @@ typedef struct cpa_model_file {
     int32_t head_dim, v_head_dim; /* over latents: of the heads that prompts are attended by; 0: the cache has none */
     float scales[CPA_MODEL_MAX_LAYERS]; /* over latents: scale of scores of each layer */
     cpa_model_form forms[2];            /* over latents: of prompts, and of what decodes */
-    int has_rules;                      /* layers have score rules: all do, or none */
+    int has_unquantised;                /* whether the cache of some layer is not quantised, beside that of others */
+    uint8_t unquantised[CPA_MODEL_MAX_LAYERS];
+    int has_rules; /* layers have score rules: all do, or none */
     cpa_score_rules rules[CPA_MODEL_MAX_LAYERS];
     float alibi_slopes[CPA_MODEL_MAX_RULED_HEADS], sink_logits[CPA_MODEL_MAX_RULED_HEADS];
 } cpa_model_file;

@@ -76,6 +76,7 @@ typedef struct cpa_settings {
     double temperature_len; /* 0 = none */
     int64_t alibi, sink_logits;
 
+    char skip_layers[CPA_TEXT_BYTES];
     int64_t kv_cache_dtype;  /* 0 = the dtype of the model, else cpa_dtype + 1 */
     double k_scale, v_scale; /* 0 = each token and head has its own */
     int64_t kv_layout;       /* cpa_kv_layout */

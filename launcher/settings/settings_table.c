@@ -160,6 +160,9 @@ const cpa_field cpa_settings_rows[] = {
              "the model; fp32, bf16, fp16; fp8_e4m3, fp8_e5m2 and int8 have a scale for each token and head, "
              "fp8_t128, of latents alone, four for each token, and fp8_t64, of latents of 512, seven; "
              "tq_k8v4, tq_4bit, tq_k3v4 and tq_3bit are TurboQuant's: keys in 8, 4 or 3 bits, values in 4 or 3"},
+    {"Cache", "kv-cache-dtype-skip-layers", "LAYERS", TEXT(skip_layers),
+     .help = "0,-1: the first and the last layer of a quantised cache keep the model's dtype, and so on for others; "
+             "sliding_window: those with a window do"},
     {"Cache", "k-scale", "S", REAL(k_scale, "auto", FLT_MIN, 1e30), .word = "auto",
      .help = "keys in fp8_e4m3 or fp8_e5m2 are multiples of S, one scale for all of them; with --v-scale, but over "
              "latents, where it is "

@@ -40,6 +40,17 @@ cpa_index_rows cpa_layer_groups_index(const cpa_model_shape *model) {
     return model->index ? (cpa_index_rows){model->index->dim, model->index->dtype} : (cpa_index_rows){.dim = 0};
 }
 
+static int64_t layer_block_bytes(const cpa_model_shape *model, int32_t layer, int32_t block_size) {
+    const cpa_attention_shape shape = cpa_model_layer_shape(model, layer);
+    return cpa_kv_cache_block_bytes(&shape, cpa_layer_groups_index(model), 1, block_size);
+}
+
+int64_t cpa_layer_groups_block_bytes(const cpa_model_shape *model, int32_t block_size) {
+    int64_t bytes = 0;
+    for (int32_t layer = 0; layer < model->layers; layer++) bytes += layer_block_bytes(model, layer, block_size);
+    return bytes;
+}
+
 void cpa_layer_groups_of(const cpa_model_shape *model, int32_t block_size, cpa_layer_groups *out) {
     cpa_layer_group group, *last = NULL;
     *out = (cpa_layer_groups){.count = 0};
@@ -53,11 +64,10 @@ void cpa_layer_groups_of(const cpa_model_shape *model, int32_t block_size, cpa_l
     }
     for (int32_t layer = 0; layer < model->layers; layer++) {
         const cpa_mask mask = cpa_model_mask(model, layer);
-        out->list[cpa_layer_groups_find(out, &mask)].layers++;
+        cpa_layer_group *of = &out->list[cpa_layer_groups_find(out, &mask)];
+        of->layers++;
+        of->block_bytes += layer_block_bytes(model, layer, block_size);
     }
-    for (int32_t g = 0; g < out->count; g++)
-        out->list[g].block_bytes =
-            cpa_kv_cache_block_bytes(&model->attention, cpa_layer_groups_index(model), out->list[g].layers, block_size);
 }
 
 int32_t cpa_layer_groups_find(const cpa_layer_groups *groups, const cpa_mask *mask) {

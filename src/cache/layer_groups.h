@@ -41,6 +41,8 @@ typedef struct cpa_layer_groups_load {
 
 /* The keys of a model's indexer. */
 cpa_index_rows cpa_layer_groups_index(const cpa_model_shape *model);
+/* Bytes of a block of tokens in all layers of a model. */
+int64_t cpa_layer_groups_block_bytes(const cpa_model_shape *model, int32_t block_size);
 /* The groups of a model; their pools have no blocks yet. */
 void cpa_layer_groups_of(const cpa_model_shape *model, int32_t block_size, cpa_layer_groups *out);
 /* The group of a layer with that mask. */

@@ -4,8 +4,8 @@
 
 void cpa_verify_dump_begin(cpa_verify_dump *dump, const cpa_verify *verify, const cpa_step_plan *plan,
                            const cpa_verify_wrong_row *wrong, const cpa_reference_row *row, int64_t keys) {
-    const cpa_attention_shape *shape = &verify->worker->options.model.attention;
     const cpa_verify_sample *sample = &verify->samples[wrong->sample];
+    const cpa_attention_shape cache = cpa_verify_shape(verify, sample), *shape = &cache;
     const cpa_plan_chunk *chunk = &plan->chunks[sample->chunk];
     cpa_error err;
     if (!verify->dump_folder || !verify->dump_folder[0]) return;

@@ -12,14 +12,19 @@
 
 enum { EXCHANGE_BYTES = 32 << 20 };
 
+/* Of one token's key, and value, of one head, each with its scale. */
+typedef struct token_bytes {
+    int64_t k, v;
+} token_bytes;
+
 /* One call of cpa_verify_gather. */
 typedef struct gather {
     cpa_verify *verify;
     const cpa_step_plan *plan;
     cpa_owner_map map;
     int32_t rank, size;
-    int64_t k_bytes, v_bytes; /* bytes of one token's key, and value, of one head, each with its scale */
-    int64_t index_bytes;      /* the same of its index key; 0: there is none */
+    token_bytes bytes[2]; /* of layers whose cache is quantised, and of those whose cache is left */
+    int64_t index_bytes;  /* of a token's index key, with its scale; 0: there is none */
     int64_t part_tokens;
     cpa_verify_part *parts; /* parts to be exchanged next */
     int64_t n_parts, cap_parts, cap_received, cap_pieces, pending_bytes;
@@ -56,13 +61,19 @@ static int64_t sample_bytes(const gather *g, const cpa_verify_part *p, int32_t r
     return p->index == 0 ? owned_samples(g, p->group, rank) * g->verify->sample_bytes : 0;
 }
 
+static token_bytes bytes_of(const gather *g, const cpa_verify_group *group) {
+    const int32_t layer = g->verify->samples[group->first].layer;
+    return g->bytes[cpa_model_leaves_layer(&g->verify->worker->options.model, layer)];
+}
+
 /* Bytes of one token in a part of the group. */
-static int64_t token_bytes(const gather *g, const cpa_verify_group *group) {
-    return g->k_bytes + g->v_bytes + (group->judges ? g->index_bytes : 0);
+static int64_t all_bytes(const gather *g, const cpa_verify_group *group) {
+    const token_bytes bytes = bytes_of(g, group);
+    return bytes.k + bytes.v + (group->judges ? g->index_bytes : 0);
 }
 
 static int64_t part_bytes(const gather *g, const cpa_verify_part *p, int32_t rank) {
-    return sample_bytes(g, p, rank) + tokens_of(g, p, rank) * token_bytes(g, p->group);
+    return sample_bytes(g, p, rank) + tokens_of(g, p, rank) * all_bytes(g, p->group);
 }
 
 /* One head of a cache as a cache of its own, and where its tokens go. The scales of a quantised cache lie apart, so
@@ -155,10 +166,11 @@ static cpa_status write_part(const gather *g, const cpa_verify_part *p, char **a
     const cpa_kv_range range = {.first = p->index * g->part_tokens, .count = tokens};
     const int32_t layer = verify->samples[p->group->first].layer;
     const cpa_kv_view kv = cpa_worker_kv(verify->worker, layer), index = cpa_worker_index(verify->worker, layer);
-    char *index_out = *at + tokens * (g->k_bytes + g->v_bytes);
-    CPA_TRY(read_cache(g, p->group, &kv, p->group->kv_head, range, *at, *at + tokens * g->k_bytes));
+    const token_bytes bytes = bytes_of(g, p->group);
+    char *index_out = *at + tokens * (bytes.k + bytes.v);
+    CPA_TRY(read_cache(g, p->group, &kv, p->group->kv_head, range, *at, *at + tokens * bytes.k));
     if (p->group->judges) CPA_TRY(read_cache(g, p->group, &index, 0, range, index_out, index_out));
-    *at += tokens * token_bytes(g, p->group);
+    *at += tokens * all_bytes(g, p->group);
     return CPA_OK;
 }
 
@@ -198,8 +210,9 @@ static void read_pieces(gather *g, const cpa_verify_part *p) {
         piece->first = p->index * g->part_tokens;
         piece->samples = g->verify->recv.bytes + g->cursor[r];
         piece->k = piece->samples + sample_bytes(g, p, r);
-        piece->v = piece->k + piece->tokens * g->k_bytes;
-        piece->index = p->group->judges ? piece->v + piece->tokens * g->v_bytes : NULL;
+        const token_bytes bytes = bytes_of(g, p->group);
+        piece->v = piece->k + piece->tokens * bytes.k;
+        piece->index = p->group->judges ? piece->v + piece->tokens * bytes.v : NULL;
         g->cursor[r] += part_bytes(g, p, r);
     }
     g->received[g->n_received] = *p;
@@ -265,13 +278,19 @@ static cpa_status gather_groups(gather *g, const cpa_verify_group *groups, int64
     return flush_parts(g, err);
 }
 
+static token_bytes bytes_in(const cpa_block_layout *layout) {
+    const cpa_block_section *keys = &layout->sections[0];
+    const cpa_block_section *values = cpa_block_section_of(layout, CPA_SECTION_VALUES);
+    return (token_bytes){keys->row_bytes + keys->scale_bytes, values ? values->row_bytes + values->scale_bytes : 0};
+}
+
 cpa_status cpa_verify_gather(cpa_verify *verify, const cpa_step_plan *plan, const cpa_verify_group *groups,
                              int64_t n_groups, cpa_verify_parts_fn fn, void *ctx, cpa_error *err) {
     const cpa_worker_options *options = &verify->worker->options;
-    const cpa_block_layout layout = cpa_block_layout_indexed(
-        &options->model.attention, cpa_layer_groups_index(&options->model), options->block_size);
-    const cpa_block_section *keys = &layout.sections[0];
-    const cpa_block_section *values = cpa_block_section_of(&layout, CPA_SECTION_VALUES);
+    const cpa_attention_shape *shape = &options->model.attention, unquantised = cpa_shape_unquantised(shape);
+    const cpa_block_layout layout =
+        cpa_block_layout_indexed(shape, cpa_layer_groups_index(&options->model), options->block_size);
+    const cpa_block_layout left = cpa_block_layout_of(&unquantised, options->block_size);
     const cpa_block_section *index = cpa_block_section_of(&layout, CPA_SECTION_INDEX);
     gather g = {
         .verify = verify,
@@ -279,8 +298,7 @@ cpa_status cpa_verify_gather(cpa_verify *verify, const cpa_step_plan *plan, cons
         .map = options->map,
         .rank = verify->control->rank,
         .size = verify->control->size,
-        .k_bytes = keys->row_bytes + keys->scale_bytes,
-        .v_bytes = values ? values->row_bytes + values->scale_bytes : 0,
+        .bytes = {bytes_in(&layout), bytes_in(&left)},
         .index_bytes = index ? index->row_bytes + index->scale_bytes : 0,
         .part_tokens = options->block_size > CPA_PART_TOKENS ? options->block_size : CPA_PART_TOKENS,
         .fn = fn,

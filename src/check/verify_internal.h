@@ -73,6 +73,12 @@ static inline cpa_mask cpa_verify_mask(const cpa_verify *verify, const cpa_verif
     return cpa_model_form_mask(&verify->worker->options.model, sample->form, sample->layer);
 }
 
+/* The shape of the layer of a sample. */
+static inline cpa_attention_shape cpa_verify_shape(const cpa_verify *verify, const cpa_verify_sample *sample) {
+    return cpa_model_layer_shape(&verify->worker->options.model, sample->layer);
+}
+
+/* In a layer whose cache is quantised. */
 static inline float cpa_verify_scale(const cpa_verify *verify, cpa_kv_part part, int32_t kv_head) {
     return verify->scales[part * verify->worker->options.model.attention.kv_heads + kv_head];
 }

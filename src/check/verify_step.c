@@ -115,7 +115,7 @@ static int is_fresh(const cpa_attention_shape *shape, cpa_kv_part part, const ch
 static int64_t find_stale(const check *c, const item *it, int64_t first, int64_t n, scratch *s) {
     const cpa_worker *worker = c->verify->worker;
     const cpa_worker_options *o = &worker->options;
-    const cpa_attention_shape *shape = &o->model.attention;
+    const cpa_attention_shape cache = cpa_verify_shape(c->verify, sample_of(c, it->part->group, 0)), *shape = &cache;
     const cpa_verify_piece *piece = &it->part->pieces[it->rank];
     const cpa_verify_group *g = it->part->group;
     const int64_t bytes = cpa_dtype_bytes(shape->dtype);
@@ -280,7 +280,7 @@ static cpa_status end_row(check *c, const cpa_verify_group *g, int64_t i, cpa_re
     cpa_verify_wrong_row found = {.sample = g->first + i};
     double lse, *want = found.reference;
     cpa_reference_end(row, want, &lse, &found.tolerance);
-    const int rounds_rows = cpa_dtype_is_turboquant(c->verify->worker->options.model.attention.kv_dtype);
+    const int rounds_rows = cpa_dtype_is_turboquant(cpa_verify_shape(c->verify, s).kv_dtype);
     if (form->is_expanded || rounds_rows) found.tolerance += cpa_reference_product_tolerance(row);
     CPA_TRY(cpa_verify_matrix_take(&c->verify->matrix, c->verify->worker, s->form, s->layer, s->head, err));
     cpa_verify_matrix_apply(&c->verify->matrix, want, &found.tolerance);

@@ -64,6 +64,16 @@ enum { MOST_INTERLEAVE = 1 << 20 };
 /* More than any device has; a number beyond it is a mistake. */
 static const int64_t MOST_STAGING_BYTES = (int64_t)1 << 40;
 
+static cpa_status check_unquantised(const cpa_context_options *o, cpa_error *err) {
+    if (o->has_unquantised == 0) return CPA_OK;
+    if (o->has_unquantised == 1 && cpa_dtype_is_quantised(o->shape.kv_dtype) && !o->shape.v_in_k) return CPA_OK;
+    return cpa_fail(
+        err, CPA_INVALID,
+        "context: has_unquantised is %d over a cache of %s with v_in_k %d, expected 0, or 1 over a quantised "
+        "one with v_in_k 0",
+        o->has_unquantised, cpa_dtype_name(o->shape.kv_dtype), o->shape.v_in_k);
+}
+
 static cpa_status check_options(const cpa_context_options *o, cpa_error *err) {
     CPA_TRY(cpa_check_block_size("context", o->block_size, err));
     if ((o->interleave != 0 && !cpa_interleave_fits(o->interleave, o->block_size)) || o->interleave > MOST_INTERLEAVE) {
@@ -95,6 +105,7 @@ static cpa_status check_options(const cpa_context_options *o, cpa_error *err) {
                         "context: %d forms and an indexer of %d heads over caches on the host, expected neither",
                         o->n_forms, o->index.heads);
     }
+    CPA_TRY(check_unquantised(o, err));
     if (o->max_rows < 1 || o->max_rows > INT32_MAX) {
         return cpa_fail(err, CPA_INVALID, "context: max_rows %" PRId64 ", expected 1..%d", o->max_rows, INT32_MAX);
     }
@@ -212,6 +223,7 @@ static cpa_status agree_on_options(cpa_context *c) {
         {"n_forms", o->n_forms},
         {"state_dtype", o->state_dtype},
         {"ring_bytes", (double)o->ring_bytes},
+        {"has_unquantised", o->has_unquantised},
     };
     CPA_TRY(cpa_control_same(&c->control, "context", values, sizeof values / sizeof values[0], &c->ops.error));
     for (int32_t f = 0; f < o->n_forms; f++) CPA_TRY(agree_on_form(c, f));

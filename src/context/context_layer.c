@@ -89,7 +89,9 @@ static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const
                         stream ? "of another device" : "NULL");
     }
     CPA_TRY(cpa_check_view("attend", kv, &c->ops.error));
-    const cpa_cache_form cache = cpa_cache_form_of("the cache", kv), own = {"the context", o->shape, o->block_size};
+    const int unquantised = o->has_unquantised && kv->dtype == o->shape.dtype;
+    const cpa_attention_shape shape = unquantised ? cpa_shape_unquantised(&o->shape) : o->shape;
+    const cpa_cache_form cache = cpa_cache_form_of("the cache", kv), own = {"the context", shape, o->block_size};
     CPA_TRY(cpa_check_same_cache("attend", &cache, &own, 0, &c->ops.error));
     if (c->ops.ring) CPA_TRY(cpa_kv_ring_check_view(c->ops.ring, kv, &c->ops.error));
     const int32_t max_block = c->attended->max_block[c->ops.table_set];

@@ -91,6 +91,8 @@ cpa_status cpa_forms_take(const cpa_device *device, const cpa_context_options *o
         if (given.v_dim) form->shape.v_dim = given.v_dim;
         form->out_dim = form->has_matrix ? given.out_dim : form->shape.v_dim;
         CPA_TRY(cpa_check_attend(where, device, &form->shape, NULL, err));
+        const cpa_attention_shape unquantised = cpa_shape_unquantised(&form->shape);
+        if (o->has_unquantised) CPA_TRY(cpa_check_attend(where, device, &unquantised, NULL, err));
     }
     return CPA_OK;
 }

@@ -12,12 +12,13 @@ cpa_status cpa_kv_transfers_create(cpa_kv_transfers *t, cpa_context_ops *ops, co
     const int64_t blocks = staging->segments * staging->capacity;
     t->ops = ops;
     t->staging = *staging;
+    t->layout = &t->staging.layouts[CPA_KV_OF_SHAPE];
     t->region_of = calloc((size_t)size, sizeof *t->region_of);
     if (!t->region_of) return cpa_fail(&ops->error, CPA_NO_MEMORY, "context: no memory for %d ranks", size);
     for (int32_t round = 1; staging->regions > 1 && round < size; round++)
         t->region_of[cpa_round_recv_peer(size, ops->rank, round)] = round - 1;
     void *memory;
-    CPA_TRY(ops->device->table->alloc(ops->device, blocks * staging->layout.bytes, &memory, &ops->error));
+    CPA_TRY(ops->device->table->alloc(ops->device, blocks * staging->block_bytes, &memory, &ops->error));
     t->memory = memory;
     return CPA_OK;
 }
@@ -130,23 +131,25 @@ int64_t cpa_kv_transfers_recv_block(const cpa_kv_transfers *t, const cpa_kv_tran
 
 static void use_staging(cpa_kv_transfers *t, int64_t blocks) {
     cpa_context_stats *stats = &t->ops->stats;
-    t->bytes_in_use += blocks * t->staging.layout.bytes;
+    t->bytes_in_use += blocks * t->layout->bytes;
     if (t->bytes_in_use > stats->staging_bytes) stats->staging_bytes = t->bytes_in_use;
 }
 
 static char *staging_at(const cpa_kv_transfers *t, int64_t block) {
-    return t->memory + block * t->staging.layout.bytes;
+    return t->memory + block * t->layout->bytes;
 }
 
 static cpa_kv_view staging_view(const cpa_kv_transfers *t, int64_t first, int64_t blocks) {
-    return cpa_block_layout_view(&t->staging.layout, staging_at(t, first), blocks, 0);
+    return cpa_block_layout_view(t->layout, staging_at(t, first), blocks, 0);
 }
 
 cpa_kv_view cpa_kv_transfers_view(const cpa_kv_transfers *t) {
     return staging_view(t, 0, t->staging.segments * t->staging.capacity);
 }
 
-void cpa_kv_transfers_begin(cpa_kv_transfers *t) {
+void cpa_kv_transfers_begin(cpa_kv_transfers *t, const cpa_kv_view *cache) {
+    const int unquantised = cache->dtype != t->staging.layouts[CPA_KV_OF_SHAPE].shape.kv_dtype;
+    t->layout = &t->staging.layouts[unquantised ? CPA_KV_UNQUANTISED : CPA_KV_OF_SHAPE];
     t->bytes_in_use = t->ops->workspace.bytes;
 }
 
@@ -169,7 +172,7 @@ static void list_pairs(cpa_kv_transfers *t, cpa_kv_transfer *transfer, int64_t b
 /* Copies whole blocks out of a cache of the layout of staging; what lies past the tokens of a range goes along. */
 static cpa_status pack_blocks(cpa_kv_transfers *t, cpa_kv_transfer *transfer, const cpa_kv_view *cache,
                               const int32_t *block_tables, cpa_stream *stream) {
-    const int64_t bytes = t->staging.layout.bytes;
+    const int64_t bytes = t->layout->bytes;
     const int64_t stride = cpa_kv_view_resolve(*cache).k_block_stride * cpa_dtype_bytes(cache->dtype);
     if (transfer->n_pairs == 0) list_pairs(t, transfer, cache->block_size, block_tables);
     const cpa_copy_blocks_args copy = {
@@ -202,7 +205,7 @@ cpa_status cpa_kv_transfers_pack(cpa_kv_transfers *t, int64_t index, const cpa_k
     use_staging(t, transfer->send_blocks);
     if (!transfer->packs) return CPA_OK;
     int64_t span = cpa_spans_begin(&t->ops->spans, CPA_SPAN_PACK, transfer->round, stream);
-    cpa_status status = cpa_block_layout_matches(&t->staging.layout, cache)
+    cpa_status status = cpa_block_layout_matches(t->layout, cache)
                             ? pack_blocks(t, transfer, cache, block_tables, stream)
                             : pack_rows(t, transfer, cache, block_tables, stream);
     cpa_spans_end(&t->ops->spans, span, stream);
@@ -216,9 +219,9 @@ cpa_status cpa_kv_transfers_start(cpa_kv_transfers *t, int64_t index, cpa_stream
         t->ops->messages[i] = (cpa_message){
             .peer = route->peer,
             .send = staging_at(t, cpa_kv_transfers_send_block(t, transfer)),
-            .send_bytes = route->send_blocks * t->staging.layout.bytes,
+            .send_bytes = route->send_blocks * t->layout->bytes,
             .recv = staging_at(t, cpa_kv_transfers_recv_block(t, transfer, route->region)),
-            .recv_bytes = route->recv_blocks * t->staging.layout.bytes,
+            .recv_bytes = route->recv_blocks * t->layout->bytes,
         };
     }
     use_staging(t, transfer->recv_blocks);

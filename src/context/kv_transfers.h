@@ -41,17 +41,23 @@ typedef struct cpa_kv_transfer {
     cpa_kv_attended attended[CPA_MOST_ROW_FORMS];
 } cpa_kv_transfer;
 
+/* Layers by what they stage: the cache of the context's shape, or one that is not quantised. */
+typedef enum cpa_kv_staged { CPA_KV_OF_SHAPE = 0, CPA_KV_UNQUANTISED, CPA_KV_STAGED } cpa_kv_staged;
+
 /* How staging is divided, in segments of `capacity` blocks. */
 typedef struct cpa_kv_staging {
     int32_t regions;            /* to receive in, of each of two buffers: one, or one for each peer */
     int64_t segments, capacity; /* all segments; blocks of one */
-    /* Layout of a block of staging; rows in one piece, whatever the layout of the cache: all ranks agree. */
-    cpa_block_layout layout;
+    /* Layouts of a block of staging, of a layer by what it stages; rows in one piece, whatever the layout of the cache:
+     * all ranks agree. */
+    cpa_block_layout layouts[CPA_KV_STAGED];
+    int64_t block_bytes; /* of the longest */
 } cpa_kv_staging;
 
 typedef struct cpa_kv_transfers {
     cpa_context_ops *ops;
     cpa_kv_staging staging;
+    const cpa_block_layout *layout; /* of the layer at hand: one of staging.layouts */
     char *memory;
     int32_t *region_of;   /* [cp_size] region of each peer */
     int64_t bytes_in_use; /* bytes of staging, in the layer at hand, and of the workspace */
@@ -95,7 +101,7 @@ int64_t cpa_kv_transfers_recv_block(const cpa_kv_transfers *t, const cpa_kv_tran
 
 /* All of staging as a cache. */
 cpa_kv_view cpa_kv_transfers_view(const cpa_kv_transfers *t);
-void cpa_kv_transfers_begin(cpa_kv_transfers *t);
+void cpa_kv_transfers_begin(cpa_kv_transfers *t, const cpa_kv_view *cache);
 /* Packs what a transfer sends of a layer's cache. */
 cpa_status cpa_kv_transfers_pack(cpa_kv_transfers *t, int64_t index, const cpa_kv_view *cache,
                                  const int32_t *block_tables, cpa_stream *stream);

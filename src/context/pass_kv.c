@@ -46,16 +46,19 @@ static int64_t split_of(const cpa_device_caps *caps, const cpa_context_options *
 /* What a block takes, and how many segments there are. */
 static cpa_kv_staging segments_of(const cpa_device_caps *caps, const cpa_context_options *o, int32_t ranks) {
     cpa_kv_staging staging = {.regions = cpa_pass_kv_gathers(caps, o) && ranks > 1 ? ranks - 1 : 1};
-    cpa_attention_shape shape = o->shape;
-    shape.layout = CPA_TOKEN_MAJOR;
-    staging.layout = cpa_block_layout_of(&shape, o->block_size);
+    cpa_attention_shape shapes[CPA_KV_STAGED] = {o->shape, cpa_shape_unquantised(&o->shape)};
+    for (int of = CPA_KV_OF_SHAPE; of <= (o->has_unquantised ? CPA_KV_UNQUANTISED : CPA_KV_OF_SHAPE); of++) {
+        shapes[of].layout = CPA_TOKEN_MAJOR;
+        staging.layouts[of] = cpa_block_layout_of(&shapes[of], o->block_size);
+        staging.block_bytes = cpa_max64(staging.block_bytes, staging.layouts[of].bytes);
+    }
     staging.segments = CPA_KV_BUFFERS * (1 + staging.regions);
     return staging;
 }
 
 static int64_t least_segments(const cpa_device *device, const cpa_context_options *o, int32_t ranks) {
     const cpa_kv_staging staging = segments_of(&device->caps, o, ranks);
-    return staging.segments * (split_of(&device->caps, o) / o->block_size) * staging.layout.bytes;
+    return staging.segments * (split_of(&device->caps, o) / o->block_size) * staging.block_bytes;
 }
 
 /* Of the workspace that keys are prepared or expanded in, what the form that needs most of it has to have; 0: there is none. */
@@ -102,7 +105,7 @@ static cpa_status size_staging(cpa_pass_kv *kv, cpa_kv_staging *out, int64_t *wo
                         stats->staging_bound, least, staging.segments, kv->ops->split, least_prepared);
     }
     *workspace = workspace_share(device, o, ranks, least_prepared, stats->staging_bound);
-    const int64_t capacity = (stats->staging_bound - *workspace) / staging.segments / staging.layout.bytes;
+    const int64_t capacity = (stats->staging_bound - *workspace) / staging.segments / staging.block_bytes;
     staging.capacity = cpa_min64(capacity, INT32_MAX / staging.segments);
     *out = staging;
     return CPA_OK;
@@ -305,7 +308,7 @@ static cpa_status pack(cpa_pass_kv *kv, int64_t index, const cpa_kv_layer *layer
 
 cpa_status cpa_pass_kv_start(cpa_pass_kv *kv, const cpa_kv_layer *layer, cpa_stream *stream) {
     const int64_t first = kv->now.begin;
-    cpa_kv_transfers_begin(&kv->transfers);
+    cpa_kv_transfers_begin(&kv->transfers, &layer->layer->kv);
     if (first == kv->now.end) return CPA_OK;
     CPA_TRY(pack(kv, first, layer, stream));
     CPA_TRY(cpa_kv_transfers_start(&kv->transfers, first, stream));

@@ -266,7 +266,7 @@ static int64_t pairs_to_hide(const cpa_pass_kv *kv, int64_t end) {
         if (rank != kv->ops->rank) blocks += sent_blocks(kv, rank, 0, end);
     }
     const int64_t flops_a_pair = 2 * (int64_t)o->shape.q_heads * columns_of(&o->shape);
-    return TIMES_TO_HIDE * blocks * kv->transfers.staging.layout.bytes * FLOPS_A_BYTE / flops_a_pair;
+    return TIMES_TO_HIDE * blocks * kv->transfers.staging.layouts[CPA_KV_OF_SHAPE].bytes * FLOPS_A_BYTE / flops_a_pair;
 }
 
 /* Keys of the own shard that the own row at a local index of a chunk sees, about. */

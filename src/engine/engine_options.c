@@ -24,14 +24,24 @@ static int is_power_of_two(int64_t n) {
     return n > 0 && (n & (n - 1)) == 0;
 }
 
+/* Layers whose cache is not quantised lie beside others whose cache is. */
+static cpa_status check_unquantised(const cpa_model_shape *m, cpa_error *err) {
+    int32_t layer = 0;
+    while (layer < m->layers && !cpa_model_leaves_layer(m, layer)) layer++;
+    if (layer == m->layers || (cpa_dtype_is_quantised(m->attention.kv_dtype) && !m->attention.v_in_k)) return CPA_OK;
+    return cpa_fail(err, CPA_INVALID,
+                    "layer %d: unquantised in a cache of %s with v_in_k %d, expected a quantised one with v_in_k 0",
+                    layer, cpa_dtype_name(m->attention.kv_dtype), m->attention.v_in_k);
+}
+
 static cpa_status check_model(const cpa_model_shape *m, int has_network, cpa_error *err) {
     if (m->layers < 1) return cpa_fail(err, CPA_INVALID, "layers: %d, expected at least 1", m->layers);
     if (m->draft_layers < 0 || m->draft_layers >= m->layers) {
         return cpa_fail(err, CPA_INVALID, "draft_layers: %d, expected 0 or more, and fewer than all layers, %d",
                         m->draft_layers, m->layers);
     }
-    if (!CPA_RESERVED_IS_ZERO(*m)) return cpa_fail(err, CPA_INVALID, "the reserved bytes of the model are not zero");
     CPA_TRY(cpa_check_shape("model", &m->attention, err));
+    CPA_TRY(check_unquantised(m, err));
     for (int32_t layer = 0; layer < m->layers; layer++) {
         cpa_mask mask = cpa_model_mask(m, layer);
         char where[32];
@@ -216,8 +226,7 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
 }
 
 int64_t cpa_engine_block_bytes(const cpa_engine_options *o) {
-    return cpa_kv_cache_block_bytes(&o->model.attention, cpa_layer_groups_index(&o->model), o->model.layers,
-                                    o->block_size);
+    return cpa_layer_groups_block_bytes(&o->model, o->block_size);
 }
 
 cpa_layer_groups cpa_engine_groups(const cpa_engine_options *o, int32_t cp_size) {
@@ -270,6 +279,8 @@ static uint64_t hash_layers(const cpa_model_shape *m) {
     }
     if (m->layer_rules) hash ^= cpa_engine_hash_rules(m);
     if (m->n_forms > 0) hash ^= cpa_model_forms_hash(m);
+    for (int32_t layer = 0; m->unquantised_layers && layer < m->layers; layer++)
+        hash = cpa_hash_bytes(hash, (uint8_t[]){cpa_model_leaves_layer(m, layer) != 0}, 1);
     return hash;
 }
 

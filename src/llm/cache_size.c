@@ -24,8 +24,7 @@ int64_t cpa_cache_memory_bytes(const cpa_cache_memory *memory) {
 }
 
 int64_t cpa_cache_block_bytes(const cpa_cache_limits *limits) {
-    return cpa_kv_cache_block_bytes(&limits->model.attention, cpa_layer_groups_index(&limits->model),
-                                    limits->model.layers, limits->block_size);
+    return cpa_layer_groups_block_bytes(&limits->model, limits->block_size);
 }
 
 static cpa_layer_groups groups_of(const cpa_cache_limits *limits, int64_t blocks) {

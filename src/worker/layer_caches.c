@@ -1,7 +1,31 @@
 #include "src/worker/layer_caches.h"
 
+#include <stdlib.h>
+
 #include "base/check.h"
 #include "src/context/planned_step.h"
+
+static cpa_status create_cache(cpa_worker *worker, int32_t group, int32_t layers, cpa_error *err) {
+    const cpa_worker_options *o = &worker->options;
+    cpa_attention_shape *shapes = calloc((size_t)layers, sizeof *shapes);
+    if (!shapes) return cpa_fail(err, CPA_NO_MEMORY, "KV cache: no memory for %d layers", layers);
+    for (int32_t layer = 0; layer < o->model.layers; layer++) {
+        const cpa_layer_place place = worker->places[layer];
+        if (place.group == group) shapes[place.layer] = cpa_model_layer_shape(&o->model, layer);
+    }
+    const cpa_kv_cache_options cache = {.shapes = shapes,
+                                        .n_shapes = layers,
+                                        .index = cpa_layer_groups_index(&o->model),
+                                        .layers = layers,
+                                        .block_size = o->block_size,
+                                        .num_blocks = o->groups.list[group].num_blocks,
+                                        .host_blocks = o->groups.list[group].host_blocks,
+                                        .on_host = o->ring_bytes > 0,
+                                        .group = group};
+    const cpa_status status = cpa_kv_cache_create(&cache, worker->stream, &worker->caches[group], err);
+    free(shapes);
+    return status;
+}
 
 cpa_status cpa_layer_caches_create(cpa_worker *worker, cpa_error *err) {
     const cpa_worker_options *o = &worker->options;
@@ -12,18 +36,7 @@ cpa_status cpa_layer_caches_create(cpa_worker *worker, cpa_error *err) {
         const int32_t group = cpa_layer_groups_find(&o->groups, &mask);
         worker->places[layer] = (cpa_layer_place){group, layers[group]++};
     }
-    for (int32_t g = 0; g < o->groups.count; g++) {
-        const cpa_kv_cache_options cache = {.shapes = &o->model.attention,
-                                            .n_shapes = 1,
-                                            .index = cpa_layer_groups_index(&o->model),
-                                            .layers = layers[g],
-                                            .block_size = o->block_size,
-                                            .num_blocks = o->groups.list[g].num_blocks,
-                                            .host_blocks = o->groups.list[g].host_blocks,
-                                            .on_host = o->ring_bytes > 0,
-                                            .group = g};
-        CPA_TRY(cpa_kv_cache_create(&cache, worker->stream, &worker->caches[g], err));
-    }
+    for (int32_t g = 0; g < o->groups.count; g++) CPA_TRY(create_cache(worker, g, layers[g], err));
     return CPA_OK;
 }
 

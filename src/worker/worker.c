@@ -155,6 +155,12 @@ void cpa_worker_set_timeline(cpa_worker *worker, cpa_timeline *timeline) {
     cpa_context_spans(worker->context)->timeline = timeline;
 }
 
+static int has_unquantised(const cpa_model_shape *model) {
+    int32_t layer = 0;
+    while (layer < model->layers && !cpa_model_leaves_layer(model, layer)) layer++;
+    return layer < model->layers;
+}
+
 cpa_context_options cpa_worker_context_options(const cpa_worker_options *o, int64_t max_rows) {
     return (cpa_context_options){
         .size = sizeof(cpa_context_options),
@@ -168,6 +174,7 @@ cpa_context_options cpa_worker_context_options(const cpa_worker_options *o, int6
         .cascade_attention = o->cascade_attention,
         .state_dtype = o->state_dtype,
         .index = o->model.index ? *o->model.index : (cpa_index_form){.heads = 0},
+        .has_unquantised = has_unquantised(&o->model),
     };
 }
 

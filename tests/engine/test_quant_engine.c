@@ -108,6 +108,43 @@ static void scales_of_heads_are_checked_too(void) {
     cpa_test_device_close(device, stream);
 }
 
+/* Those of no layer are left, those of some, or those of all: which is a cache of the model's dtype. */
+static void layers_that_are_left_unquantised_are_checked_too(void) {
+    static const uint8_t ENDS[LAYERS] = {1, 0, 1}, ALL[LAYERS] = {1, 1, 1};
+    static const cpa_dtype dtypes[][2] = {{CPA_BF16, CPA_FP8_E4M3}, {CPA_F32, CPA_INT8}, {CPA_BF16, CPA_TQ_4BIT}};
+    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
+        cpa_engine_options options = default_options();
+        options.model.attention.k_dim = 64;
+        options.model.attention.v_dim = 32;
+        options.model.attention.dtype = options.model.attention.kv_dtype = dtypes[i][0];
+        const uint64_t plain = digest_of(&options);
+        options.model.attention.kv_dtype = dtypes[i][1];
+        const uint64_t quantised = digest_of(&options);
+        options.model.unquantised_layers = ENDS;
+        const uint64_t ends = common_digest(options);
+        CU_ASSERT_NOT_EQUAL(ends, quantised);
+        CU_ASSERT_NOT_EQUAL(ends, plain);
+        options.model.unquantised_layers = ALL;
+        expect_same_bits_from_any_rank(common_digest(options), plain);
+    }
+}
+
+/* A block has what each of its layers takes of it. */
+static void layers_that_are_left_take_the_bytes_of_their_dtype(void) {
+    static const uint8_t ENDS[LAYERS] = {1, 0, 1};
+    const cpa_request request = {.size = sizeof request, .prompt_tokens = 40, .output_tokens = 2};
+    cpa_engine_options options = default_options();
+    cpa_engine_stats stats;
+    int64_t bytes[3];
+    for (int of = 0; of < 3; of++) {
+        options.model.attention.kv_dtype = of == 0 ? options.model.attention.dtype : CPA_INT8;
+        options.model.unquantised_layers = of == 2 ? ENDS : NULL;
+        CU_ASSERT_TRUE(cpa_test_engine_run(&options, &request, 1, NULL, NULL, &stats));
+        bytes[of] = stats.kv_group[0].block_bytes / LAYERS;
+    }
+    CPA_ASSERT_ORDER(stats.kv_group[0].block_bytes, ==, 2 * bytes[0] + bytes[1]);
+}
+
 static void sixteen_bit_queries_over_quantised_caches(void) {
     for (int dtype = CPA_BF16; dtype <= CPA_F16; dtype++) {
         cpa_engine_options options = default_options();
@@ -228,12 +265,25 @@ static void scales_that_make_no_sense_are_named(void) {
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "v_scale is 0"));
 }
 
+static void layers_of_no_quantised_cache_are_not_left(void) {
+    static const uint8_t LAST[LAYERS] = {0, 0, 1};
+    cpa_engine_options options = default_options();
+    cpa_engine *engine = NULL;
+    cpa_error err = {CPA_OK, ""};
+    options.model.unquantised_layers = LAST;
+    CU_ASSERT_EQUAL(cpa_engine_create(cpa_test_comm(), &options, &engine, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "layer 2: unquantised in a cache of fp32 with v_in_k 0, expected"));
+}
+
 static const cpa_test tests[] = {
     {"every quantised cache is checked and gives the same bits",
      every_quantised_cache_is_checked_and_gives_the_same_bits},
     {"every cache of TurboQuant is checked and gives the same bits",
      every_cache_of_turboquant_is_checked_and_gives_the_same_bits},
     {"scales of heads are checked too", scales_of_heads_are_checked_too},
+    {"layers that are left unquantised are checked too", layers_that_are_left_unquantised_are_checked_too},
+    {"layers that are left take the bytes of their dtype", layers_that_are_left_take_the_bytes_of_their_dtype},
+    {"layers of no quantised cache are not left", layers_of_no_quantised_cache_are_not_left},
     {"16-bit queries over quantised caches", sixteen_bit_queries_over_quantised_caches},
     {"layers with windows of their own are checked", layers_with_windows_of_their_own_are_checked},
     {"little staging takes long prompts", little_staging_takes_long_prompts},

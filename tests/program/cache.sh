@@ -21,6 +21,30 @@ quant() {
     expect_bad 'expected fp8_e4m3' --kv-cache-dtype int8 --k-scale 1 --v-scale 1
 }
 
+# Layers of a quantised cache that keep the model's dtype: a key and a value of 16 fp32 in 2 heads, beside codes.
+skipped_layers() {
+    small_model
+    local algorithm options=(--model model.yaml --kv-cache-dtype int8 --kv-cache-dtype-skip-layers=-1)
+    for algorithm in pass-kv pass-q; do
+        run 2 "${options[@]}" --requests 3 --input-len 150 --output-len 4 --verify 0.5 --algorithm $algorithm \
+            --result-json "$algorithm.json"
+        expect_code 0 "a layer that is skipped, $algorithm"
+        expect_value violations 0 "$algorithm.json"
+        expect_value block_bytes $((16 * (2 * 2 * (16 + 4) + 2 * 2 * 16 * 4))) "$algorithm.json"
+        tr -d ' \n' <"$algorithm.json" | grep -qF '"unquantised_layers":[1]' || fail "another layer is skipped"
+        grep -q 'int8, 1 of 2 layers fp32' out || fail "the report does not tell of the layer"
+    done
+    expect_digest_of pass-kv.json pass-q.json
+    run 1 --model model.yaml --requests 2 --input-len 90 --kv-cache-dtype int8 --kv-cache-dtype-skip-layers 0,1 \
+        --result-json all.json
+    run 1 --model model.yaml --requests 2 --input-len 90 --result-json none.json
+    expect_digest_of all.json none.json
+    expect_bad "found '2', expected layers from 0 to 1, or from -1 to -2" "${options[@]}" --kv-cache-dtype-skip-layers 0,2
+    expect_bad "found '', expected layers" "${options[@]}" --kv-cache-dtype-skip-layers 0,
+    expect_bad "found 'sliding_window', expected" "${options[@]}" --kv-cache-dtype-skip-layers sliding_window
+    expect_bad 'found with a cache of bf16, expected a quantised one' "${options[@]}" --kv-cache-dtype bf16
+}
+
 # Latents have one scale, that of keys, for both.
 latent_scales() {
     latent_model
