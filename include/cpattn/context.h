@@ -129,6 +129,9 @@ typedef struct cpa_context_options {
      * replicated rows the own one too), so that results depend on the number of ranks, and on the algorithm, by as much. */
     cpa_dtype state_dtype;
     cpa_index_form index; /* what cpa_context_select chooses by; the same on every rank */
+    /* As that of cpa_attend_args, in all layers; the largest score of a row is the one among the keys that are attended at
+     * once, those of a rank or of a segment on its way. */
+    float skip_tiles;
 } cpa_context_options;
 
 /* One chunk: the new tokens [start, start + count) of one sequence, over the keys up to their end. The same on every
@@ -215,6 +218,7 @@ typedef struct cpa_context_stats {
      * steps launched as a graph, those of the step that it was captured of. */
     char decode_kernels[CPA_KERNEL_NAMES], prefill_kernels[CPA_KERNEL_NAMES];
     int64_t index_bytes_sent; /* of bytes_sent, those of cpa_context_select: queries of indexers, and candidates */
+    int64_t tiles_seen, tiles_skipped; /* with skip_tiles: the tile_counts of all attends that are done */
 } cpa_context_stats;
 
 /* Collective over `comm`, which must outlive the context, as must `device`. Options that are not the same on every rank

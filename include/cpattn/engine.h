@@ -135,6 +135,9 @@ typedef struct cpa_engine_options {
      * that are not quantised. 0 = all attend all keys. */
     int32_t sparse_stride;
     float sparse_tau;
+    /* Tiles of keys all of whose scores lie more than this below the largest one that their rows have met are left out,
+     * as skip_tiles of cpa_attend_args has it; the tolerance of checked rows allows for what may be missing. 0: none */
+    float skip_tiles;
 } cpa_engine_options;
 
 /* What a request has to do with the engine's store of blocks. */
@@ -302,6 +305,7 @@ typedef struct cpa_engine_stats {
     /* With sparse_stride: blocks of keys that rows of blocks of prompts attend, in all layers and heads, and those that
      * they would attend without. */
     int64_t sparse_blocks_kept, sparse_blocks_seen;
+    int64_t tiles_seen, tiles_skipped; /* with skip_tiles, as in cpa_context_stats; sum over ranks */
 } cpa_engine_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */

@@ -85,6 +85,7 @@ static cpa_status check_options(const cpa_context_options *o, cpa_error *err) {
                         (int)o->cascade_attention);
     }
     CPA_TRY(cpa_check_dtype("context", "state_dtype", o->state_dtype, err));
+    CPA_TRY(cpa_check_skip_tiles("context", o->skip_tiles, err));
     if (o->max_rows < 1 || o->max_rows > INT32_MAX) {
         return cpa_fail(err, CPA_INVALID, "context: max_rows %" PRId64 ", expected 1..%d", o->max_rows, INT32_MAX);
     }
@@ -184,6 +185,7 @@ static cpa_status agree_on_options(cpa_context *c) {
         {"cascade_attention", o->cascade_attention},
         {"n_forms", o->n_forms},
         {"state_dtype", o->state_dtype},
+        {"skip_tiles", (double)o->skip_tiles},
     };
     CPA_TRY(cpa_control_same(&c->control, "context", values, sizeof values / sizeof values[0], &c->ops.error));
     for (int32_t f = 0; f < o->n_forms; f++) CPA_TRY(agree_on_form(c, f));
@@ -292,6 +294,7 @@ cpa_status cpa_context_get_stats(cpa_context *context, cpa_context_stats *out, s
     if (!context) return CPA_INVALID;
     cpa_error error = context->ops.error;
     if (read_spans(context) != CPA_OK) context->ops.error = error; /* a step is under way */
+    if (cpa_context_read_tiles(&context->ops) != CPA_OK) context->ops.error = error;
     cpa_context_stats stats = context->ops.stats;
     memcpy(stats.decode_kernels, context->ops.decode_kernels, sizeof stats.decode_kernels);
     memcpy(stats.prefill_kernels, context->ops.prefill_kernels, sizeof stats.prefill_kernels);

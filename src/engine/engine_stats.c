@@ -66,6 +66,8 @@ static const struct {
     JOINED(context.keys_attended, SUM_OF_COUNTS, keys_attended),
     JOINED(context.keys_read, SUM_OF_COUNTS, keys_read),
     JOINED(context.plain_rows, SUM_OF_COUNTS, plain_rows),
+    JOINED(context.tiles_seen, SUM_OF_COUNTS, tiles_seen),
+    JOINED(context.tiles_skipped, SUM_OF_COUNTS, tiles_skipped),
     JOINED(context.exposed_comm_s, MOST_OF_REALS, exposed_comm_s),
     JOINED(verify.rows, SUM_OF_COUNTS, verify_rows),
     JOINED(verify.violations, SUM_OF_COUNTS, verify_violations),
