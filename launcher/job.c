@@ -410,6 +410,7 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, cpa_cache_size cac
                                                        : CPA_LOCAL_CONTEXT_NONE,
         .sparse_stride = sparse.stride,
         .sparse_tau = sparse.tau,
+        .skip_tiles = (float)settings->skip_tiles,
         .drafter = speculative.drafter,
         .draft_tokens = speculative.draft_tokens,
         .ngram_min = speculative.ngram_min,

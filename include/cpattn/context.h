@@ -140,6 +140,9 @@ typedef struct cpa_context_options {
     /* 1: the cache of a layer may also be one of shape.dtype, beside quantised ones of others; which layers, is the same
      * on every rank. Segments of staging are then as large as such keys and values are. Not over latents (v_in_k). */
     int32_t has_unquantised;
+    /* As that of cpa_attend_args, in all layers; the largest score of a row is the one among the keys that are attended at
+     * once, those of a rank or of a segment on its way. */
+    float skip_tiles;
 } cpa_context_options;
 
 /* One chunk: the new tokens [start, start + count) of one sequence, over the keys up to their end. The same on every
@@ -227,6 +230,7 @@ typedef struct cpa_context_stats {
     char decode_kernels[CPA_KERNEL_NAMES], prefill_kernels[CPA_KERNEL_NAMES];
     int64_t index_bytes_sent; /* of bytes_sent, those of cpa_context_select: queries of indexers, and candidates */
     cpa_kv_ring_stats ring;   /* of the ring, if the context has one */
+    int64_t tiles_seen, tiles_skipped; /* with skip_tiles: the tile_counts of all attends that are done */
 } cpa_context_stats;
 
 /* Collective over `comm`, which must outlive the context, as must `device`. Options that are not the same on every rank

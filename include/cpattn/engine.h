@@ -152,6 +152,9 @@ typedef struct cpa_engine_options {
      * captured in graphs then. */
     int64_t ring_bytes;
     int32_t ring_segments; /* as in cpa_context_options */
+    /* Tiles of keys all of whose scores lie more than this below the largest one that their rows have met are left out,
+     * as skip_tiles of cpa_attend_args has it; the tolerance of checked rows allows for what may be missing. 0: none */
+    float skip_tiles;
 } cpa_engine_options;
 
 /* What a request has to do with the engine's store of blocks. */
@@ -328,6 +331,7 @@ typedef struct cpa_engine_stats {
     /* With ring_bytes, as in cpa_kv_ring_stats: sums over ranks, of the waiting that of the rank with the most. */
     int64_t ring_device_bytes, ring_bytes_read, ring_timed_bytes;
     double ring_copy_s, ring_waited_s;
+    int64_t tiles_seen, tiles_skipped; /* with skip_tiles, as in cpa_context_stats; sum over ranks */
 } cpa_engine_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */

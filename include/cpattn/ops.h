@@ -368,6 +368,26 @@ typedef struct cpa_attend_args {
     int64_t out_head_stride; /* 0 = v_dim */
     /* Not 0: state.lse is [q_heads, rows], so many elements from head to head; its lse_row_stride is 0 or 1 then. */
     int64_t lse_head_stride;
+    /* Above 0: tiles of keys that cannot matter are left out. A tile of keys is left out for rows that go through it
+     * together where for each of these its largest score lies more than skip_tiles, in the unit of scores, below the
+     * largest one that the row has met so far in its piece (BLASST, arXiv:2512.12087): then neither exponentials are made
+     * of it nor values read. With m the largest score of a row, n keys that were left out weigh less than n exp(m -
+     * skip_tiles) together, and those that were not at least exp(m): of the weight of a row at most the share
+     *
+     *     w = n exp(-skip_tiles) / (1 + n exp(-skip_tiles))
+     *
+     * is missing. So O is off by at most w times the distance between values, and LSE by at most -ln(1 - w). Which tiles
+     * there are, and so the result, depends on the device, on how rows are grouped and on how keys are cut; what is not
+     * finite in a tile that is left out may not show. 0: all keys count.
+     *
+     * The host leaves out tiles of 256 keys, over any cache and with any rules. On CUDA devices of compute capability 9.0
+     * prefill leaves out tiles of 128 keys for 64 packed rows, and decode of 16 keys, with heads of 97 to 128 columns in
+     * bf16 or fp16 over a cache of q_dtype, in blocks of 8 tokens and more (decode 16), without rules, biases and
+     * selections; all else leaves out none (cpa_attend_plan_kernel tells). */
+    float skip_tiles;
+    /* NULL; or device [2], each added to: how many tiles were looked at, once for each group of rows and KV head, by
+     * kernels that leave some out; and how many of these were left out. Without skip_tiles neither grows. */
+    int64_t *tile_counts;
 } cpa_attend_args;
 CPA_API cpa_status cpa_attend(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_stream *stream);
 

@@ -229,6 +229,11 @@ void cpa_report_print(const cpa_outcome *outcome, FILE *out) {
     if (stats->sparse_blocks_seen > 0)
         cpa_report_line(out, "sparse", "prompts attend %.3g of the blocks of keys that they see",
                         (double)stats->sparse_blocks_kept / (double)stats->sparse_blocks_seen);
+    if (stats->tiles_seen > 0)
+        cpa_report_line(out, "tiles", "%.3g of %" PRId64 " tiles of keys are left out",
+                        (double)stats->tiles_skipped / (double)stats->tiles_seen, stats->tiles_seen);
+    else if (outcome->settings->skip_tiles > 0)
+        cpa_report_line(out, "tiles", "none are left out by the kernels that attended");
     if (outcome->checked_logits) cpa_report_logits(outcome, out);
     if (stats->nonfinite_rows > 0)
         cpa_report_line(

@@ -109,6 +109,7 @@ typedef struct cpa_settings {
     int64_t short_prompts; /* cpa_short_prompts */
     char speculative[CPA_TEXT_BYTES];
     char sparse[CPA_TEXT_BYTES];
+    double skip_tiles; /* 0: off */
     int64_t algorithm; /* cpa_algorithm */
     int64_t transport; /* cpa_transport_kind */
     int64_t staging_bytes;

@@ -244,6 +244,9 @@ const cpa_field cpa_settings_rows[] = {
          "prompts attend the blocks of 128 keys that XAttention estimates to have the share TAU of their attention, "
          "by sums over antidiagonals of S tokens, 8 where it is not said: xattn:TAU or xattn:TAU,S; on one rank; "
          "short prompts and decode attend all keys"},
+    {"Scheduling", "skip-tiles", "T", REAL(skip_tiles, "off", 0, 1000), .word = "off",
+     .help = "attention leaves out tiles of keys all of whose scores lie more than T below the largest that their rows "
+             "have met: n of them have at most n exp(-T) of the weight of a row, which the check allows for"},
     {"Scheduling", "speculative", "METHOD", CPA_FIELD_TEXT, offsetof(cpa_settings, speculative), "off",
      .help = "ngram:K, ngram:KxB or these with :MIN..MAX: a step may draw 1 + K tokens of a request, of which K were "
              "guessed: what followed the last time that its MAX (or fewer, down to MIN) last tokens were there before, "

@@ -146,11 +146,18 @@ INNERMOST static void add_values(cpa_reference_row *row, int64_t n, const float 
     }
 }
 
+/* What may be left out, and how large the values are that it has. */
+static void note_skipped(cpa_reference_row *row, int64_t n, const float *v, const double *scores) {
+    cpa_skipped_mass_add(&row->skipped, n, scores);
+    for (int64_t i = 0; i < n * row->v_dim; i++) row->value_size = fmaxf(row->value_size, fabsf(v[i]));
+}
+
 /* One step of the online softmax (Milakov and Gimelshein, arXiv:1805.02867) for a few keys, in float64; beside it the
  * same in fp32 with probabilities rounded to the dtype, as an unfused implementation stores them. */
 static void weigh_some(cpa_reference_row *row, int64_t n, const float *k, const float *v, double *exact, float *plain) {
     float stored[KEYS_AT_ONCE], plain_max = row->plain_max;
     double max = row->max;
+    if (row->skipped.step > 0) note_skipped(row, n, v, exact);
     for (int64_t t = 0; t < n; t++) max = exact[t] > max ? exact[t] : max;
     for (int64_t t = 0; t < n; t++) {
         if (!(plain[t] > plain_max)) continue;
@@ -245,6 +252,10 @@ void cpa_reference_set_rules(cpa_reference_row *row, const cpa_reference_rules *
     row->rules = *rules;
 }
 
+void cpa_reference_set_skip(cpa_reference_row *row, double distance) {
+    row->skipped = cpa_skipped_mass_of(distance);
+}
+
 void cpa_reference_add_ruled(cpa_reference_row *row, int64_t n, const float *k, const float *v, const int64_t *indices,
                              const float *bias) {
     for (int64_t first = 0; first < n; first += KEYS_AT_ONCE) {
@@ -279,6 +290,8 @@ void cpa_reference_join(cpa_reference_row *row, const cpa_reference_row *other) 
     row->plain_sum += plain_weight * other->plain_sum;
     row->score_size = fmaxf(row->score_size, other->score_size);
     row->element_size = fmaxf(row->element_size, other->element_size);
+    row->value_size = fmaxf(row->value_size, other->value_size);
+    cpa_skipped_mass_join(&row->skipped, &other->skipped);
     for (int32_t d = 0; d < row->v_dim; d++) {
         row->o[d] += weight * other->o[d];
         row->plain_o[d] += plain_weight * other->plain_o[d];
@@ -345,4 +358,13 @@ double cpa_reference_product_tolerance(const cpa_reference_row *row) {
     if (!(row->plain_sum > 0)) return 0;
     for (int32_t d = 0; d < row->v_dim; d++) mass = fmax(mass, (double)(row->mass[d] / row->plain_sum));
     return cpa_reference_rounded_score(row) * mass;
+}
+
+double cpa_reference_skip_lse_tolerance(const cpa_reference_row *row) {
+    return -log1p(-cpa_skipped_mass_share(&row->skipped));
+}
+
+double cpa_reference_skip_tolerance(const cpa_reference_row *row) {
+    const double of_sink = row->rules.has_sink ? cpa_reference_skip_lse_tolerance(row) / 4 : 0;
+    return (2 * cpa_skipped_mass_share(&row->skipped) + of_sink) * (double)row->value_size;
 }

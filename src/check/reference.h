@@ -17,6 +17,8 @@
 #include <cpattn/owner_map.h>
 #include <cpattn/types.h>
 
+#include "src/check/skipped_mass.h"
+
 /* What cpattn/score.h does to the scores of a row of a head; all zero is nothing. */
 typedef struct cpa_reference_rules {
     double softcap, temperature_len, slope;
@@ -38,6 +40,8 @@ typedef struct cpa_reference_row {
     float element_size;           /* scale * |q k| of an element of a leading key, the largest */
     int32_t not_finite, undecided;
     cpa_reference_rules rules;
+    cpa_skipped_mass skipped; /* scores, where tiles of keys may be left out of the result */
+    float value_size;         /* the largest |v| then */
 } cpa_reference_row;
 
 /* Starts a row for the query q [k_dim]; scale 0 = 1 / sqrt(k_dim). */
@@ -54,6 +58,8 @@ void cpa_reference_add_ruled(cpa_reference_row *row, int64_t n, const float *k, 
 /* The scores of n keys of these indices by the rules of the row, in float64; n is at most 64. Adds nothing. */
 void cpa_reference_score_keys(const cpa_reference_row *row, int64_t n, const float *k, const int64_t *indices,
                               double *scores);
+/* The result may lack tiles of keys, by a distance of scores (skipped_mass.h); before the first key. */
+void cpa_reference_set_skip(cpa_reference_row *row, double distance);
 /* Adds the keys that were added to `other`, a row of the same query. */
 void cpa_reference_join(cpa_reference_row *row, const cpa_reference_row *other);
 /* Ends the row: out [v_dim] (zeros if it saw no key), its LSE (-inf then), and the tolerance of a result in the dtype.
@@ -77,6 +83,10 @@ double cpa_reference_product_tolerance(const cpa_reference_row *row);
 /* The same of its scores alone, and so of its LSE. Rows of CPA_TQ_ are no numbers of the queries' dtype either: devices
  * round rotated queries, centroids and values to it, each by half a unit, which both tolerances allow for. */
 double cpa_reference_rounded_score(const cpa_reference_row *row);
+
+/* What comes to the tolerance of an ended row, and to that of its LSE, where tiles of keys may be left out; 0 elsewhere. */
+double cpa_reference_skip_tolerance(const cpa_reference_row *row);
+double cpa_reference_skip_lse_tolerance(const cpa_reference_row *row);
 
 /* The tolerance of a result whose LSE is `lse`: 1e-5 (1 + |LSE|) for fp32, since its scores and the LSE itself are
  * numbers of 24 bits of that size; 2e-3 + 1e-5 |LSE| for bf16 and fp16. 0 for an LSE that is not finite: it has to be

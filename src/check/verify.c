@@ -249,6 +249,7 @@ void cpa_verify_begin_row(const cpa_verify *verify, const cpa_verify_sample *sam
     const cpa_reference_rules rules = rules_of(verify, sample);
     cpa_reference_begin(row, q, shape->k_dim, shape->v_dim, shape->dtype, (double)scale);
     cpa_reference_set_rules(row, &rules);
+    cpa_reference_set_skip(row, (double)verify->worker->options.skip_tiles);
     cpa_reference_widen(data + verify->result_at, shape->dtype, form->out_dim, row->got);
 }
 

@@ -282,6 +282,7 @@ static cpa_status end_row(check *c, const cpa_verify_group *g, int64_t i, cpa_re
     cpa_reference_end(row, want, &lse, &found.tolerance);
     const int rounds_rows = cpa_dtype_is_turboquant(cpa_verify_shape(c->verify, s).kv_dtype);
     if (form->is_expanded || rounds_rows) found.tolerance += cpa_reference_product_tolerance(row);
+    found.tolerance += cpa_reference_skip_tolerance(row);
     CPA_TRY(cpa_verify_matrix_take(&c->verify->matrix, c->verify->worker, s->form, s->layer, s->head, err));
     cpa_verify_matrix_apply(&c->verify->matrix, want, &found.tolerance);
     /* Where a value is not finite, whether its key weighs enough to show is a matter of rounding. */
@@ -318,6 +319,7 @@ static void add_items(check *c, const cpa_verify_part *part, const cpa_reference
                 const cpa_reference_row *row = &rows[first + i];
                 cpa_reference_begin(&found->rows[i], row->q, row->k_dim, row->v_dim, row->dtype, row->scale);
                 cpa_reference_set_rules(&found->rows[i], &row->rules);
+                cpa_reference_set_skip(&found->rows[i], (double)c->verify->worker->options.skip_tiles);
                 if (found->selected) cpa_verify_selected_begin(&found->selected[i]);
             }
             const char *of_rows = lists ? lists + first * list_bytes(c->verify) : NULL;

@@ -106,6 +106,7 @@ static cpa_status check_options(const cpa_context_options *o, cpa_error *err) {
                         o->n_forms, o->index.heads);
     }
     CPA_TRY(check_unquantised(o, err));
+    CPA_TRY(cpa_check_skip_tiles("context", o->skip_tiles, err));
     if (o->max_rows < 1 || o->max_rows > INT32_MAX) {
         return cpa_fail(err, CPA_INVALID, "context: max_rows %" PRId64 ", expected 1..%d", o->max_rows, INT32_MAX);
     }
@@ -224,6 +225,7 @@ static cpa_status agree_on_options(cpa_context *c) {
         {"state_dtype", o->state_dtype},
         {"ring_bytes", (double)o->ring_bytes},
         {"has_unquantised", o->has_unquantised},
+        {"skip_tiles", (double)o->skip_tiles},
     };
     CPA_TRY(cpa_control_same(&c->control, "context", values, sizeof values / sizeof values[0], &c->ops.error));
     for (int32_t f = 0; f < o->n_forms; f++) CPA_TRY(agree_on_form(c, f));
@@ -332,6 +334,7 @@ cpa_status cpa_context_get_stats(cpa_context *context, cpa_context_stats *out, s
     if (!context) return CPA_INVALID;
     cpa_error error = context->ops.error;
     if (read_spans(context) != CPA_OK) context->ops.error = error; /* a step is under way */
+    if (cpa_context_read_tiles(&context->ops) != CPA_OK) context->ops.error = error;
     cpa_context_stats stats = context->ops.stats;
     if (context->ops.ring) cpa_kv_ring_get_stats(context->ops.ring, &stats.ring, sizeof stats.ring);
     memcpy(stats.decode_kernels, context->ops.decode_kernels, sizeof stats.decode_kernels);

@@ -8,12 +8,30 @@
 #include "base/check.h"
 #include "kernels/key_workspace.h"
 
+static cpa_status create_tile_counts(cpa_context_ops *ops) {
+    const int64_t none[2] = {0, 0};
+    void *memory;
+    CPA_TRY(ops->device->table->alloc(ops->device, sizeof none, &memory, &ops->error));
+    ops->tile_counts = memory;
+    return cpa_context_upload(ops, memory, none, sizeof none);
+}
+
+cpa_status cpa_context_read_tiles(cpa_context_ops *ops) {
+    int64_t counts[2];
+    if (!ops->tile_counts) return CPA_OK;
+    CPA_TRY(cpa_context_upload(ops, counts, ops->tile_counts, sizeof counts)); /* the other way */
+    ops->stats.tiles_seen = counts[0];
+    ops->stats.tiles_skipped = counts[1];
+    return CPA_OK;
+}
+
 cpa_status cpa_context_ops_create(cpa_context_ops *ops) {
     ops->messages = calloc((size_t)ops->map.cp_size, sizeof *ops->messages);
     if (!ops->messages)
         return cpa_fail(&ops->error, CPA_NO_MEMORY, "context: no memory for %d ranks", ops->map.cp_size);
     CPA_TRY(cpa_spans_create(&ops->spans, ops->device, &ops->error));
-    return ops->device->table->stream_create(ops->device, &ops->upload, &ops->error);
+    CPA_TRY(ops->device->table->stream_create(ops->device, &ops->upload, &ops->error));
+    return ops->options.skip_tiles > 0 ? create_tile_counts(ops) : CPA_OK;
 }
 
 void cpa_context_ops_destroy(cpa_context_ops *ops) {
@@ -22,6 +40,7 @@ void cpa_context_ops_destroy(cpa_context_ops *ops) {
         if (ops->upload) ops->device->table->stream_destroy(ops->upload);
         cpa_kv_ring_destroy(ops->ring);
         ops->device->table->free(ops->device, ops->workspace.memory);
+        ops->device->table->free(ops->device, ops->tile_counts);
         cpa_context_free(ops, &ops->absorbed.q);
         cpa_context_free(ops, &ops->absorbed.over_latents);
         cpa_context_free(ops, &ops->absorbed.unfolded);
@@ -99,6 +118,8 @@ cpa_attend_args cpa_context_attend_args(const cpa_context_ops *ops, const cpa_fo
         .rules = ops->score.rules,
         .selection = ops->score.has_selection ? &ops->score.selection[form->index][side] : NULL,
         .bias = ops->score.has_bias ? &ops->score.bias[form->index][side] : NULL,
+        .skip_tiles = ops->options.skip_tiles,
+        .tile_counts = ops->tile_counts,
     };
 }
 

@@ -69,6 +69,7 @@ typedef struct cpa_context_ops {
     int64_t bytes_to[CPA_COMM_MAX_RANKS]; /* of stats.bytes_sent, those to each rank */
     cpa_spans spans;
     cpa_context_score score;
+    int64_t *tile_counts; /* device [2], of all attends; NULL without skip_tiles */
     const int32_t
         *chosen_lists; /* those of cpa_context_select, empty where rows lie on another rank alone; NULL: none */
 } cpa_context_ops;
@@ -77,6 +78,9 @@ typedef struct cpa_context_ops {
  * failure too. */
 cpa_status cpa_context_ops_create(cpa_context_ops *ops);
 void cpa_context_ops_destroy(cpa_context_ops *ops);
+
+/* The statistics take the tile_counts of the attends that are done. */
+cpa_status cpa_context_read_tiles(cpa_context_ops *ops);
 
 /* Makes room for n elements in the array at that address; see cpa_array_reserve. */
 cpa_status cpa_context_ensure_array(cpa_context_ops *ops, void *array, int64_t *capacity, int64_t n, size_t element);

@@ -31,6 +31,7 @@ static cpa_worker_options worker_options(const cpa_engine *engine) {
         .state_dtype = o->state_dtype,
         .sparse_stride = o->sparse_stride,
         .sparse_tau = o->sparse_tau,
+        .skip_tiles = o->skip_tiles,
         .absorb_prompts = o->short_prompts == CPA_SHORT_PROMPTS_ABSORB ||
                           (o->short_prompts == CPA_SHORT_PROMPTS_AUTO && !engine->device->caps.bit_exact),
         .staging_bytes = o->staging_bytes,
@@ -214,6 +215,7 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
         {"state_dtype", o->state_dtype},
         {"short_prompts", o->short_prompts},
         {"verify", o->verify},
+        {"skip_tiles", (double)o->skip_tiles},
         {"skip_self_test", o->skip_self_test},
         {"enforce_eager", o->enforce_eager},
         {"seed, upper half", (double)(o->seed >> 32)},

@@ -74,13 +74,15 @@ static cpa_status check_choices(const cpa_engine_options *o, cpa_error *err) {
     return CPA_OK;
 }
 
-/* What prompts attend, where that is not all keys. */
+/* Which keys are attended, where these are not all. */
 static cpa_status check_sparse(const cpa_engine_options *o, cpa_error *err) {
     const int32_t stride = o->sparse_stride;
     if (stride != 0 && stride != 4 && stride != 8 && stride != 16)
         return cpa_fail(err, CPA_INVALID, "sparse_stride: %d, expected 4, 8 or 16, or 0", stride);
     if (stride != 0 && !(o->sparse_tau > 0 && o->sparse_tau <= 1))
         return cpa_fail(err, CPA_INVALID, "sparse_tau: %g, expected above 0 and at most 1", (double)o->sparse_tau);
+    if (!(o->skip_tiles >= 0) || isinf(o->skip_tiles))
+        return cpa_fail(err, CPA_INVALID, "skip_tiles: %g, expected 0 (none) or more", (double)o->skip_tiles);
     return CPA_OK;
 }
 

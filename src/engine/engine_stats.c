@@ -72,6 +72,8 @@ static const struct {
     JOINED(context.ring.timed_bytes, SUM_OF_COUNTS, ring_timed_bytes),
     JOINED(context.ring.copy_s, SUM_OF_REALS, ring_copy_s),
     JOINED(context.ring.waited_s, MOST_OF_REALS, ring_waited_s),
+    JOINED(context.tiles_seen, SUM_OF_COUNTS, tiles_seen),
+    JOINED(context.tiles_skipped, SUM_OF_COUNTS, tiles_skipped),
     JOINED(context.exposed_comm_s, MOST_OF_REALS, exposed_comm_s),
     JOINED(disk.bytes_written, SUM_OF_COUNTS, folder_bytes_written),
     JOINED(disk.bytes_read, SUM_OF_COUNTS, folder_bytes_read),

@@ -194,6 +194,8 @@ cpa_status cpa_check_attend_args(const cpa_attend_plan *plan, const cpa_attend_a
     REQUIRE(err, args->scale - args->scale == 0, "attend: scale is %g, expected a finite number", (double)args->scale);
     REQUIRE(err, args->scale != 0 || !kv->v_in_k,
             "attend: scale is 0 over latents, expected that of the model: %d columns are no head's", kv->k_dim);
+    CPA_TRY(cpa_check_skip_tiles("attend", args->skip_tiles, err));
+    CPA_TRY(cpa_check_aligned("attend", "tile_counts", args->tile_counts, sizeof *args->tile_counts, err));
     REQUIRE(err, args->resume == 0 || args->resume == 1, "attend: resume is %d, expected 0 or 1", args->resume);
     REQUIRE(err, (args->out && !args->resume) || (args->state.o && args->state.lse),
             "attend: state.%s is NULL; expected a state unless out is set and resume is 0",

@@ -74,6 +74,12 @@ static cpa_status check_stride(const char *where, const char *name, int64_t stri
     return CPA_OK;
 }
 
+cpa_status cpa_check_skip_tiles(const char *where, float skip_tiles, cpa_error *err) {
+    REQUIRE(err, skip_tiles >= 0 && skip_tiles - skip_tiles == 0, "%s: skip_tiles is %g, expected 0 (none) or more",
+            where, (double)skip_tiles);
+    return CPA_OK;
+}
+
 cpa_status cpa_check_out_scale(const char *where, cpa_dtype out_dtype, const float *out_scale, cpa_error *err) {
     REQUIRE(err, (out_dtype == CPA_FP8_E4M3) == (out_scale != NULL),
             "%s: out_dtype is %s and out_scale is %s, expected one for %s", where, cpa_dtype_name(out_dtype),

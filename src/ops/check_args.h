@@ -32,6 +32,9 @@ cpa_status cpa_check_layer_mask(const char *where, const cpa_mask *mask, cpa_err
 /* A pointer to elements of so many bytes. NULL is aligned. */
 cpa_status cpa_check_aligned(const char *where, const char *name, const void *pointer, int64_t bytes, cpa_error *err);
 
+/* A distance of scores from which tiles of keys are left out: a finite number, 0 or more. */
+cpa_status cpa_check_skip_tiles(const char *where, float skip_tiles, cpa_error *err);
+
 /* A scale of codes is there where results are codes, and nowhere else. */
 cpa_status cpa_check_out_scale(const char *where, cpa_dtype out_dtype, const float *out_scale, cpa_error *err);
 

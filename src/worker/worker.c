@@ -173,6 +173,7 @@ cpa_context_options cpa_worker_context_options(const cpa_worker_options *o, int6
         .max_rows = max_rows,
         .cascade_attention = o->cascade_attention,
         .state_dtype = o->state_dtype,
+        .skip_tiles = o->skip_tiles,
         .index = o->model.index ? *o->model.index : (cpa_index_form){.heads = 0},
         .has_unquantised = has_unquantised(&o->model),
     };

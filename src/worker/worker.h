@@ -62,6 +62,7 @@ typedef struct cpa_worker_options {
     cpa_dtype state_dtype; /* as that of cpa_context_options */
     int32_t sparse_stride; /* as those of cpa_engine_options */
     float sparse_tau;
+    float skip_tiles;
     int absorb_prompts; /* not 0: short chunks of prompts over latents may take the form of those that decode */
     const cpa_transport_table *transport; /* what carries messages between devices of this kind */
     /* Where blocks go with the stores of plans (src/cache/disk_blocks.h), and what they depend on; NULL: plans have no

@@ -166,7 +166,41 @@ static void masks_see_what_their_definition_says(void) {
     CU_ASSERT(cpa_reference_sees(full, 0, 100));
 }
 
+/* The share of the weights of scores that lie more than a distance below the largest. */
+static double share_below(const double *scores, int n, double distance) {
+    double max = -INFINITY, below = 0, all = 0;
+    for (int i = 0; i < n; i++) max = fmax(max, scores[i]);
+    for (int i = 0; i < n; i++) {
+        all += exp(scores[i] - max);
+        if (scores[i] < max - distance) below += exp(scores[i] - max);
+    }
+    return below / all;
+}
+
+static void what_may_be_skipped_is_told_from_above(void) {
+    enum { N = 1000 };
+    static double scores[N];
+    for (int kind = 0; kind < 12; kind++) {
+        const double distance = 0.5 + 3 * (kind % 3), spread = 0.2 * distance * (1 + kind / 3);
+        cpa_skipped_mass at_once = cpa_skipped_mass_of(distance), joined = at_once, parts[3];
+        for (int i = 0; i < N; i++)
+            scores[i] = spread * (sin(i * 12.9898) * 4 + (kind % 2 ? i / 300.0 : -i / 300.0)) - 7;
+        for (int part = 0; part < 3; part++) parts[part] = at_once;
+        cpa_skipped_mass_add(&at_once, N, scores);
+        for (int i = 0; i < N; i++) cpa_skipped_mass_add(&parts[i % 3], 1, &scores[i]);
+        for (int part = 0; part < 3; part++) cpa_skipped_mass_join(&joined, &parts[part]);
+        const double share = cpa_skipped_mass_share(&at_once);
+        CPA_ASSERT_ORDER(share, >=, share_below(scores, N, distance));
+        CPA_ASSERT_ORDER(share, <=, share_below(scores, N, distance * (1 - 1.5 / CPA_SKIPPED_STEPS)) + 1e-12);
+        CPA_ASSERT_ORDER(share, <, 1);
+        CU_ASSERT_DOUBLE_EQUAL(cpa_skipped_mass_share(&joined), share, 1e-12);
+    }
+    const cpa_skipped_mass none = cpa_skipped_mass_of(0), empty = cpa_skipped_mass_of(1);
+    CU_ASSERT(cpa_skipped_mass_share(&none) == 0 && cpa_skipped_mass_share(&empty) == 0);
+}
+
 static const cpa_test tests[] = {
+    {"what may be skipped is told from above", what_may_be_skipped_is_told_from_above},
     {"keys in blocks and joined rows give the same row", keys_in_blocks_and_joined_rows_give_the_same_row},
     {"two keys give the softmax by hand", two_keys_give_the_softmax_by_hand},
     {"tolerances grow with the LSE and the size of scores", tolerances_grow_with_the_lse_and_the_size_of_scores},

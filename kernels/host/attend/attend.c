@@ -118,11 +118,17 @@ static void attend_part(const cpa_attend_job *job, const cpa_host_unit *unit, in
     }
 }
 
+static void count_tiles(const cpa_attend_job *job, const cpa_attend_workspace *work) {
+    if (job->skip == 0 || !job->args.tile_counts) return;
+    for (int i = 0; i < 2; i++) __atomic_fetch_add(&job->args.tile_counts[i], work->tiles[i], __ATOMIC_RELAXED);
+}
+
 static void attend_shared_unit(void *ctx, int64_t item, int32_t thread) {
     const cpa_attend_job *job = ctx;
     const cpa_host_unit *unit = &job->plan->shared_units[item];
     cpa_attend_load_rows(job, unit, workspace_of(job, thread));
     attend_part(job, unit, thread);
+    count_tiles(job, workspace_of(job, thread));
 }
 
 static void attend_unit(void *ctx, int64_t item, int32_t thread) {
@@ -133,6 +139,7 @@ static void attend_unit(void *ctx, int64_t item, int32_t thread) {
         attend_whole(job, unit, thread);
     else
         attend_part(job, unit, thread);
+    count_tiles(job, workspace_of(job, thread));
 }
 
 /* Folds the partial states of rows that several units shared. */
@@ -204,6 +211,7 @@ cpa_status cpa_host_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     job.group = batch->shape.q_heads / batch->shape.kv_heads;
     job.score = cpa_attend_score_of(args, job.group);
     job.score_scale = (float)(job.score.transforms ? scale : scale * M_LOG2E);
+    job.skip = args->skip_tiles * (float)M_LOG2E;
     job.o_stride = (batch->shape.v_dim + job.isa->lanes - 1) / job.isa->lanes * job.isa->lanes;
     cpa_host_run(stream, plan->n_shared_units, attend_shared_unit, &job);
     cpa_host_run(stream, plan->n_units, attend_unit, &job);

@@ -112,6 +112,10 @@ typedef struct cpa_attend_tile {
      * score is -inf then count as zeros, whatever they hold. */
     uint8_t *weighs;
     const cpa_attend_tile_score *score; /* NULL: scores stay as they are */
+    /* Above 0: the tile is left out for a group all of whose rows have their scores, times log2(e), more than this below
+     * their max. */
+    float skip;
+    int64_t *counts; /* [2], with skip: groups that looked at it, and those that it was left out for, are added */
 } cpa_attend_tile;
 
 typedef struct cpa_attend_isa {

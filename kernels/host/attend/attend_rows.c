@@ -122,6 +122,7 @@ static void load_scores(const cpa_attend_job *job, const cpa_host_unit *unit, cp
 }
 
 void cpa_attend_load_rows(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work) {
+    work->tiles[0] = work->tiles[1] = 0;
     for (int32_t i = 0; i < cpa_host_unit_rows(unit); i++) {
         if (job->isa->pairs)
             read_pairs(job, unit, i, work->q + (int64_t)i * CPA_PAIR_Q_WORDS);
@@ -346,7 +347,7 @@ int cpa_attend_split(const cpa_attend_job *job, const cpa_host_unit *unit, int64
     int seen = 0;
     find_keys_and_values(job, unit, unit->kv_head, &k, &v);
     for (int64_t key = split_key; key < split_key + CPA_HOST_SPLIT_TOKENS; key += CPA_ATTEND_TILE) {
-        cpa_attend_tile tile = {.k_pages = &k, .v_pages = &v};
+        cpa_attend_tile tile = {.k_pages = &k, .v_pages = &v, .skip = job->skip, .counts = work->tiles};
         if (!find_tile(job, unit, work, key, &tile)) continue;
         if (!seen) begin_rows(job, work, 0, cpa_host_unit_rows(unit));
         seen = 1;

@@ -13,6 +13,7 @@ typedef struct cpa_attend_job {
     const cpa_stream *stream;
     cpa_attend_score_job score;
     float score_scale; /* log2(e) included, unless scores change: exponentials are powers of two */
+    float skip;        /* skip_tiles times log2(e) */
     int32_t group;     /* query heads of a KV head */
     int64_t o_stride;  /* floats of a row of o: v_dim rounded up to whole panels */
 } cpa_attend_job;
@@ -38,6 +39,7 @@ struct cpa_attend_workspace {
     cpa_attend_row_score *score; /* [heads][rows] rules of scores; where the call has rules */
     int64_t *key_index; /* [CPA_ATTEND_TILE] indices of the keys of the tile at hand; where the call has rules */
     int32_t *key_after; /* [CPA_ATTEND_TILE] key_index less the first of it; where the call has rules */
+    int64_t tiles[2];   /* with skip: tiles that groups of the unit looked at, and those that were left out */
 };
 
 cpa_status cpa_attend_workspace_create(cpa_attend_workspace **out, cpa_error *err);
@@ -46,7 +48,7 @@ void cpa_attend_workspace_destroy(cpa_attend_workspace *work);
 /* The query head of a row of the unit. */
 int64_t cpa_attend_query_head(const cpa_attend_job *job, const cpa_host_unit *unit, int32_t row);
 
-/* Loads the queries of a unit and what its rows see. */
+/* Loads the queries of a unit and what its rows see; none has looked at a tile yet. */
 void cpa_attend_load_rows(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work);
 
 /* Computes work->o (first v_dim of each o_stride) and work->lse over one split. Returns 0, with neither set, if no row

@@ -148,21 +148,36 @@ INLINE float weigh_row(const float *s, int32_t begin, int32_t end, float scale, 
 
 #include "kernels/host/attend/attend_score_vector.h"
 
+/* Whether all rows, of such largest scores, have the tile so far below their max that it is left out. */
+INLINE int is_skipped(const cpa_attend_tile *tile, const cpa_attend_group *group, const float *largest) {
+    if (tile->skip == 0) return 0;
+    tile->counts[0]++;
+    for (int32_t i = 0; i < group->heads * group->rows; i++)
+        if (!(largest[i] < group->max[i] - tile->skip)) return 0;
+    tile->counts[1]++;
+    return 1;
+}
+
 /* Turns the scores [begin, end) of the rows into 2^(score - max) and updates the rows' max and sum; `shrink` becomes
  * what was accumulated before shrinks by. While a row has seen no key all stays 0. All rows' max come first, so that
- * exponentials do not wait for those of their row. */
-static __attribute__((noinline)) void softmax_group(const cpa_attend_tile *tile, const cpa_attend_group *group,
-                                                    int32_t begin, int32_t end, float *shrink) {
+ * exponentials do not wait for those of their row. Returns 0, and leaves the rows as they were, if the tile is left
+ * out. */
+static __attribute__((noinline)) int softmax_group(const cpa_attend_tile *tile, const cpa_attend_group *group,
+                                                   int32_t begin, int32_t end, float *shrink) {
     const int32_t rows = group->heads * group->rows;
     const float scale = SCALES_LATE && !tile->score && !tile->masked ? tile->scale : 1;
+    float largest[CPA_ATTEND_GROUP_ROWS];
     for (int32_t i = 0; i < rows; i++) {
         float *s = group->scores + i * TILE;
         if (SCALES_LATE && (tile->score || tile->masked)) scale_row(s, begin, end, tile->scale);
         if (tile->score) score_row(tile, i, s, begin, end);
         if (tile->masked) mask_row(s, begin, end, tile->begin, tile->visible[i % group->rows]);
         for (int32_t j = begin; tile->weighs && j < end; j++) tile->weighs[j] = s[j] != -INFINITY;
-        const float largest = largest_of_row(s, begin, end, scale);
-        const float max = largest > group->max[i] ? largest : group->max[i];
+        largest[i] = largest_of_row(s, begin, end, scale);
+    }
+    if (is_skipped(tile, group, largest)) return 0;
+    for (int32_t i = 0; i < rows; i++) {
+        const float max = largest[i] > group->max[i] ? largest[i] : group->max[i];
         shrink[i] = group->max[i] - max;
         group->max[i] = max;
     }
@@ -171,6 +186,7 @@ static __attribute__((noinline)) void softmax_group(const cpa_attend_tile *tile,
     for (int32_t i = 0; i < rows; i++)
         group->sum[i] = group->sum[i] * shrink[i] + weigh_row(group->scores + i * TILE, begin, end, scale,
                                                               group->max[i], group->scores + i * P_STRIDE);
+    return 1;
 }
 
 /* ---- Products ---- */
@@ -193,7 +209,7 @@ INLINE void attend_rows(const int rows, const cpa_attend_tile *tile, const cpa_a
         score_tile(rows, tile, group, begin, end);
     else
         score_pages(rows, tile, group, begin, end);
-    softmax_group(tile, group, begin, end, shrink);
+    if (!softmax_group(tile, group, begin, end, shrink)) return;
     if (tile->v)
         weigh_tile(rows, tile, group, begin, end, shrink);
     else

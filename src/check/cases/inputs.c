@@ -1,5 +1,6 @@
 #include "src/check/cases/inputs.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,6 +19,26 @@ cpa_status cpa_case_synthesize(cpa_synth_args args, void *out, cpa_error *err) {
         cpa_synthesize_rows(&args, head, 0, args.rows, (char *)out + head * head_bytes, (int64_t)args.heads * args.dim);
     free(tokens);
     return CPA_OK;
+}
+
+int cpa_case_is_light(int64_t position, double share) {
+    const double run = (double)(position / CPA_CASE_LIGHT_RUN);
+    return floor((run + 1) * share) > floor(run * share);
+}
+
+/* By a power of two, which leaves the digits alone. */
+void cpa_case_lighten(void *keys, cpa_dtype dtype, int64_t row, const int64_t *positions, int64_t n, double share) {
+    float wide[CPA_MAX_HEAD_DIM];
+    for (int64_t i = 0; i < n; i++) {
+        if (!cpa_case_is_light(positions[i], share)) continue;
+        for (int64_t at = 0; at < row; at += CPA_MAX_HEAD_DIM) {
+            const int64_t some = row - at < CPA_MAX_HEAD_DIM ? row - at : CPA_MAX_HEAD_DIM;
+            char *from = (char *)keys + (i * row + at) * cpa_dtype_bytes(dtype);
+            cpa_widen(wide, from, dtype, some);
+            for (int64_t d = 0; d < some; d++) wide[d] *= CPA_CASE_LIGHT;
+            cpa_narrow(from, wide, dtype, some);
+        }
+    }
 }
 
 /* One tensor from a position on, rounded to the dtype; NaN before it. */

@@ -18,6 +18,14 @@ typedef struct cpa_case_sequence {
     int32_t v_in_k; /* 1: there are no values but those in keys */
 } cpa_case_sequence;
 
+/* Of runs of CPA_CASE_LIGHT_RUN tokens a share, evenly spread and not the first, may have light keys: times
+ * CPA_CASE_LIGHT, so that their scores are next to 0 where others are peaky, and attention may leave them out. Whether a
+ * position lies in such a run; and the keys [n, row] of these positions made so. */
+enum { CPA_CASE_LIGHT_RUN = 256 };
+#define CPA_CASE_LIGHT 0x1p-4f
+int cpa_case_is_light(int64_t position, double share);
+void cpa_case_lighten(void *keys, cpa_dtype dtype, int64_t row, const int64_t *positions, int64_t n, double share);
+
 /* Makes the sequence, whose length, heads and widths are set; of its queries those from position q_first on, the others
  * are NaN. Released by cpa_case_sequence_release whatever the status. */
 cpa_status cpa_case_sequence_make(cpa_case_sequence *sequence, uint64_t seed, int64_t q_first, cpa_dtype dtype,

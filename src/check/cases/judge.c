@@ -59,6 +59,7 @@ void cpa_case_expect(const cpa_case_row *row, cpa_case_expected *out) {
     cpa_reference_begin(&reference, q, row->k_dim, row->v_dim, row->dtype, row->scale);
     const cpa_reference_rules rules = cpa_case_score_rules(row->score, row->head, row->index);
     cpa_reference_set_rules(&reference, &rules);
+    cpa_reference_set_skip(&reference, row->skip);
     b.n = b.biased = 0;
     for (int64_t i = 0; i < row->n_keys; i++) {
         const int64_t key = row->key_indices ? row->key_indices[i] : i;
@@ -71,9 +72,12 @@ void cpa_case_expect(const cpa_case_row *row, cpa_case_expected *out) {
     out->dtype = row->dtype;
     out->v_dim = row->v_dim;
     cpa_reference_end(&reference, out->out, &out->lse, &out->out_tolerance);
+    out->out_tolerance += cpa_reference_skip_tolerance(&reference);
     reference.rules.has_sink = 0; /* the state has none */
     cpa_reference_end(&reference, out->o, &out->lse, &out->o_tolerance);
-    out->lse_tolerance = cpa_reference_lse_tolerance(row->dtype, out->lse);
+    out->o_tolerance += cpa_reference_skip_tolerance(&reference);
+    out->lse_tolerance =
+        cpa_reference_lse_tolerance(row->dtype, out->lse) + cpa_reference_skip_lse_tolerance(&reference);
     if (row->rounds_rows) {
         const double slack = cpa_reference_product_tolerance(&reference);
         out->o_tolerance += slack, out->out_tolerance += slack;

@@ -24,6 +24,7 @@ typedef struct cpa_case_row {
     const cpa_case_score *score; /* what happens to scores; NULL: nothing */
     int64_t score_row;           /* the row of `score` that this is */
     int32_t head;                /* the query head */
+    double skip;                 /* skip_tiles of the attend */
     /* Whether the row is given the key of an index, as the owner of another shard is not; NULL: all are. */
     int (*given)(const void *given_ctx, int64_t key_index);
     const void *given_ctx;

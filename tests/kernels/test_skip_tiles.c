@@ -1,0 +1,155 @@
+/* attend that leaves out tiles of keys which cannot matter (skip_tiles), over inputs of which more than half can be:
+ * results beside float64 within the bound of what may be missing, which without it they are not; how many tiles are
+ * counted; and what is asked for without any left out. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/device.h"
+#include "tests/fixtures/attend_case.h"
+#include "tests/fixtures/unit.h"
+
+/* Heads that devices leave tiles out for, in both dtypes of 16 bits; and others. */
+enum { SHAPES = 5 };
+static cpa_attend_case shape_of(int i) {
+    cpa_attend_case c = CPA_ATTEND_BASE[i < 2 ? 1 : i - 1];
+    if (i == 0) c.q_dtype = c.kv_dtype = CPA_F16, c.block_size = 64;
+    c.length = 3000;
+    c.mask = (cpa_mask){.causal = 1};
+    c.light = 0.75f;
+    c.scale = 0.2f;
+    c.skip_tiles = 5;
+    return c;
+}
+static int is_for_devices(const cpa_attend_case *c) {
+    return c->k_dim == 128 && c->q_dtype != CPA_F32 && c->kv_dtype == c->q_dtype;
+}
+
+/* The rows that are wrong beside float64, every 20th or so; the share of tiles left out; *kept, unless it is NULL: the
+ * results, to be destroyed. `allowed`: the distance that what may be missing is allowed for. */
+static int64_t wrong_rows(const cpa_attend_case *shape, float allowed, double *share, cpa_attend_result *kept) {
+    cpa_attend_fixture f;
+    cpa_attend_result result;
+    cpa_attend_fixture_init(&f, shape, 2);
+    cpa_attend_result_init(&result, &f);
+    int64_t wrong = 0;
+    *share = 0;
+    for (int32_t slot = 0; slot < shape->cp_size; slot++) {
+        f.shape.skip_tiles = shape->skip_tiles;
+        wrong += cpa_attend_fixture_run_slot(&f, slot, &result) != CPA_OK;
+        f.shape.skip_tiles = allowed;
+        wrong += cpa_attend_fixture_check(&f, slot, f.rows / 20 + 1, &result, NULL);
+        CU_ASSERT(f.tile_counts[1] <= f.tile_counts[0]);
+        if (f.tile_counts[0] > 0)
+            *share += (double)f.tile_counts[1] / (double)f.tile_counts[0] / (double)shape->cp_size;
+    }
+    if (kept) {
+        *kept = result;
+    } else {
+        cpa_attend_result_destroy(&result);
+    }
+    cpa_attend_fixture_destroy(&f);
+    return wrong;
+}
+
+static void most_tiles_are_left_out(void) {
+    enum { KINDS = 6 };
+    for (int i = 0; i < SHAPES * KINDS; i++) {
+        cpa_attend_case c = shape_of(i % SHAPES);
+        const int kind = i / SHAPES, leaves_out = cpa_test_promises_bits() || is_for_devices(&c);
+        double share;
+        c.start = c.length - 200;
+        if (kind == 1) c.start = c.length - 1;           /* decode */
+        if (kind == 2) c.start = (c.length = 2817) - 1;  /* a last tile that is not full */
+        if (kind == 3) c.start = c.length - 77;          /* and rows */
+        if (kind == 4) c.cp_size = 2, c.interleave = 64; /* keys and queries of two ranks */
+        if (kind == 5) c.start = 0, c.length = 1100;     /* rows of which some see little */
+        CU_ASSERT_EQUAL(wrong_rows(&c, c.skip_tiles, &share, NULL), 0);
+        if (!(leaves_out ? share > (kind == 5 ? 0.1 : kind == 4 ? 0.3 : 0.5) && share < 0.9 : share == 0))
+            printf("  kind %d of shape %d: %.3f of its tiles\n", kind, i % SHAPES, share);
+        CU_ASSERT(leaves_out ? share > (kind == 5 ? 0.1 : kind == 4 ? 0.3 : 0.5) && share < 0.9 : share == 0);
+    }
+}
+
+/* With a distance that is too short rows lack what counts, which only the allowance for it lets pass. */
+static void what_is_missing_is_within_its_bound(void) {
+    for (int i = 0; i < SHAPES; i++) {
+        cpa_attend_case c = shape_of(i);
+        double share;
+        int64_t caught = 0;
+        if (!cpa_test_promises_bits() && !is_for_devices(&c)) continue;
+        c.light = 0;
+        for (int decode = 0; decode < 2; decode++) {
+            c.start = c.length - (decode ? 1 : 64);
+            c.skip_tiles = 0.02f;
+            CU_ASSERT_EQUAL(wrong_rows(&c, c.skip_tiles, &share, NULL), 0);
+            CU_ASSERT(share > 0);
+            caught += wrong_rows(&c, 0, &share, NULL);
+        }
+        CU_ASSERT(caught > 0);
+    }
+}
+
+/* Without a distance nothing is counted; with one below which no score lies nothing is left out, and where bits are
+ * promised they are the same. */
+static void what_is_not_left_out_is_as_without(void) {
+    for (int i = 0; i < SHAPES; i++) {
+        cpa_attend_case c = shape_of(i);
+        cpa_attend_result without, with;
+        double share;
+        c.start = c.length - 70;
+        c.skip_tiles = 0;
+        CU_ASSERT_EQUAL(wrong_rows(&c, 0, &share, &without), 0);
+        CU_ASSERT(share == 0);
+        c.skip_tiles = 1e6f;
+        CU_ASSERT_EQUAL(wrong_rows(&c, 0, &share, &with), 0);
+        CU_ASSERT(share == 0);
+        if (cpa_test_promises_bits()) CU_ASSERT(cpa_attend_result_same(&without, &with));
+        cpa_attend_result_destroy(&with);
+        cpa_attend_result_destroy(&without);
+    }
+}
+
+/* Tiles of 256 keys, a group of rows each: of the host, where rows of all KV heads fit into one. */
+static void every_tile_is_counted_once(void) {
+    cpa_attend_case c = shape_of(1);
+    cpa_attend_fixture f;
+    cpa_attend_result result;
+    if (!cpa_test_promises_bits()) return;
+    c.start = c.length - 1;
+    cpa_attend_fixture_init(&f, &c, 2);
+    cpa_attend_result_init(&result, &f);
+    CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(&f, 0, &result), CPA_OK);
+    CU_ASSERT_EQUAL(f.tile_counts[0] % ((c.length + 255) / 256), 0);
+    CU_ASSERT(f.tile_counts[0] > 0);
+    CU_ASSERT_EQUAL(4 * f.tile_counts[1], 3 * f.tile_counts[0]); /* three runs in four are light */
+    cpa_attend_result_destroy(&result);
+    cpa_attend_fixture_destroy(&f);
+}
+
+static void a_distance_that_is_none_is_refused(void) {
+    static const float bad[] = {-1, NAN, INFINITY};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        cpa_attend_case c = shape_of(1);
+        cpa_attend_fixture f;
+        cpa_attend_result result;
+        c.start = c.length - 1;
+        c.skip_tiles = bad[i];
+        cpa_attend_fixture_init(&f, &c, 1);
+        cpa_attend_result_init(&result, &f);
+        CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(&f, 0, &result), CPA_INVALID);
+        CU_ASSERT(strstr(cpa_stream_error(f.stream), "attend: skip_tiles is") != NULL);
+        cpa_attend_result_destroy(&result);
+        cpa_attend_fixture_destroy(&f);
+    }
+}
+
+static const cpa_test TESTS[] = {
+    {"most tiles are left out", most_tiles_are_left_out},
+    {"what is missing is within its bound", what_is_missing_is_within_its_bound},
+    {"what is not left out is as without", what_is_not_left_out_is_as_without},
+    {"every tile is counted once", every_tile_is_counted_once},
+    {"a distance that is none is refused", a_distance_that_is_none_is_refused},
+};
+
+CPA_DEVICE_TEST_MAIN("attend that leaves out tiles", TESTS)
