@@ -42,6 +42,8 @@ static const char *blocks_refuse(const cpa_cuda_attend_spec *spec) {
     if (spec->block_size < CPA_CUDA_LEAST_BOX || spec->block_size == CPA_TENSOR_BLOCK)
         return "keys by blocks over a cache in blocks of fewer than 8 tokens";
     if (spec->call.oddities & CPA_CUDA_NO_BLOCKS) return "a cache of no blocks";
+    if (spec->call.oddities & CPA_CUDA_FAR_ROWS || spec->rows > INT32_MAX)
+        return "2^31 rows of queries, or elements of one";
     return spec->reserved ? "keys by blocks over a reserved plan" : NULL;
 }
 
@@ -137,32 +139,44 @@ static cpa_status launch_hopper(const cpa_cuda_attend_launch *launch, cpa_stream
     return cpa_cuda_attend_hopper(a, &maps, launch->count, stream);
 }
 
-/* The whole plan, by query heads. */
-static cpa_status launch_blocks(const cpa_cuda_attend_launch *launch, cpa_stream *stream) {
+/* The queries as a tensor, for boxes of a warpgroup's rows, those of so many heads of a token being neighbours. */
+static cpa_status encode_queries(const cpa_cuda_attend_launch *launch, int32_t heads, int32_t tail,
+                                 cpa_cuda_persistent_maps *maps, cpa_stream *stream) {
     const cpa_cuda_attend_args *a = launch->args;
-    const int32_t box = cpa_cuda_blocks_box(a->k_dim, a->v_dim, launch->kv->block_size);
-    cpa_cuda_hopper_maps maps = {0};
-    CPA_TRY(encode_pools(launch->kv, box, 0, &maps, stream));
-    return cpa_cuda_attend_blocks(a, &maps, launch->selection->blocks, launch->plan->rows / a->group, stream);
+    const cuuint64_t row_bytes = (cuuint64_t)(a->q_row_stride * cpa_dtype_bytes(a->q_dtype)),
+                     head_bytes = (cuuint64_t)(a->q_head_stride * cpa_dtype_bytes(a->q_dtype));
+    const mapped_tensor q = {
+        .memory = (void *)(uintptr_t)a->q,
+        .dtype = a->q_dtype,
+        .dims = {(cuuint64_t)a->k_dim, (cuuint64_t)a->q_heads, (cuuint64_t)launch->plan->base.rows, 1},
+        .strides = {head_bytes, row_bytes, row_bytes}};
+    CPA_TRY(encode_map(&q, 64, heads, GROUP_ROWS / heads, &maps->q, stream));
+    return tail ? encode_map(&q, tail, heads, GROUP_ROWS / heads, &maps->q_tail, stream) : CPA_OK;
+}
+
+static uint32_t *tickets_of(const cpa_cuda_plan *plan) {
+    return (uint32_t *)(plan->memory->image + plan->tickets_at);
 }
 
 static cpa_status launch_persistent(const cpa_cuda_attend_launch *launch, cpa_stream *stream) {
     const cpa_cuda_attend_args *a = launch->args;
-    const cpa_cuda_plan *plan = launch->plan;
     const int32_t box = cpa_cuda_hopper_box(a->k_dim, a->v_dim, launch->kv->block_size, 0),
                   tail = cpa_cuda_hopper_tail(a->k_dim, a->v_dim);
-    const cuuint64_t row_bytes = (cuuint64_t)(a->q_row_stride * cpa_dtype_bytes(a->q_dtype)),
-                     head_bytes = (cuuint64_t)(a->q_head_stride * cpa_dtype_bytes(a->q_dtype));
-    const mapped_tensor q = {.memory = (void *)(uintptr_t)a->q,
-                             .dtype = a->q_dtype,
-                             .dims = {(cuuint64_t)a->k_dim, (cuuint64_t)a->q_heads, (cuuint64_t)plan->base.rows, 1},
-                             .strides = {head_bytes, row_bytes, row_bytes}};
     cpa_cuda_persistent_maps maps = {0};
-    CPA_TRY(encode_map(&q, 64, a->group, GROUP_ROWS / a->group, &maps.q, stream));
-    if (tail) CPA_TRY(encode_map(&q, tail, a->group, GROUP_ROWS / a->group, &maps.q_tail, stream));
+    CPA_TRY(encode_queries(launch, a->group, tail, &maps, stream));
     CPA_TRY(encode_pools(launch->kv, box, tail, &maps.pools, stream));
-    uint32_t *tickets = (uint32_t *)(plan->memory->image + plan->tickets_at);
-    return cpa_cuda_attend_persistent(a, &maps, launch->count, tickets, stream);
+    return cpa_cuda_attend_persistent(a, &maps, launch->count, tickets_of(launch->plan), stream);
+}
+
+/* The whole plan, by query heads. */
+static cpa_status launch_blocks(const cpa_cuda_attend_launch *launch, cpa_stream *stream) {
+    const cpa_cuda_attend_args *a = launch->args;
+    const int32_t box = cpa_cuda_blocks_box(a->k_dim, a->v_dim, launch->kv->block_size);
+    cpa_cuda_persistent_maps maps = {0};
+    CPA_TRY(encode_queries(launch, 1, 0, &maps, stream));
+    CPA_TRY(encode_pools(launch->kv, box, 0, &maps.pools, stream));
+    return cpa_cuda_attend_blocks(a, &maps, launch->selection->blocks, launch->plan->rows / a->group,
+                                  tickets_of(launch->plan), stream);
 }
 
 /* Latents, or wide heads. The rows of a token may be those of a team of two CTAs. */

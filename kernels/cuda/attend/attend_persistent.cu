@@ -1,76 +1,20 @@
 /* attend over tensors without pages, and over pages of 16 tokens and more, for heads of up to 128 columns and results in
  * `out` alone, on compute capability 9.0 (FlashAttention-3, Shah et al., arXiv:2407.08608, as in attend_hopper.cu). Short
- * sequences, and images, have pieces that take as long to begin and to end as for all between. So a CTA of every
- * multiprocessor takes one piece after the other (a persistent kernel). Of its first warpgroup a warp fetches pieces, and
- * three copy queries, keys and values, as far ahead as there is room (persistent_loads.cuh). The others multiply 64 rows
- * each: two of them take turns (persistent_flow.cuh), three go at their own pace (persistent_apart.cuh). */
-#include "kernels/cuda/attend/persistent_apart.cuh"
-#include "kernels/cuda/attend/persistent_flow.cuh"
+ * sequences, and images, have pieces that take as long to begin and to end as for all between: so CTAs stay
+ * (persistent_kernel.cuh). */
+#include "kernels/cuda/attend/persistent_kernel.cuh"
 
 namespace {
-
-template <typename C>
-__global__ void __launch_bounds__(C::THREADS, 1) attend_persistent(const __grid_constant__ persistent_args args) {
-    extern __shared__ char memory[];
-    __shared__ persistent_shared<C> shared;
-    const uint32_t tiles = (shared_address(memory) + TILE_ALIGNMENT - 1) / TILE_ALIGNMENT * TILE_ALIGNMENT;
-    /* Shuffled, so that the compiler knows that a warp has one: descriptors then stay in uniform registers. */
-    const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0), thread = threadIdx.x % WARPGROUP;
-    const int lane = thread % 32;
-    if (threadIdx.x == 0) {
-        shared.fetched.start(3 + C::CONSUMER_WARPS);
-        for (int i = 0; i < C::CONSUMERS; i++) shared.q[i].start(WARPGROUP / 32);
-        shared.k.start(C::CONSUMER_WARPS);
-        shared.v.start(C::CONSUMER_WARPS);
-        barrier_init(shared_address(&shared.copied), 1);
-        barrier_init_fence();
-    }
-    __syncthreads();
-    if (warpgroup == 0) {
-        registers_shrink<C::LOADER_REGISTERS>();
-        const int warp = thread / 32;
-        if (warp == 0) {
-            fetch_pieces<C>(args, shared, lane);
-        } else if (warp == 1) {
-            copy_queries<C>(args, shared, tiles, lane);
-        } else if (warp == 2) {
-            copy_tiles<C, CPA_KEYS>(args.pools, &args.pools.maps.k, &args.pools.maps.k_tail, shared, shared.k,
-                                    tiles + C::K_AT, lane);
-        } else {
-            copy_tiles<C, CPA_VALUES>(args.pools, &args.pools.maps.v, &args.pools.maps.v_tail, shared, shared.v,
-                                      tiles + C::V_AT, lane);
-        }
-    } else {
-        registers_grow<C::CONSUMER_REGISTERS>();
-        if constexpr (C::TURNS) {
-            take_pieces<C>(args, shared, tiles, warpgroup - 1, thread);
-        } else {
-            take_pieces_apart<C>(args, shared, tiles, warpgroup - 1, thread);
-        }
-    }
-}
-
-template <typename C>
-cpa_status launch(const persistent_args &args, cpa_stream *stream) {
-    static uint64_t prepared;
-    const int multiprocessors = cpa_cuda_device_of(stream)->multiprocessors;
-    const cpa_status status =
-        cpa_cuda_shared_memory(stream, (const void *)attend_persistent<C>, C::SHARED_BYTES, &prepared);
-    if (status != CPA_OK) return status;
-    const int ctas = args.total < multiprocessors ? args.total : multiprocessors;
-    attend_persistent<C><<<ctas, C::THREADS, C::SHARED_BYTES, cpa_cuda_handle(stream)>>>(args);
-    return cpa_cuda_launched(stream, "attend");
-}
 
 template <typename Element>
 cpa_status launch_widths(const persistent_args &args, cpa_stream *stream) {
     switch (shape_of(args.pools.a.k_dim, args.pools.a.v_dim, true, false, args.pools.flat)) {
-        case NARROW: return launch<persistent_config<Element, NARROW>>(args, stream);
-        case FLAT_72: return launch<persistent_config<Element, FLAT_72>>(args, stream);
-        case TAILED_80: return launch<persistent_config<Element, TAILED_80>>(args, stream);
-        case TAILED_96: return launch<persistent_config<Element, TAILED_96>>(args, stream);
+        case NARROW: return launch_persistent<persistent_config<Element, NARROW>>(args, stream);
+        case FLAT_72: return launch_persistent<persistent_config<Element, FLAT_72>>(args, stream);
+        case TAILED_80: return launch_persistent<persistent_config<Element, TAILED_80>>(args, stream);
+        case TAILED_96: return launch_persistent<persistent_config<Element, TAILED_96>>(args, stream);
     }
-    return launch<persistent_config<Element, SQUARE>>(args, stream);
+    return launch_persistent<persistent_config<Element, SQUARE>>(args, stream);
 }
 
 } // namespace

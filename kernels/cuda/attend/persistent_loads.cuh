@@ -9,7 +9,8 @@
 
 namespace {
 
-constexpr int PIECES = 4; /* that a CTA has fetched, if they are short */
+template <typename C>
+struct packed_work; /* persistent_rows.cuh */
 
 struct persistent_args {
     hopper_args pools;
@@ -22,6 +23,10 @@ struct persistent_args {
 template <typename Element, int Shape>
 struct persistent_config : config<Element, Shape, BOXES, false> {
     using base = config<Element, Shape, BOXES, false>;
+    using args = persistent_args;
+    using walk = key_walk<base::KEYS>;
+    using work = packed_work<persistent_config>; /* which pieces there are, what their rows see, where these go */
+    static constexpr int PIECES = 4;             /* that a CTA has fetched, if they are short */
     /* Queries that are all in registers give their stage back at once. */
     static constexpr bool Q_HELD = base::REGISTER_STEPS * 16 == base::K_DIM;
     static constexpr int Q_STAGES = Q_HELD ? 1 : 2, K_AT = base::CONSUMERS * Q_STAGES * base::Q_BYTES;
@@ -62,16 +67,16 @@ struct ring_barriers {
 
 struct fetched_piece {
     cpa_cuda_piece piece;
-    /* KV head; the consumer of the piece's first rows, which the others follow in turn. */
-    int32_t kv_head, first_consumer;
+    /* KV head; the first query head; the consumer of the piece's first rows, which the others follow in turn. */
+    int32_t kv_head, head, first_consumer;
     int32_t none_left; /* not 0: there was no piece left to fetch */
 };
 
 template <typename C>
 struct persistent_shared {
-    fetched_piece pieces[PIECES];
-    key_walk<C::KEYS> walks[PIECES];
-    ring_barriers<PIECES> fetched;
+    fetched_piece pieces[C::PIECES];
+    typename C::walk walks[C::PIECES];
+    ring_barriers<C::PIECES> fetched;
     uint64_t copied; /* the keys of a piece are on their way: it is time to fetch the next */
     ring_barriers<C::Q_STAGES> q[C::CONSUMERS];
     ring_barriers<C::KV_STAGES> k, v;
@@ -102,7 +107,7 @@ __device__ void fetch_pieces(const persistent_args &args, persistent_shared<C> &
     static_assert(WORDS <= 32, "a lane each");
     int ticket = blockIdx.x, first_consumer = 0;
     for (uint32_t n = 0;; n++) {
-        fetched_piece &fetched = shared.pieces[n % PIECES];
+        fetched_piece &fetched = shared.pieces[n % C::PIECES];
         const bool none_left = ticket >= args.total;
         const cta_work work(a, none_left ? 0 : ticket);
         const uint32_t word = __ldg((const uint32_t *)(a.pieces + work.piece) + min(lane, WORDS - 1));
@@ -112,12 +117,13 @@ __device__ void fetch_pieces(const persistent_args &args, persistent_shared<C> &
         if (lane == 0) {
             fetched.none_left = none_left;
             fetched.kv_head = work.kv_group;
+            fetched.head = work.kv_group << args.group_shift;
             fetched.first_consumer = first_consumer;
         }
         first_consumer += (fetched.piece.row_end - fetched.piece.row_begin + GROUP_ROWS - 1) / GROUP_ROWS;
         first_consumer %= C::CONSUMERS;
         if (lane == 0) {
-            key_walk<C::KEYS> &walk = shared.walks[n % PIECES];
+            key_walk<C::KEYS> &walk = shared.walks[n % C::PIECES];
             walk.low = keys_of_packed(args, fetched.piece, fetched.piece.row_begin);
             walk.high = keys_of_packed(args, fetched.piece, fetched.piece.row_end - 1);
             walk.sinks = 0;
@@ -137,8 +143,8 @@ template <typename C, typename Take>
 __device__ void for_pieces(persistent_shared<C> &shared, int lane, Take take) {
     for (uint32_t n = 0;; n++) {
         shared.fetched.wait_full(n);
-        if (shared.pieces[n % PIECES].none_left) return;
-        take(shared.pieces[n % PIECES], shared.walks[n % PIECES]);
+        if (shared.pieces[n % C::PIECES].none_left) return;
+        take(shared.pieces[n % C::PIECES], shared.walks[n % C::PIECES]);
         __syncwarp();
         shared.fetched.release(n, lane);
     }
@@ -148,7 +154,7 @@ __device__ void for_pieces(persistent_shared<C> &shared, int lane, Take take) {
 template <typename C>
 __device__ void copy_queries(const persistent_args &args, persistent_shared<C> &shared, uint32_t tiles, int lane) {
     uint32_t taken[C::CONSUMERS] = {};
-    for_pieces(shared, lane, [&](const fetched_piece &fetched, const key_walk<C::KEYS> &) {
+    for_pieces(shared, lane, [&](const fetched_piece &fetched, const typename C::walk &) {
 #pragma unroll
         for (int consumer = 0; consumer < C::CONSUMERS; consumer++) {
             const int row = fetched.piece.row_begin + group_of<C>(fetched, consumer) * GROUP_ROWS;
@@ -158,15 +164,14 @@ __device__ void copy_queries(const persistent_args &args, persistent_shared<C> &
             ring.wait_empty(n);
             if (lane == 0) {
                 const uint32_t to = tiles + (consumer * C::Q_STAGES + ring.stage(n)) * C::Q_BYTES;
-                const int head = fetched.kv_head << args.group_shift,
-                          token = (int)fetched.piece.q_row + (row >> args.group_shift);
+                const int token = (int)fetched.piece.q_row + (row >> args.group_shift);
                 barrier_expect(ring.full_at(n), C::Q_BYTES);
 #pragma unroll
                 for (int part = 0; part < C::K_DIM / COLUMNS; part++)
-                    copy_box(to + part * GROUP_ROWS * COLUMNS * 2, &args.q, ring.full_at(n), part * COLUMNS, head,
-                             token, 0);
+                    copy_box(to + part * GROUP_ROWS * COLUMNS * 2, &args.q, ring.full_at(n), part * COLUMNS,
+                             fetched.head, token, 0);
                 if (C::TAIL > 0)
-                    copy_box(to + GROUP_ROWS * C::K_WHOLE * 2, &args.q_tail, ring.full_at(n), C::K_WHOLE, head,
+                    copy_box(to + GROUP_ROWS * C::K_WHOLE * 2, &args.q_tail, ring.full_at(n), C::K_WHOLE, fetched.head,
                              token, 0);
             }
             __syncwarp();
@@ -181,7 +186,7 @@ __device__ void copy_tiles(const hopper_args &args, const CUtensorMap *map, cons
     constexpr int DIM = PART == CPA_KEYS ? C::K_DIM : C::V_COLUMNS, BYTES = C::KEYS * DIM * 2;
     const int row = lane * args.box;
     uint32_t n = 0;
-    for_pieces(shared, lane, [&](const fetched_piece &fetched, const key_walk<C::KEYS> &walk) {
+    for_pieces(shared, lane, [&](const fetched_piece &fetched, const typename C::walk &walk) {
         const int count = walk.count;
         const int end = walk.high.end; /* of the keys that some row sees: there may be boxes between that and the last */
         box_place next = {};

@@ -136,6 +136,45 @@ __device__ void store_rows(const persistent_args &args, const fetched_piece &fet
     }
 }
 
+/* The pieces of a plan, whose packed rows are those of a group of query heads. */
+template <typename C>
+struct packed_work {
+    /* Which steps have keys to hide, counted from the first of a piece on. */
+    struct masked_steps {
+        int full_first, full_end;
+        __device__ masked_steps(const key_walk<C::KEYS> &walk, uint32_t begin) {
+            const row_keys full = walk.full_steps();
+            full_first = begin + full.first, full_end = begin + full.end;
+        }
+        __device__ bool operator()(uint32_t m) const { return (int)m - full_first < 0 || (int)m - full_end >= 0; }
+    };
+    using row_ends = row_inverses;
+
+    static __device__ void fetch(const persistent_args &args, persistent_shared<C> &shared, int lane) {
+        fetch_pieces<C>(args, shared, lane);
+    }
+    /* Before the scores of the i-th tile of the walk are multiplied, and when they are. */
+    struct looked_up {};
+    static __device__ looked_up look_up(const persistent_args &, const fetched_piece &, const key_walk<C::KEYS> &, int,
+                                        int, int) {
+        return {};
+    }
+    template <int N>
+    static __device__ void hide(float (&s)[N], const persistent_args &args, const fetched_piece &fetched,
+                                const key_walk<C::KEYS> &walk, const looked_up &, int i, int row, int lane) {
+        hide_unseen(s, args, fetched.piece, walk.tile(i) * C::KEYS, row, lane);
+    }
+    /* What of a thread's rows is known when all scores are: before the values of the last tile are. */
+    static __device__ row_ends end(const persistent_args &args, const fetched_piece &fetched, key_walk<C::KEYS> &,
+                                   const thread_state<C> &state, int row, int lane) {
+        return store_lses<C>(args, fetched, state, row, lane);
+    }
+    static __device__ void store(const persistent_args &args, const fetched_piece &fetched, const key_walk<C::KEYS> &,
+                                 const thread_state<C> &state, const row_ends &ends, int row, int lane) {
+        store_rows<C>(args, fetched, state, ends, row, lane);
+    }
+};
+
 } // namespace
 
 #endif
