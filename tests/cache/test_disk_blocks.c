@@ -139,6 +139,7 @@ static void who_opens_the_folder_next_finds_what_was_stored(void) {
     store(disk, 0, 2, 7);
     store(disk, 0, 3, 8);
     store(disk, 1, 0, 9);
+    CU_ASSERT(loads(disk, 0, 3, 8) && loads(disk, 1, 0, 9));
     CU_ASSERT(loads(disk, 0, 2, 7)); /* used after the others */
     cpa_disk_blocks_close(disk);
     /* One who has not come to its end leaves this. */
