@@ -30,9 +30,11 @@ void cpa_disk_blocks_close(cpa_disk_blocks *disk);
 /* The blocks that were there when it was opened, [*n]; valid until it is closed. */
 const cpa_disk_entry *cpa_disk_blocks_found(const cpa_disk_blocks *disk, int64_t *n);
 
-/* A copy of a block goes to the slot of *where, whose `used` and `sha256` are not looked at, in place of what is there.
- * Where more waits to be written than memory is spent on, it does not, or (waits) the caller waits. */
-void cpa_disk_blocks_store(cpa_disk_blocks *disk, const cpa_disk_entry *where, const void *block, int waits);
+/* A copy of a block goes to the slot of *where, whose `used` and `sha256` are not looked at, in place of what is there: of
+ * one that still has the checksum that it came to host memory with (kv_cache.h); another is logged, and nothing is
+ * stored. Where more waits to be written than memory is spent on, it is not, or (waits) the caller waits. */
+void cpa_disk_blocks_store(cpa_disk_blocks *disk, const cpa_disk_entry *where, const void *block, uint64_t checksum,
+                           int waits);
 /* Reads the block of the unit of *where from its slot; `block` and *failed, which is 0, are written until
  * cpa_disk_blocks_wait returns. *failed is then 1 for a block that is damaged or not there. */
 void cpa_disk_blocks_load(cpa_disk_blocks *disk, const cpa_disk_entry *where, void *block, uint64_t *failed);

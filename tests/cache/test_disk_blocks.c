@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "src/cache/disk_blocks.h"
+#include "src/cache/kv_cache.h"
 #include "tests/fixtures/folder_fixture.h"
 #include "tests/fixtures/unit.h"
 
@@ -51,7 +52,7 @@ static void store(cpa_disk_blocks *disk, int32_t group, int32_t slot, int unit) 
     const cpa_disk_entry where = slot_of(group, slot, unit);
     char block[BYTES];
     fill(block, group, unit);
-    cpa_disk_blocks_store(disk, &where, block, unit % 2);
+    cpa_disk_blocks_store(disk, &where, block, cpa_kv_checksum(block, GROUPS.list[group].block_bytes), unit % 2);
 }
 
 /* 1: it is what was stored for the unit; 0: it is not there. */
@@ -194,6 +195,24 @@ static void a_damaged_block_does_not_come_back(void) {
     cpa_test_folder_remove(&folder);
 }
 
+/* Its SHA-256 would be that of what it has become. */
+static void a_block_that_was_damaged_in_memory_is_not_stored(void) {
+    cpa_test_folder folder = cpa_test_folder_make();
+    cpa_disk_blocks *disk = open_again(&folder);
+    const cpa_disk_entry where = slot_of(0, 4, 4);
+    char block[BYTES];
+    fill(block, 0, 4);
+    const uint64_t checksum = cpa_kv_checksum(block, BYTES);
+    block[BYTES - 1] ^= 1;
+    listen();
+    cpa_disk_blocks_store(disk, &where, block, checksum, 0);
+    CU_ASSERT_FALSE(loads(disk, 0, 4, 4));
+    expect_warning("a block of group 0 of rank 1 was damaged in host memory, and is not written");
+    CU_ASSERT_FALSE(cpa_disk_blocks_is_full(disk));
+    cpa_disk_blocks_close(disk);
+    cpa_test_folder_remove(&folder);
+}
+
 static void a_damaged_index_is_not_used(void) {
     for (int64_t at = 9; at < 400; at += 13) {
         cpa_test_folder folder = cpa_test_folder_make();
@@ -315,6 +334,7 @@ static const cpa_test tests[] = {
     {"a slot has the unit that was stored last", a_slot_has_the_unit_that_was_stored_last},
     {"who opens the folder next finds what was stored", who_opens_the_folder_next_finds_what_was_stored},
     {"a damaged block does not come back", a_damaged_block_does_not_come_back},
+    {"a block that was damaged in memory is not stored", a_block_that_was_damaged_in_memory_is_not_stored},
     {"a damaged index is not used", a_damaged_index_is_not_used},
     {"a folder of another job is refused", a_folder_of_another_job_is_refused},
     {"a folder in use, or not there, is refused", a_folder_in_use_or_not_there_is_refused},

@@ -295,6 +295,18 @@ evicted() {
     expect_value damaged_blocks 1 damaged.json
     expect_digest_of damaged.json off.json
     said 'has other bytes than were written; its tokens are computed again' || fail "damage is not said"
+    CP_ATTN=$CP_ATTN_FAULTS CPATTN_FAULT=damaged-swap run 2 "${options[@]}" --swap-space 0.01 --keep-evicted \
+        --result-json swapped.json
+    expect_code 0 "blocks damaged in host memory"
+    expect_digest_of swapped.json off.json
+    [ "$(value damaged_blocks swapped.json)" -gt 0 ] || fail "damage in host memory is not noticed"
+    rm kept/*
+    CP_ATTN=$CP_ATTN_FAULTS CPATTN_FAULT=damaged-swap run 2 "${options[@]}" "${folder[@]}" --result-json swapped.json
+    expect_code 0 "blocks damaged on their way to the folder"
+    expect_digest_of swapped.json off.json
+    run 2 "${options[@]}" "${folder[@]}" --result-json after.json
+    expect_code 0 "the job after that"
+    expect_digest_of after.json off.json
     run 2 "${options[@]}" "${folder[@]}" --seed 9
     expect_code 2 "a folder of another model"
     expect_line '--swap-folder: rank 0: swap_folder kept: rank-0.index is of another job, of seed 0; expected seed 9'
