@@ -1,6 +1,6 @@
-/* A place below the device that keeps units, host memory or disk: pools of its blocks, or slots, and what is found in them.
- * What was used last is kept longest, of the party that has the most. A unit has a block on each rank where its blocks,
- * [cp_size], are not -1. Part of the scheduler. */
+/* A place below the device that keeps units, host memory or disk: pools of its blocks, or slots, and what is found
+ * in them. What was used last is kept longest, of the party that has the most. A unit has a block on each rank where
+ * its blocks, [cp_size], are not -1. Part of the scheduler. */
 #ifndef CPA_EVICTED_TIER_H
 #define CPA_EVICTED_TIER_H
 
@@ -33,12 +33,12 @@ void cpa_tier_forget(const cpa_scheduler *s, cpa_evicted_tier *t, int32_t group,
 /* It has been used. */
 void cpa_tier_touch(const cpa_scheduler *s, cpa_evicted_tier *t, int32_t group, const cpa_prefix_digest *key);
 
-/* In the pools of a tier, or of the device: takes a block of each rank on which a unit has some, as `spread` says; 0: there
- * are too few, and none is taken. */
+/* In the pools of a tier, or of the device: takes a block of each rank on which a unit has some, as `spread` says;
+ * 0: there are too few, and none is taken. */
 int cpa_unit_take(const cpa_scheduler *s, cpa_block_pool *const *pools, int32_t group, const int32_t *spread,
                   int32_t *blocks);
-/* Lets a unit be found in blocks that are owned, and be kept for a party when they are not; 0: it is not, as it is found
- * already or there is no memory. */
+/* Lets a unit be found in blocks that are owned, and be kept for a party when they are not; 0: it is not, as it is
+ * found already or there is no memory. */
 int cpa_unit_keep(const cpa_scheduler *s, cpa_prefix_cache *cache, cpa_block_pool *const *pools, int32_t group,
                   const cpa_prefix_digest *key, const int32_t *blocks, int32_t party);
 /* Lets go of its blocks. */

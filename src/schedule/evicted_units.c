@@ -96,10 +96,6 @@ cpa_evicted_place cpa_evicted_where(const cpa_scheduler *s, int32_t group, const
     return cpa_tier_find(&e->disk, group, key) ? CPA_EVICTED_ON_DISK : CPA_EVICTED_NOWHERE;
 }
 
-const int32_t *cpa_evicted_in_host(const cpa_scheduler *s, int32_t group, const cpa_prefix_digest *key) {
-    return cpa_tier_find(&s->evicted->host, group, key);
-}
-
 const int32_t *cpa_evicted_spread(const cpa_scheduler *s, int32_t group, const cpa_prefix_digest *key) {
     const int32_t *unit = cpa_tier_find(&s->evicted->host, group, key);
     return unit ? unit : cpa_tier_find(&s->evicted->disk, group, key);
@@ -183,7 +179,7 @@ void cpa_evicted_put(cpa_scheduler *s, int32_t pool, int32_t block, int32_t part
 /* ---- up ---- */
 
 cpa_status cpa_evicted_pin(cpa_scheduler *s, int32_t group, const cpa_prefix_digest *key, cpa_error *err) {
-    const int32_t size = s->options.map.cp_size, *unit = cpa_evicted_in_host(s, group, key);
+    const int32_t size = s->options.map.cp_size, *unit = cpa_tier_find(&s->evicted->host, group, key);
     for (int32_t r = 0; unit && r < size; r++) {
         if (unit[r] < 0) continue;
         CPA_TRY(cpa_block_pool_retain(s->host_pools[group * size + r], unit[r], err));
@@ -222,7 +218,7 @@ static cpa_status add_arrival(cpa_scheduler *s, const cpa_sequence *sequence, co
 cpa_status cpa_evicted_fetch(cpa_scheduler *s, const cpa_sequence *sequence, const cpa_stored_unit *unit, int *started,
                              cpa_error *err) {
     cpa_evicted *e = s->evicted;
-    const int32_t *host = cpa_evicted_in_host(s, unit->group, &unit->key);
+    const int32_t *host = cpa_tier_find(&e->host, unit->group, &unit->key);
     *started = cpa_unit_take(s, s->pools, unit->group, host, e->coming);
     if (!*started) return CPA_OK;
     CPA_TRY(add_arrival(s, sequence, unit, 0, err));
