@@ -85,7 +85,8 @@ typedef struct cpa_engine_options {
     void *token_ctx;
     int32_t no_prefix_caching; /* equal beginnings of prompts are computed again; samples of one prompt still share */
     cpa_preemption_mode preemption;
-    int64_t swap_bytes; /* bytes of host memory on one rank for the cache of preempted sequences; 0 = none */
+    /* Bytes of host memory on one rank for the cache of preempted sequences, and with keep_evicted for blocks; 0 = none */
+    int64_t swap_bytes;
     cpa_policy policy;
     double ageing_s;                      /* waiting time, in s, that counts as one level of priority; 0 = never */
     int64_t long_prefill_token_threshold; /* most tokens of one prefill in a step; 0 = no bound of its own */
@@ -135,16 +136,16 @@ typedef struct cpa_engine_options {
      * that are not quantised. 0 = all attend all keys. */
     int32_t sparse_stride;
     float sparse_tau;
-    /* Blocks that can be found by their prefix and have to make room for others stay in the host memory of swap_bytes, as
-     * far as no preempted request needs that, the least recently used ones the shortest, and come back for a prompt that
-     * begins with them. 0: they are gone. */
+    /* Blocks that can be found by their prefix and have to make room for others stay in the host memory of
+     * swap_bytes, as far as no preempted request needs that, the least recently used ones the shortest, and come
+     * back for a prompt that begins with them. 0: they are gone. */
     int32_t keep_evicted;
-    /* With keep_evicted: a folder that they are also written to, by threads of each rank, and where the next engine with
-     * as many ranks finds them: swap_folder_bytes of one rank, in files of its own. Blocks are found if the model, its
-     * shape and dtypes, the layout of the cache, block_size, interleave and the back end are the same, and the names
-     * swap_model and swap_salt of the model and of whoever may share them; otherwise the engine is not created,
-     * CPA_INVALID. Each has a SHA-256: what is damaged is computed again. Where the folder takes no more, that is logged
-     * and the engine goes on without. Texts are copied; NULL = none. */
+    /* With keep_evicted: a folder that they are also written to, by threads of each rank, and where the next engine
+     * with as many ranks finds them: swap_folder_bytes of one rank, in files of its own. Blocks are found if the
+     * model, its shape and dtypes, the layout of the cache, block_size, interleave and the back end are the same,
+     * and the names swap_model and swap_salt of the model and of whoever may share them; otherwise the engine is not
+     * created, CPA_INVALID. Each has a SHA-256: what is damaged is computed again. Where the folder takes no more,
+     * that is logged and the engine goes on without. Texts are copied; NULL = none. */
     const char *swap_folder, *swap_model, *swap_salt;
     int64_t swap_folder_bytes;
     /* Not 0: the cache lies in page-locked memory of the host, and attention of each rank has so many bytes of the
@@ -322,9 +323,10 @@ typedef struct cpa_engine_stats {
     /* With sparse_stride: blocks of keys that rows of blocks of prompts attend, in all layers and heads, and those that
      * they would attend without. */
     int64_t sparse_blocks_kept, sparse_blocks_seen;
-    /* With keep_evicted, blocks, sum over ranks: those that moved to host memory, and of these to the folder; that came
-     * back to a device, and from the folder to host memory; that were damaged then, or not there, and computed again; that
-     * were in the folder when the engine was created; and those that are found in host memory and in the folder now. */
+    /* With keep_evicted, blocks, sum over ranks: those that moved to host memory, and of these to the folder; that
+     * came back to a device, and from the folder to host memory; that were damaged then, or not there, and computed
+     * again; that were in the folder when the engine was created; and those that are found in host memory and in the
+     * folder now. */
     int64_t kept_blocks, stored_blocks, fetched_blocks, loaded_blocks, damaged_blocks, restored_blocks;
     int64_t host_blocks, folder_blocks;
     int64_t folder_bytes_written, folder_bytes_read;

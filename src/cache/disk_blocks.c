@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "src/cache/file_bytes.h"
+#include "src/cache/kv_cache.h"
 
 enum { THREADS = 4, QUEUE_BYTES = 256 << 20 /* of blocks that wait to be written */, NAME_BYTES = 128 };
 
@@ -25,8 +26,9 @@ static const double INDEX_SECONDS = 10, SLEEP_SECONDS = 1;
 typedef struct job {
     struct job *next;
     cpa_disk_entry where;
-    void *to;         /* NULL: it is written, from `bytes` */
-    uint64_t *failed; /* of a load */
+    void *to;          /* NULL: it is written, from `bytes` */
+    uint64_t *failed;  /* of a load */
+    uint64_t checksum; /* of a store */
     uint8_t bytes[];
 } job;
 
@@ -88,15 +90,29 @@ static int digest(const cpa_disk_entry *where, const void *block, int64_t bytes,
     return ok;
 }
 
+/* A block whose bytes changed in memory would come back with a SHA-256 that is right. */
+static int is_sound(const cpa_disk_blocks *disk, const job *j) {
+    if (cpa_kv_checksum(j->bytes, disk->block_bytes[j->where.group]) == j->checksum) return 1;
+    cpa_log(CPA_LOG_WARN,
+            "swap folder %s: a block of group %" PRId32 " of rank %" PRId32
+            " was damaged in host memory, and is not written",
+            disk->folder_name, j->where.group, disk->rank);
+    return 0;
+}
+
 static void write_block(cpa_disk_blocks *disk, const job *j) {
     const int64_t bytes = disk->block_bytes[j->where.group];
     cpa_disk_entry now = j->where;
+    const char *why = "OpenSSL gives no SHA-256";
+    int ok = 0;
     pthread_mutex_lock(&disk->lock);
     entry_of(disk, &now)->ranks = 0;
     pthread_mutex_unlock(&disk->lock);
-    const int hashed = digest(&now, j->bytes, bytes, now.sha256);
-    const int ok = hashed && cpa_file_write_at(disk->files[now.group], j->bytes, bytes, now.slot * bytes);
-    const char *why = hashed ? strerror(errno) : "OpenSSL gives no SHA-256";
+    const int sound = is_sound(disk, j);
+    if (sound && digest(&now, j->bytes, bytes, now.sha256)) {
+        ok = cpa_file_write_at(disk->files[now.group], j->bytes, bytes, now.slot * bytes);
+        why = strerror(errno);
+    }
     pthread_mutex_lock(&disk->lock);
     disk->queued_bytes -= bytes;
     pthread_cond_broadcast(&disk->done);
@@ -105,7 +121,7 @@ static void write_block(cpa_disk_blocks *disk, const job *j) {
         *entry_of(disk, &now) = now;
         disk->changed = 1;
         disk->stats.bytes_written += bytes;
-    } else {
+    } else if (sound) {
         give_up(disk, "a block", why);
     }
     pthread_mutex_unlock(&disk->lock);
@@ -238,13 +254,14 @@ static int reserve_queue(cpa_disk_blocks *disk, int64_t bytes, int waits) {
     return has_room;
 }
 
-void cpa_disk_blocks_store(cpa_disk_blocks *disk, const cpa_disk_entry *where, const void *block, int waits) {
+void cpa_disk_blocks_store(cpa_disk_blocks *disk, const cpa_disk_entry *where, const void *block, uint64_t checksum,
+                           int waits) {
     const int64_t bytes = disk->block_bytes[where->group];
     /* The slot of one that is not written has what it had, which is not found by that key. */
     if (!reserve_queue(disk, bytes, waits)) return;
     job *j = malloc(sizeof *j + (size_t)bytes);
     if (j) {
-        *j = (job){.where = *where};
+        *j = (job){.where = *where, .checksum = checksum};
         memcpy(j->bytes, block, (size_t)bytes);
     }
     pthread_mutex_lock(&disk->lock);

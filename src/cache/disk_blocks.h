@@ -1,10 +1,11 @@
-/* Blocks of a rank on disk: slots in a file for each group of layers, and an index of what is in them (disk_index.h).
+/* Blocks of a rank on disk: slots in a file for each group of layers, and an index of what is in them
+ * (disk_index.h).
  *
- * Threads of its own write and read. What is stored is copied when it is given; the moves of one slot take place in the
- * order in which they were asked for. Each block has a SHA-256, which is compared when it is read: what is damaged, or
- * belongs to another unit, does not come back. Where a write fails, as the disk is full, that is logged once, nothing is
- * stored any more, and what is there can still be read. The index is written every few seconds while blocks are, and at
- * the end. One thread calls these functions. */
+ * Threads of its own write and read. What is stored is copied when it is given; the moves of one slot take place in
+ * the order in which they were asked for. Each block has a SHA-256, which is compared when it is read: what is
+ * damaged, or belongs to another unit, does not come back. Where a write fails, as the disk is full, that is logged
+ * once, nothing is stored any more, and what is there can still be read. The index is written every few seconds
+ * while blocks are, and at the end. One thread calls these functions. */
 #ifndef CPA_CACHE_DISK_BLOCKS_H
 #define CPA_CACHE_DISK_BLOCKS_H
 
@@ -30,9 +31,11 @@ void cpa_disk_blocks_close(cpa_disk_blocks *disk);
 /* The blocks that were there when it was opened, [*n]; valid until it is closed. */
 const cpa_disk_entry *cpa_disk_blocks_found(const cpa_disk_blocks *disk, int64_t *n);
 
-/* A copy of a block goes to the slot of *where, whose `used` and `sha256` are not looked at, in place of what is there.
- * Where more waits to be written than memory is spent on, it does not, or (waits) the caller waits. */
-void cpa_disk_blocks_store(cpa_disk_blocks *disk, const cpa_disk_entry *where, const void *block, int waits);
+/* A copy of a block goes to the slot of *where, whose `used` and `sha256` are not looked at, in place of what is
+ * there: of one that still has the checksum that it came to host memory with (kv_cache.h); another is logged, and
+ * nothing is stored. Where more waits to be written than memory is spent on, it is not, or (waits) the caller waits. */
+void cpa_disk_blocks_store(cpa_disk_blocks *disk, const cpa_disk_entry *where, const void *block, uint64_t checksum,
+                           int waits);
 /* Reads the block of the unit of *where from its slot; `block` and *failed, which is 0, are written until
  * cpa_disk_blocks_wait returns. *failed is then 1 for a block that is damaged or not there. */
 void cpa_disk_blocks_load(cpa_disk_blocks *disk, const cpa_disk_entry *where, void *block, uint64_t *failed);

@@ -27,7 +27,8 @@ typedef struct cpa_disk_entry {
 cpa_status cpa_disk_index_write(int folder, const char *name, const char *identity, const cpa_disk_entry *entries,
                                 int64_t n, cpa_error *err);
 /* Reads an index: *entries is to be freed, and has none where there is no file. CPA_INVALID where it is of another
- * version, or another identity, of whose parts, between commas, the message names the first that differs; CPA_IO where it is damaged. */
+ * version, or another identity, of whose parts, between commas, the message names the first that differs; CPA_IO
+ * where it is damaged. */
 cpa_status cpa_disk_index_read(int folder, const char *name, const char *identity, cpa_disk_entry **entries, int64_t *n,
                                cpa_error *err);
 

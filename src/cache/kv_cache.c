@@ -163,6 +163,10 @@ void cpa_kv_cache_seal(cpa_kv_cache *cache, int32_t block) {
     cache->checksums[block] = cpa_kv_checksum(cpa_kv_cache_host_block(cache, block), cache->block_bytes);
 }
 
+uint64_t cpa_kv_cache_checksum(const cpa_kv_cache *cache, int32_t block) {
+    return cache->checksums[block];
+}
+
 /* ---- moves ---- */
 
 static cpa_status reserve_pairs(cpa_kv_cache *cache, int64_t n, cpa_stream *stream) {

@@ -62,6 +62,8 @@ cpa_status cpa_kv_cache_move(cpa_kv_cache *cache, cpa_kv_tier from, cpa_kv_tier 
 /* A block in host memory, all of its layers; who has written it there without a move seals it. */
 void *cpa_kv_cache_host_block(const cpa_kv_cache *cache, int32_t block);
 void cpa_kv_cache_seal(cpa_kv_cache *cache, int32_t block);
+/* The checksum that it came there with. */
+uint64_t cpa_kv_cache_checksum(const cpa_kv_cache *cache, int32_t block);
 
 /* A checksum that any change of one aligned word alters. bytes is a multiple of 8 or the rest is taken as zeros. */
 uint64_t cpa_kv_checksum(const void *memory, int64_t bytes);

@@ -6,26 +6,12 @@
 #include "base/array.h"
 #include "base/check.h"
 #include "base/min_max.h"
+#include "src/schedule/evicted_tier.h"
 #include "src/schedule/scheduler_blocks.h"
 #include "src/schedule/unconfirmed.h"
 
 /* What a rank reads from disk for one plan: the step that follows waits for it. */
 enum { LOAD_BYTES = 64 << 20 };
-
-/* Told of the evictions of one pool of a tier. */
-typedef struct tier_evict {
-    const cpa_scheduler *scheduler;
-    struct tier *tier;
-    int32_t pool;
-} tier_evict;
-
-/* Host memory, or disk: its blocks, or slots, and what is found in them. */
-typedef struct tier {
-    cpa_block_pool **pools;                         /* [n_pools]; NULL: there is no such tier */
-    cpa_prefix_cache *caches[CPA_MAX_LAYER_GROUPS]; /* of each group */
-    tier_evict *evict;                              /* [n_pools] */
-    int32_t *dropped;                               /* [cp_size], scratch: the blocks of a unit that is forgotten */
-} tier;
 
 /* A unit on its way. */
 typedef struct arrival {
@@ -40,111 +26,13 @@ typedef struct arrival {
 } arrival;
 
 struct cpa_evicted {
-    tier host, disk;
+    cpa_evicted_tier host, disk;
     arrival *arrivals;  /* hash table by id, in the order of their plans */
     int32_t *unit;      /* [cp_size], scratch: the blocks that a unit moves down to, */
     int32_t *coming;    /* and those that one moves up to, for which others may move down */
     int64_t load_bytes; /* what this plan may still load */
     int stores_no_more;
 };
-
-/* ---- a tier ---- */
-
-static const int32_t *find_in(const tier *t, int32_t group, const cpa_prefix_digest *key) {
-    return t->pools ? cpa_prefix_cache_find(t->caches[group], key) : NULL;
-}
-
-/* Who finds the unit of a block of a pool there finds it no more. */
-static void forget(const cpa_scheduler *s, tier *t, int32_t pool, int32_t block) {
-    const int32_t size = s->options.map.cp_size, first = pool / size * size;
-    const int32_t *unit = cpa_prefix_cache_unit(t->caches[pool / size], pool % size, block);
-    if (!unit) return;
-    memcpy(t->dropped, unit, (size_t)size * sizeof *unit);
-    cpa_prefix_cache_drop(t->caches[pool / size], pool % size, block);
-    for (int32_t r = 0; r < size; r++)
-        if (t->dropped[r] >= 0) cpa_block_pool_forget(t->pools[first + r], t->dropped[r]);
-}
-
-static void on_tier_evict(void *ctx, int32_t block, int32_t party) {
-    const tier_evict *of = ctx;
-    (void)party;
-    forget(of->scheduler, of->tier, of->pool, block);
-}
-
-static void forget_key(const cpa_scheduler *s, tier *t, int32_t group, const cpa_prefix_digest *key) {
-    const int32_t *unit = find_in(t, group, key);
-    for (int32_t r = 0; unit && r < s->options.map.cp_size; r++)
-        if (unit[r] >= 0) {
-            forget(s, t, group * s->options.map.cp_size + r, unit[r]);
-            return;
-        }
-}
-
-static void release_unit(const cpa_scheduler *s, cpa_block_pool *const *pools, int32_t group, const int32_t *blocks) {
-    for (int32_t r = 0; r < s->options.map.cp_size; r++)
-        if (blocks[r] >= 0)
-            (void)cpa_block_pool_release(pools[group * s->options.map.cp_size + r], blocks[r], NULL); /* it is owned */
-}
-
-/* Takes a block of each rank on which a unit has some; 0: there are too few, and none is taken. */
-static int take_unit(const cpa_scheduler *s, cpa_block_pool *const *pools, int32_t group, const int32_t *spread,
-                     int32_t *blocks) {
-    const int32_t size = s->options.map.cp_size;
-    int taken = 1;
-    for (int32_t r = 0; r < size; r++) blocks[r] = -1;
-    for (int32_t r = 0; r < size && taken; r++)
-        if (spread[r] >= 0) taken = cpa_block_pool_take(pools[group * size + r], 1, &blocks[r]);
-    if (!taken) release_unit(s, pools, group, blocks);
-    return taken;
-}
-
-/* Lets a unit be found in blocks that are owned, and be kept for a party when they are not; 0: it is not. */
-static int keep_unit(const cpa_scheduler *s, cpa_prefix_cache *cache, cpa_block_pool *const *pools, int32_t group,
-                     const cpa_prefix_digest *key, const int32_t *blocks, int32_t party) {
-    const int32_t size = s->options.map.cp_size;
-    if (!cpa_prefix_cache_add(cache, key, blocks, 0)) return 0;
-    for (int32_t r = 0; r < size; r++)
-        if (blocks[r] >= 0 && cpa_block_pool_keep(pools[group * size + r], blocks[r], party, NULL) != CPA_OK) {
-            /* Without memory: the others' marks go with what is found. */
-            for (int32_t q = 0; q < r; q++)
-                if (blocks[q] >= 0) cpa_block_pool_forget(pools[group * size + q], blocks[q]);
-            cpa_prefix_cache_drop(cache, r, blocks[r]);
-            return 0;
-        }
-    return 1;
-}
-
-/* What was used last is kept longest. */
-static void touch(const cpa_scheduler *s, tier *t, int32_t group, const cpa_prefix_digest *key) {
-    const int32_t size = s->options.map.cp_size, *unit = find_in(t, group, key);
-    for (int32_t r = 0; unit && r < size; r++)
-        if (unit[r] >= 0 && cpa_block_pool_retain(t->pools[group * size + r], unit[r], NULL) == CPA_OK)
-            (void)cpa_block_pool_release(t->pools[group * size + r], unit[r], NULL);
-}
-
-static cpa_status create_tier(const cpa_scheduler *s, cpa_block_pool **pools, int on_disk, tier *t, cpa_error *err) {
-    const cpa_scheduler_options *o = &s->options;
-    t->evict = calloc((size_t)s->n_pools, sizeof *t->evict);
-    t->dropped = calloc((size_t)o->map.cp_size, sizeof *t->dropped);
-    if (!t->evict || !t->dropped) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for what is evicted");
-    for (int32_t g = 0; g < o->groups.count; g++) {
-        const cpa_layer_group *group = &o->groups.list[g];
-        CPA_TRY(cpa_prefix_cache_create(o->map.cp_size, on_disk ? group->disk_blocks : group->host_blocks,
-                                        o->block_size, &t->caches[g], err));
-    }
-    t->pools = pools;
-    for (int32_t p = 0; p < s->n_pools; p++) {
-        t->evict[p] = (tier_evict){s, t, p};
-        cpa_block_pool_set_evict(pools[p], on_tier_evict, &t->evict[p]);
-    }
-    return CPA_OK;
-}
-
-static void destroy_tier(const cpa_scheduler *s, tier *t) {
-    for (int32_t g = 0; g < s->options.groups.count; g++) cpa_prefix_cache_destroy(t->caches[g]);
-    free(t->dropped);
-    free(t->evict);
-}
 
 /* ---- both ---- */
 
@@ -160,7 +48,7 @@ static cpa_status create_disk(cpa_scheduler *s, cpa_evicted *e, cpa_error *err) 
     e->disk.pools = pools;
     for (int32_t p = 0; p < s->n_pools; p++)
         CPA_TRY(cpa_block_pool_create(cpa_pool_group(&s->options, p)->disk_blocks, &pools[p], err));
-    return create_tier(s, pools, 1, &e->disk, err);
+    return cpa_tier_create(s, pools, 1, &e->disk, err);
 }
 
 cpa_status cpa_evicted_create(cpa_scheduler *s, cpa_error *err) {
@@ -169,7 +57,7 @@ cpa_status cpa_evicted_create(cpa_scheduler *s, cpa_error *err) {
     if (e) e->unit = calloc(2 * (size_t)s->options.map.cp_size, sizeof *e->unit);
     if (!e || !e->unit) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for what is evicted");
     e->coming = e->unit + s->options.map.cp_size;
-    CPA_TRY(create_tier(s, s->host_pools, 0, &e->host, err));
+    CPA_TRY(cpa_tier_create(s, s->host_pools, 0, &e->host, err));
     return has_disk(&s->options) ? create_disk(s, e, err) : CPA_OK;
 }
 
@@ -183,8 +71,8 @@ void cpa_evicted_destroy(cpa_scheduler *s) {
     }
     for (int32_t p = 0; e->disk.pools && p < s->n_pools; p++) cpa_block_pool_destroy(e->disk.pools[p]);
     free(e->disk.pools);
-    destroy_tier(s, &e->disk);
-    destroy_tier(s, &e->host);
+    cpa_tier_destroy(s, &e->disk);
+    cpa_tier_destroy(s, &e->host);
     free(e->unit);
     free(e);
     s->evicted = NULL;
@@ -204,17 +92,13 @@ cpa_evicted_place cpa_evicted_where(const cpa_scheduler *s, int32_t group, const
     const cpa_prefix_digest id = id_in(group, key);
     HASH_FIND(hh, e->arrivals, &id, sizeof id, coming);
     if (coming) return CPA_EVICTED_COMING;
-    if (find_in(&e->host, group, key)) return CPA_EVICTED_IN_HOST;
-    return find_in(&e->disk, group, key) ? CPA_EVICTED_ON_DISK : CPA_EVICTED_NOWHERE;
-}
-
-const int32_t *cpa_evicted_in_host(const cpa_scheduler *s, int32_t group, const cpa_prefix_digest *key) {
-    return find_in(&s->evicted->host, group, key);
+    if (cpa_tier_find(&e->host, group, key)) return CPA_EVICTED_IN_HOST;
+    return cpa_tier_find(&e->disk, group, key) ? CPA_EVICTED_ON_DISK : CPA_EVICTED_NOWHERE;
 }
 
 const int32_t *cpa_evicted_spread(const cpa_scheduler *s, int32_t group, const cpa_prefix_digest *key) {
-    const int32_t *unit = find_in(&s->evicted->host, group, key);
-    return unit ? unit : find_in(&s->evicted->disk, group, key);
+    const int32_t *unit = cpa_tier_find(&s->evicted->host, group, key);
+    return unit ? unit : cpa_tier_find(&s->evicted->disk, group, key);
 }
 
 /* ---- down ---- */
@@ -242,20 +126,20 @@ static void store_unit(cpa_scheduler *s, int32_t group, const cpa_prefix_digest 
     cpa_evicted *e = s->evicted;
     const int32_t size = s->options.map.cp_size;
     if (!e->disk.pools || e->stores_no_more) return;
-    if (find_in(&e->disk, group, key)) {
-        touch(s, &e->disk, group, key);
+    if (cpa_tier_find(&e->disk, group, key)) {
+        cpa_tier_touch(s, &e->disk, group, key);
         return;
     }
     if (!cpa_step_plan_reserve_disk(s->plan, s->plan->n_stores + size, s->plan->n_loads) ||
-        !take_unit(s, e->disk.pools, group, host, e->unit))
+        !cpa_unit_take(s, e->disk.pools, group, host, e->unit))
         return;
-    if (keep_unit(s, e->disk.caches[group], e->disk.pools, group, key, e->unit, party))
+    if (cpa_unit_keep(s, e->disk.caches[group], e->disk.pools, group, key, e->unit, party))
         for (int32_t r = 0; r < size; r++)
             if (e->unit[r] >= 0) {
                 *cpa_step_plan_add_store(s->plan) = disk_move(s, group, r, host, e->unit, key);
                 s->stats.stored_blocks++;
             }
-    release_unit(s, e->disk.pools, group, e->unit);
+    cpa_unit_release(s, e->disk.pools, group, e->unit);
 }
 
 /* Moves the blocks of a unit to host blocks, which nobody takes before the next plan. */
@@ -276,26 +160,26 @@ void cpa_evicted_put(cpa_scheduler *s, int32_t pool, int32_t block, int32_t part
     if (!found || !s->plan || cpa_unconfirmed_has(s, group, found)) return;
     const cpa_prefix_digest key = *found;
     const int32_t *from = cpa_prefix_cache_find(s->caches[group], &key);
-    if (find_in(&e->host, group, &key)) {
-        touch(s, &e->host, group, &key);
+    if (cpa_tier_find(&e->host, group, &key)) {
+        cpa_tier_touch(s, &e->host, group, &key);
         return;
     }
     if (!cpa_step_plan_reserve_moves(s->plan, s->plan->n_swap_outs + size, s->plan->n_swap_ins, s->plan->n_copies,
                                      s->plan->n_nulled) ||
-        !cpa_scheduler_reserve_pins(s, size) || !take_unit(s, e->host.pools, group, from, e->unit))
+        !cpa_scheduler_reserve_pins(s, size) || !cpa_unit_take(s, e->host.pools, group, from, e->unit))
         return;
-    if (!keep_unit(s, e->host.caches[group], e->host.pools, group, &key, e->unit, party)) {
-        release_unit(s, e->host.pools, group, e->unit);
+    if (!cpa_unit_keep(s, e->host.caches[group], e->host.pools, group, &key, e->unit, party)) {
+        cpa_unit_release(s, e->host.pools, group, e->unit);
         return;
     }
     move_out(s, group, from, e->unit);
-    store_unit(s, group, &key, find_in(&e->host, group, &key), party);
+    store_unit(s, group, &key, cpa_tier_find(&e->host, group, &key), party);
 }
 
 /* ---- up ---- */
 
 cpa_status cpa_evicted_pin(cpa_scheduler *s, int32_t group, const cpa_prefix_digest *key, cpa_error *err) {
-    const int32_t size = s->options.map.cp_size, *unit = cpa_evicted_in_host(s, group, key);
+    const int32_t size = s->options.map.cp_size, *unit = cpa_tier_find(&s->evicted->host, group, key);
     for (int32_t r = 0; unit && r < size; r++) {
         if (unit[r] < 0) continue;
         CPA_TRY(cpa_block_pool_retain(s->host_pools[group * size + r], unit[r], err));
@@ -334,8 +218,8 @@ static cpa_status add_arrival(cpa_scheduler *s, const cpa_sequence *sequence, co
 cpa_status cpa_evicted_fetch(cpa_scheduler *s, const cpa_sequence *sequence, const cpa_stored_unit *unit, int *started,
                              cpa_error *err) {
     cpa_evicted *e = s->evicted;
-    const int32_t *host = cpa_evicted_in_host(s, unit->group, &unit->key);
-    *started = take_unit(s, s->pools, unit->group, host, e->coming);
+    const int32_t *host = cpa_tier_find(&e->host, unit->group, &unit->key);
+    *started = cpa_unit_take(s, s->pools, unit->group, host, e->coming);
     if (!*started) return CPA_OK;
     CPA_TRY(add_arrival(s, sequence, unit, 0, err));
     for (int32_t r = 0; r < s->options.map.cp_size; r++) {
@@ -352,14 +236,14 @@ cpa_status cpa_evicted_load(cpa_scheduler *s, const cpa_sequence *sequence, cons
                             cpa_error *err) {
     cpa_evicted *e = s->evicted;
     const int64_t bytes = s->options.groups.list[unit->group].block_bytes;
-    const int32_t *slots = find_in(&e->disk, unit->group, &unit->key);
+    const int32_t *slots = cpa_tier_find(&e->disk, unit->group, &unit->key);
     *started = 0;
     /* One at least, however long its blocks are. */
     if (!slots || (e->load_bytes < LOAD_BYTES && e->load_bytes < bytes)) return CPA_OK;
-    *started = take_unit(s, s->host_pools, unit->group, slots, e->coming);
+    *started = cpa_unit_take(s, s->host_pools, unit->group, slots, e->coming);
     if (!*started) return CPA_OK;
     e->load_bytes -= bytes;
-    touch(s, &e->disk, unit->group, &unit->key);
+    cpa_tier_touch(s, &e->disk, unit->group, &unit->key);
     CPA_TRY(add_arrival(s, sequence, unit, 1, err));
     for (int32_t r = 0; r < s->options.map.cp_size; r++) {
         if (slots[r] < 0) continue;
@@ -377,7 +261,8 @@ cpa_status cpa_evicted_load(cpa_scheduler *s, const cpa_sequence *sequence, cons
 static void find_arrived(cpa_scheduler *s, const arrival *a) {
     cpa_sequence *sequence;
     HASH_FIND(hh, s->by_id, &a->request, sizeof a->request, sequence);
-    if (sequence && keep_unit(s, s->caches[a->unit.group], s->pools, a->unit.group, &a->unit.key, a->blocks, a->party))
+    if (sequence &&
+        cpa_unit_keep(s, s->caches[a->unit.group], s->pools, a->unit.group, &a->unit.key, a->blocks, a->party))
         cpa_block_events_stored(s, sequence, &a->unit);
 }
 
@@ -387,13 +272,13 @@ static void end_arrival(cpa_scheduler *s, arrival *a) {
     cpa_block_pool **pools = a->is_load ? s->host_pools : s->pools;
     HASH_DEL(e->arrivals, a);
     if (a->failed) {
-        forget_key(s, a->is_load ? &e->disk : &e->host, a->unit.group, &a->unit.key);
+        cpa_tier_forget(s, a->is_load ? &e->disk : &e->host, a->unit.group, &a->unit.key);
     } else if (a->is_load) {
-        (void)keep_unit(s, e->host.caches[a->unit.group], pools, a->unit.group, &a->unit.key, a->blocks, a->party);
+        (void)cpa_unit_keep(s, e->host.caches[a->unit.group], pools, a->unit.group, &a->unit.key, a->blocks, a->party);
     } else {
         find_arrived(s, a);
     }
-    release_unit(s, pools, a->unit.group, a->blocks);
+    cpa_unit_release(s, pools, a->unit.group, a->blocks);
     free(a);
 }
 
@@ -494,14 +379,14 @@ static int are_free(const cpa_scheduler *s, const cpa_restored_unit *unit) {
 }
 
 cpa_status cpa_evicted_restore(cpa_scheduler *s, const cpa_restored_unit *units, int64_t n, cpa_error *err) {
-    tier *disk = s->evicted ? &s->evicted->disk : NULL;
+    cpa_evicted_tier *disk = s->evicted ? &s->evicted->disk : NULL;
     if (n == 0 || !disk || !disk->pools) return CPA_OK;
     for (int32_t p = 0; p < s->n_pools; p++) CPA_TRY(own_all(disk->pools[p], err));
     for (int64_t i = 0; i < n; i++) {
         const cpa_restored_unit *u = &units[i];
-        if (!are_free(s, u) || !keep_unit(s, disk->caches[u->group], disk->pools, u->group, &u->key, u->slots, 0))
+        if (!are_free(s, u) || !cpa_unit_keep(s, disk->caches[u->group], disk->pools, u->group, &u->key, u->slots, 0))
             continue;
-        release_unit(s, disk->pools, u->group, u->slots);
+        cpa_unit_release(s, disk->pools, u->group, u->slots);
         s->stats.restored_blocks += count_blocks(s, u->slots);
     }
     for (int32_t p = 0; p < s->n_pools; p++) disown_rest(disk->pools[p]);

@@ -26,8 +26,6 @@ void cpa_evicted_destroy(cpa_scheduler *s);
 /* A kept block of a pool is about to be taken: its unit is kept below the device, as far as there is room. */
 void cpa_evicted_put(cpa_scheduler *s, int32_t pool, int32_t block, int32_t party);
 cpa_evicted_place cpa_evicted_where(const cpa_scheduler *s, int32_t group, const cpa_prefix_digest *key);
-/* The blocks [cp_size] of a unit in host memory; NULL: it is not there. */
-const int32_t *cpa_evicted_in_host(const cpa_scheduler *s, int32_t group, const cpa_prefix_digest *key);
 /* On which ranks a unit has blocks that is in host memory or on disk: those that are not -1. */
 const int32_t *cpa_evicted_spread(const cpa_scheduler *s, int32_t group, const cpa_prefix_digest *key);
 /* The host blocks of a unit are not taken for anything else in this plan. */
@@ -58,8 +56,8 @@ void cpa_evicted_load_failed(cpa_scheduler *s, const cpa_disk_move *load);
 /* A rank stores no more: from now on no plan has stores. */
 void cpa_evicted_stop_stores(cpa_scheduler *s);
 
-/* Adds to a plan, which was made last and has no chunks, what moves all that can be found on the device to disk, as far as
- * host memory has room for it on the way: the last plan before the engine may end. Nothing without a disk. */
+/* Adds to a plan, which was made last and has no chunks, what moves all that can be found on the device to disk, as
+ * far as host memory has room for it on the way: the last plan before the engine may end. Nothing without a disk. */
 void cpa_evicted_save(cpa_scheduler *s, cpa_step_plan *plan);
 
 /* Before the first plan: lets n units be found that an earlier scheduler has left on disk, those first that were used

@@ -260,17 +260,23 @@ static cpa_status try_import(cpa_scheduler *s, cpa_sequence *sequence, int64_t t
     return CPA_OK;
 }
 
-/* Has what is not on the device any more fetched from host memory and disk, unless there is none of it: *none. */
+/* Has what is not on the device any more fetched from host memory and disk, unless there is none of it: *none. Looks for
+ * it where there is room for the request at all. */
 static cpa_status try_fetch(cpa_scheduler *s, cpa_sequence *sequence, int64_t found, int *none, verdict *out,
                             cpa_error *err) {
-    const int64_t units = s->n_free_indices > 0 ? cpa_fetch_units(s, sequence, found) : found;
-    int room = 0, coming;
+    int room = 1, coming;
+    *none = !s->evicted;
+    if (*none) return CPA_OK;
+    *out = look_for_room(s, sequence, found);
+    if (*out == STOP) CPA_TRY(cpa_fair_make_room(s, sequence, s->lacks, &room, err));
+    if (*out == FULL || !room) return CPA_OK;
+    const int64_t units = cpa_fetch_units(s, sequence, found);
     *none = units <= found;
     if (*none) return CPA_OK;
     cpa_fetch_count_blocks(s, sequence, units);
     *out = cpa_scheduler_within_quota(s, sequence) ? STOP : FULL;
     if (*out == STOP) CPA_TRY(cpa_fair_make_room(s, sequence, s->lacks, &room, err));
-    if (!room) return CPA_OK;
+    if (*out == FULL || !room) return CPA_OK;
     CPA_TRY(cpa_fetch_plan(s, sequence, units, &coming, err));
     *out = SKIP;
     *none = !coming; /* swapped sequences have all of host memory */

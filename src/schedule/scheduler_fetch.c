@@ -27,7 +27,6 @@ static int look_at(cpa_scheduler *s, cpa_sequence *sequence, int64_t units, int3
 }
 
 int64_t cpa_fetch_units(cpa_scheduler *s, cpa_sequence *sequence, int64_t found) {
-    if (!s->evicted) return found;
     const int64_t units = cpa_found_with_evicted(s, sequence, sequence->placement);
     /* Where others take them again before the sequence is admitted, it computes them in the end. */
     return sequence->fetched < 4 * s->options.groups.count * units ? units : found;

@@ -1,6 +1,6 @@
 /* Units of a waiting request that are not on the device any more come back from host memory and disk before it is
- * admitted (evicted_units.h): it is passed over until they can be found, as one that waits for what others compute. Part
- * of the scheduler. */
+ * admitted (evicted_units.h): it is passed over until they can be found, as one that waits for what others compute.
+ * Part of the scheduler. */
 #ifndef CPA_SCHEDULER_FETCH_H
 #define CPA_SCHEDULER_FETCH_H
 

@@ -49,7 +49,9 @@ void cpa_worker_disk_store(cpa_worker *worker, const cpa_step_plan *plan) {
         const cpa_disk_move *store = &plan->stores[i];
         const cpa_disk_entry where = entry_of(store);
         if (store->rank == worker->rank)
-            cpa_disk_blocks_store(worker->disk, &where, host_block(worker, store), (plan->flags & CPA_PLAN_STOP) != 0);
+            cpa_disk_blocks_store(worker->disk, &where, host_block(worker, store),
+                                  cpa_kv_cache_checksum(worker->caches[store->group], store->host),
+                                  (plan->flags & CPA_PLAN_STOP) != 0);
     }
 }
 

@@ -1,15 +1,16 @@
 /* Blocks on disk: what comes back is what was written for that unit, also for who opens the folder next; what is damaged,
  * another job's, or too much for the disk. */
 #include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "src/cache/disk_blocks.h"
+#include "src/cache/kv_cache.h"
 #include "tests/fixtures/folder_fixture.h"
 #include "tests/fixtures/unit.h"
 
@@ -51,7 +52,7 @@ static void store(cpa_disk_blocks *disk, int32_t group, int32_t slot, int unit) 
     const cpa_disk_entry where = slot_of(group, slot, unit);
     char block[BYTES];
     fill(block, group, unit);
-    cpa_disk_blocks_store(disk, &where, block, unit % 2);
+    cpa_disk_blocks_store(disk, &where, block, cpa_kv_checksum(block, GROUPS.list[group].block_bytes), unit % 2);
 }
 
 /* 1: it is what was stored for the unit; 0: it is not there. */
@@ -139,6 +140,7 @@ static void who_opens_the_folder_next_finds_what_was_stored(void) {
     store(disk, 0, 2, 7);
     store(disk, 0, 3, 8);
     store(disk, 1, 0, 9);
+    CU_ASSERT(loads(disk, 0, 3, 8) && loads(disk, 1, 0, 9));
     CU_ASSERT(loads(disk, 0, 2, 7)); /* used after the others */
     cpa_disk_blocks_close(disk);
     /* One who has not come to its end leaves this. */
@@ -158,6 +160,34 @@ static void who_opens_the_folder_next_finds_what_was_stored(void) {
     (void)cpa_disk_blocks_found(disk, &n);
     CU_ASSERT_EQUAL(n, 2);
     CU_ASSERT(loads(disk, 0, 2, 7));
+    cpa_disk_blocks_close(disk);
+    cpa_test_folder_remove(&folder);
+}
+
+/* A process that ends in the middle of its work: slots 0 and 1 have other units than the index says. */
+static void crash(const cpa_test_folder *folder) {
+    cpa_disk_blocks *disk = open_with(folder, IDENTITY, &GROUPS, NULL);
+    store(disk, 0, 0, 50);
+    store(disk, 0, 1, 51);
+    const int stored = loads(disk, 0, 0, 50) && loads(disk, 0, 1, 51);
+    _exit(stored ? 0 : 1);
+}
+
+static void after_a_crash_the_last_index_is_there(void) {
+    cpa_test_folder folder = cpa_test_folder_make();
+    int64_t n;
+    int how = 1;
+    cpa_disk_blocks *disk = open_again(&folder);
+    for (int32_t slot = 0; slot < 3; slot++) store(disk, 0, slot, slot);
+    cpa_disk_blocks_close(disk);
+    const pid_t child = fork();
+    if (child == 0) crash(&folder);
+    CU_ASSERT(waitpid(child, &how, 0) == child && how == 0);
+    disk = open_again(&folder);
+    (void)cpa_disk_blocks_found(disk, &n);
+    CU_ASSERT_EQUAL(n, 3);
+    cpa_log_set(NULL, NULL, CPA_LOG_ERROR);
+    for (int32_t slot = 0; slot < 3; slot++) CU_ASSERT_EQUAL(loads(disk, 0, slot, slot), slot == 2);
     cpa_disk_blocks_close(disk);
     cpa_test_folder_remove(&folder);
 }
@@ -189,6 +219,24 @@ static void a_damaged_block_does_not_come_back(void) {
     listen();
     CU_ASSERT_FALSE(loads(disk, 0, 2, 2));
     expect_warning("slot 2 of group 0");
+    cpa_disk_blocks_close(disk);
+    cpa_test_folder_remove(&folder);
+}
+
+/* Its SHA-256 would be that of what it has become. */
+static void a_block_that_was_damaged_in_memory_is_not_stored(void) {
+    cpa_test_folder folder = cpa_test_folder_make();
+    cpa_disk_blocks *disk = open_again(&folder);
+    const cpa_disk_entry where = slot_of(0, 4, 4);
+    char block[BYTES];
+    fill(block, 0, 4);
+    const uint64_t checksum = cpa_kv_checksum(block, BYTES);
+    block[BYTES - 1] ^= 1;
+    listen();
+    cpa_disk_blocks_store(disk, &where, block, checksum, 0);
+    CU_ASSERT_FALSE(loads(disk, 0, 4, 4));
+    expect_warning("a block of group 0 of rank 1 was damaged in host memory, and is not written");
+    CU_ASSERT_FALSE(cpa_disk_blocks_is_full(disk));
     cpa_disk_blocks_close(disk);
     cpa_test_folder_remove(&folder);
 }
@@ -313,7 +361,9 @@ static void an_index_that_cannot_be_written_leaves_the_last_one(void) {
 static const cpa_test tests[] = {
     {"a slot has the unit that was stored last", a_slot_has_the_unit_that_was_stored_last},
     {"who opens the folder next finds what was stored", who_opens_the_folder_next_finds_what_was_stored},
+    {"after a crash the last index is there", after_a_crash_the_last_index_is_there},
     {"a damaged block does not come back", a_damaged_block_does_not_come_back},
+    {"a block that was damaged in memory is not stored", a_block_that_was_damaged_in_memory_is_not_stored},
     {"a damaged index is not used", a_damaged_index_is_not_used},
     {"a folder of another job is refused", a_folder_of_another_job_is_refused},
     {"a folder in use, or not there, is refused", a_folder_in_use_or_not_there_is_refused},

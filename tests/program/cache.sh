@@ -282,6 +282,64 @@ swap() {
     said 'came back with checksum .* the request is computed again' || fail "damage is not said"
 }
 
+# Three prompts in turn, each twice, one at a time: a cache for one of them computes each once, with what was evicted in
+# host memory and in a folder, and the job after it none. A folder of another job is refused in a line.
+evicted() {
+    local text options=(--model model.yaml --trace trace.jsonl --max-num-seqs 1 --num-blocks 32)
+    local folder=(--swap-space 0.001 --swap-folder kept --swap-folder-size 0.01)
+    small_model
+    mkdir kept
+    for text in 1 2 3 1 2 3; do trace_line 0 700 4 ${text}1 ${text}2; done >trace.jsonl
+    run 2 "${options[@]}" --result-json off.json
+    expect_code 0 "what is evicted is gone"
+    expect_value prefix_hits 0 off.json
+    run 2 "${options[@]}" --swap-space 0.01 --keep-evicted --verify 0.05 --result-json host.json
+    expect_code 0 "what is evicted stays in host memory"
+    expect_value violations 0 host.json
+    expect_value prefix_hits 129 host.json
+    expect_value damaged_blocks 0 host.json
+    expect_digest_of host.json off.json
+    grep -q ' evicted blocks kept in host memory, ' out || fail "no word of what was kept: $(cat out)"
+    run 2 "${options[@]}" "${folder[@]}" --result-json first.json
+    expect_code 0 "a job with a folder"
+    expect_value restored_blocks 0 first.json
+    expect_value stored_blocks 129 first.json
+    run 2 "${options[@]}" "${folder[@]}" --verify 0.05 --metrics-file metrics --result-json second.json
+    expect_code 0 "the job after it"
+    expect_value violations 0 second.json
+    expect_value restored_blocks 129 second.json
+    expect_value prefix_hits 258 second.json
+    expect_value loaded_blocks 129 second.json
+    expect_value damaged_blocks 0 second.json
+    expect_digest_of second.json off.json
+    grep -q '^cpattn_evicted_blocks_in_folder{.*} 129$' metrics || fail "no metrics: $(grep folder metrics)"
+    printf damaged | dd of=kept/rank-1-group-0.blocks bs=1 seek=9000 conv=notrunc status=none
+    run 2 "${options[@]}" "${folder[@]}" --log-level warn --result-json damaged.json
+    expect_code 0 "a damaged block"
+    expect_value damaged_blocks 1 damaged.json
+    expect_digest_of damaged.json off.json
+    said 'has other bytes than were written; its tokens are computed again' || fail "damage is not said"
+    CP_ATTN=$CP_ATTN_FAULTS CPATTN_FAULT=damaged-swap run 2 "${options[@]}" --swap-space 0.01 --keep-evicted \
+        --result-json swapped.json
+    expect_code 0 "blocks damaged in host memory"
+    expect_digest_of swapped.json off.json
+    [ "$(value damaged_blocks swapped.json)" -gt 0 ] || fail "damage in host memory is not noticed"
+    rm kept/*
+    CP_ATTN=$CP_ATTN_FAULTS CPATTN_FAULT=damaged-swap run 2 "${options[@]}" "${folder[@]}" --result-json swapped.json
+    expect_code 0 "blocks damaged on their way to the folder"
+    expect_digest_of swapped.json off.json
+    run 2 "${options[@]}" "${folder[@]}" --result-json after.json
+    expect_code 0 "the job after that"
+    expect_digest_of after.json off.json
+    run 2 "${options[@]}" "${folder[@]}" --seed 9
+    expect_code 2 "a folder of another model"
+    expect_line '--swap-folder: rank 0: swap_folder kept: rank-0.index is of another job, of seed 0; expected seed 9'
+    run 2 "${options[@]}" "${folder[@]}" --cache-salt pepper
+    expect_code 2 "a folder of another salt"
+    said 'is of another job, of salt .*; expected salt' || fail "the salt is not said to differ: $(cat out)"
+    ! grep -q pepper out || fail "the salt is told"
+}
+
 # A salt is a secret: results do not tell it.
 salt() {
     small_model

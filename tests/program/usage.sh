@@ -15,6 +15,11 @@ bad_input() {
     expect_bad '--staging-bytes: ' --staging-bytes 10
     said 'staging_bytes: found 10, expected at least' || fail "no reason: $(our_lines)"
     expect_bad '--preemption-mode: found swap without --swap-space' --preemption-mode swap
+    expect_bad '--keep-evicted: found without --swap-space, expected host memory for blocks' --keep-evicted
+    expect_bad '--swap-folder: found without --swap-space, expected host memory for blocks' --swap-folder .
+    expect_bad '--keep-evicted: found with --no-enable-prefix-caching, expected blocks to be found' --keep-evicted \
+        --swap-space 1 --no-enable-prefix-caching
+    expect_bad '--swap-folder: found '"'nowhere'"', expected a folder' --swap-space 1 --swap-folder nowhere
     CPATTN_BLOK_SIZE=16 expect_bad 'CPATTN_BLOK_SIZE: found an unknown variable, expected CPATTN_BLOCK_SIZE?'
     CPATTN_HELP=1 expect_bad 'CPATTN_HELP: found an unknown variable'
     expect_bad "--k-scale: found '1e-50', expected a number from" --k-scale 1e-50 --v-scale 1
