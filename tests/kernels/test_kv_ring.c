@@ -296,19 +296,51 @@ static void count_free(void *ctx, void *memory) {
     cpa_device_free(m->device, memory);
 }
 
-/* 64K tokens of 1 KiB decoded through a ring of a sixteenth of them, on a device that has no room for more than that and
- * what plans take. */
-static void the_ring_bounds_the_memory_of_the_device(void) {
-    enum { TOKENS = 1 << 16, BLOCK = 64, BLOCKS = TOKENS / BLOCK, HEADS = 2, DIM = 128 };
-    static counted_memory memory;
+enum { TOKENS = 1 << 16, LARGE_BLOCK = 64, BLOCKS = TOKENS / LARGE_BLOCK, HEADS = 2, DIM = 128 };
+
+static const cpa_attention_shape LARGE = {
+    .q_heads = HEADS, .kv_heads = HEADS, .k_dim = DIM, .v_dim = DIM, .dtype = CPA_BF16, .kv_dtype = CPA_BF16};
+
+/* One row over TOKENS keys, zeros in a pool of so many bytes on the host. */
+static void decode_large(cpa_kv_ring *ring, cpa_stream *stream, char *pool, int64_t bytes, void *q_and_out) {
     static int32_t table[BLOCKS];
-    static const float q[HEADS * DIM];
+    cpa_ring_plan *plan;
+    for (int32_t i = 0; i < BLOCKS; i++) table[i] = BLOCKS - 1 - i;
+    const cpa_attend_item item = {.q_count = 1, .q_first = TOKENS - 1, .k_count = TOKENS};
+    const cpa_attend_batch batch = {.size = sizeof batch,
+                                    .map = {1, LARGE_BLOCK},
+                                    .shape = LARGE,
+                                    .block_size = LARGE_BLOCK,
+                                    .items = &item,
+                                    .n_items = 1,
+                                    .block_tables = table,
+                                    .n_table_entries = BLOCKS};
+    cpa_kv_view kv = cpa_kv_view_of(&LARGE, LARGE_BLOCK, BLOCKS);
+    kv.k = pool;
+    kv.v = pool + bytes / 2;
+    const cpa_attend_args args = {.size = sizeof args,
+                                  .q = q_and_out,
+                                  .q_dtype = CPA_BF16,
+                                  .kv = kv,
+                                  .mask = {.causal = 1},
+                                  .out = (char *)q_and_out + HEADS * DIM * 2};
+    CU_ASSERT_EQUAL_FATAL(cpa_ring_plan_create(ring, &plan, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_ring_plan_set(plan, &batch, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_ring_attend(plan, &args, stream), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
+    cpa_ring_plan_destroy(plan);
+}
+
+/* 64K tokens of 1 KiB decoded through a ring of a sixteenth of them: of the device's memory that is taken, and what plans
+ * take. */
+static void the_ring_bounds_the_memory_of_the_device(void) {
+    static counted_memory memory;
+    static const float zeros[HEADS * DIM];
+    const int64_t bytes = (int64_t)TOKENS * HEADS * 2 * DIM * 2, ring_bytes = bytes / 16, plans = 4 << 20;
     cpa_device *device;
     cpa_stream *plain, *stream;
     cpa_kv_ring *ring;
-    cpa_ring_plan *plan;
     void *pool;
-    const int64_t bytes = (int64_t)TOKENS * HEADS * 2 * DIM * 2, ring_bytes = bytes / 16, plans = 4 << 20;
     cpa_test_device_open(1, &memory.device, &plain);
     cpa_device_options options = cpa_test_device_options(1);
     options.memory = (cpa_allocator){count_alloc, count_free, &memory};
@@ -316,43 +348,13 @@ static void the_ring_bounds_the_memory_of_the_device(void) {
     CU_ASSERT_EQUAL_FATAL(cpa_stream_create(device, &stream, NULL), CPA_OK);
     CU_ASSERT_EQUAL_FATAL(device->table->alloc_host(device, bytes, &pool, NULL), CPA_OK);
     memset(pool, 0, (size_t)bytes);
-    const cpa_attention_shape shape = {
-        .q_heads = HEADS, .kv_heads = HEADS, .k_dim = DIM, .v_dim = DIM, .dtype = CPA_BF16, .kv_dtype = CPA_BF16};
-    const cpa_kv_ring_options o = {.size = sizeof o, .shape = shape, .block_size = BLOCK, .bytes = ring_bytes};
+    const cpa_kv_ring_options o = {.size = sizeof o, .shape = LARGE, .block_size = LARGE_BLOCK, .bytes = ring_bytes};
     CU_ASSERT_EQUAL_FATAL(cpa_kv_ring_create(device, &o, &ring, NULL), CPA_OK);
-    CU_ASSERT_EQUAL_FATAL(cpa_ring_plan_create(ring, &plan, NULL), CPA_OK);
-    for (int32_t i = 0; i < BLOCKS; i++) table[i] = BLOCKS - 1 - i;
-    const cpa_attend_item item = {.q_count = 1, .q_first = TOKENS - 1, .k_count = TOKENS};
-    const cpa_attend_batch batch = {.size = sizeof batch,
-                                    .map = {1, BLOCK},
-                                    .shape = shape,
-                                    .block_size = BLOCK,
-                                    .items = &item,
-                                    .n_items = 1,
-                                    .block_tables = table,
-                                    .n_table_entries = BLOCKS};
-    CU_ASSERT_EQUAL(cpa_ring_plan_set(plan, &batch, NULL), CPA_OK);
-    void *device_q = cpa_test_upload(plain, q, sizeof q), *out = cpa_test_upload(plain, q, sizeof q);
-    const cpa_attend_args args = {.size = sizeof args,
-                                  .q = device_q,
-                                  .q_dtype = CPA_BF16,
-                                  .kv = {.k = pool,
-                                         .v = (char *)pool + bytes / 2,
-                                         .dtype = CPA_BF16,
-                                         .block_size = BLOCK,
-                                         .num_blocks = BLOCKS,
-                                         .kv_heads = HEADS,
-                                         .k_dim = DIM,
-                                         .v_dim = DIM},
-                                  .mask = {.causal = 1},
-                                  .out = out};
-    CU_ASSERT_EQUAL(cpa_ring_attend(plan, &args, stream), CPA_OK);
-    CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
+    void *q_and_out = cpa_test_upload(plain, zeros, sizeof zeros);
+    decode_large(ring, stream, pool, bytes, q_and_out);
     CPA_ASSERT_ORDER(memory.peak, >=, ring_bytes / 2);
     CPA_ASSERT_ORDER(memory.peak, <=, ring_bytes + plans);
-    cpa_test_free(plain, out);
-    cpa_test_free(plain, device_q);
-    cpa_ring_plan_destroy(plan);
+    cpa_test_free(plain, q_and_out);
     cpa_kv_ring_destroy(ring);
     device->table->free_host(device, pool);
     cpa_stream_destroy(stream);
