@@ -57,6 +57,18 @@ static void open_workspace(cpa_kv_ring *ring) {
         cpa_log(CPA_LOG_WARN, "ring: no memory for %lld bytes to widen keys in", (long long)least);
 }
 
+/* Room for the copies of a segment: keys and values of each block. */
+static cpa_status reserve_list(cpa_kv_ring *ring, cpa_error *err) {
+    const size_t most = 2 * (size_t)ring->segment_blocks;
+    ring->timed_bytes = calloc(CPA_RING_TIMED, sizeof *ring->timed_bytes);
+    ring->list = (cpa_copy_list){.dsts = calloc(most, sizeof *ring->list.dsts),
+                                 .srcs = calloc(most, sizeof *ring->list.srcs),
+                                 .bytes = calloc(most, sizeof *ring->list.bytes)};
+    if (ring->timed_bytes && ring->list.dsts && ring->list.srcs && ring->list.bytes) return CPA_OK;
+    return cpa_fail(err, CPA_NO_MEMORY, "ring: no memory for the copies of %lld blocks",
+                    (long long)ring->segment_blocks);
+}
+
 static cpa_status open(cpa_kv_ring *ring, int with_workspace, cpa_error *err) {
     const cpa_device_table *table = ring->device->table;
     const cpa_kv_ring_options *o = &ring->options;
@@ -70,8 +82,7 @@ static cpa_status open(cpa_kv_ring *ring, int with_workspace, cpa_error *err) {
     ring->stats.segment_tokens = ring->segment_blocks * o->block_size;
     if (with_workspace) open_workspace(ring);
     ring->stats.device_bytes = bytes + ring->workspace.bytes;
-    ring->timed_bytes = calloc(CPA_RING_TIMED, sizeof *ring->timed_bytes);
-    if (!ring->timed_bytes) return cpa_fail(err, CPA_NO_MEMORY, "ring: no memory for times");
+    CPA_TRY(reserve_list(ring, err));
     CPA_TRY(table->events_create(ring->device, &ring->events, err));
     return table->stream_create(ring->device, &ring->copies, err);
 }
@@ -109,6 +120,9 @@ void cpa_kv_ring_destroy(cpa_kv_ring *ring) {
     table->events_destroy(ring->events);
     table->free(ring->device, ring->workspace.memory);
     table->free(ring->device, ring->memory);
+    free(ring->list.dsts);
+    free(ring->list.srcs);
+    free(ring->list.bytes);
     free(ring->timed_bytes);
     free(ring);
 }
@@ -208,16 +222,34 @@ cpa_status cpa_kv_ring_follow(cpa_kv_ring *ring, cpa_stream *stream) {
     return tell(ring, await(ring, FOLLOWED, ring->copies), stream);
 }
 
-static cpa_status copy_run(cpa_kv_ring *ring, const cpa_kv_view *from, const cpa_kv_view *to, const cpa_ring_run *run) {
-    for (int part = CPA_KEYS; part < cpa_kv_parts(from); part++) {
+static const cpa_copy_list_table *copies_of(const cpa_device *device) {
+#ifdef CPA_HAVE_CUDA
+    if (device->backend == CPA_BACKEND_CUDA) return &cpa_cuda_copy_list;
+#endif
+    (void)device;
+    return &cpa_host_copy_list;
+}
+
+static void add_copy(cpa_kv_ring *ring, char *dst, const char *src, int64_t bytes) {
+    const int64_t i = ring->list.n++;
+    ring->list.dsts[i] = dst;
+    ring->list.srcs[i] = src;
+    ring->list.bytes[i] = (size_t)bytes;
+    ring->stats.bytes_read += bytes;
+}
+
+/* Lists the copies of a run: all at once where blocks are the bytes of the ring's, one behind the other; else of each
+ * block, keys and values together where they lie so. */
+static void list_run(cpa_kv_ring *ring, const cpa_kv_view *from, const cpa_kv_view *to, const cpa_ring_run *run) {
+    const int is_whole = cpa_block_layout_matches(&ring->layout, from), parts = is_whole ? 1 : cpa_kv_parts(from);
+    for (int part = CPA_KEYS; part < parts; part++) {
         const cpa_kv_pool src = cpa_kv_pool_of(from, (cpa_kv_part)part), dst = cpa_kv_pool_of(to, (cpa_kv_part)part);
-        const int64_t bytes = cpa_kv_piece_bytes(from, (cpa_kv_part)part);
-        CPA_TRY(ring->device->table->copy_rows(dst.memory + run->place * dst.block_stride, dst.block_stride,
-                                               src.memory + run->block * src.block_stride, src.block_stride, bytes,
-                                               run->count, ring->copies));
-        ring->stats.bytes_read += run->count * bytes;
+        const int64_t bytes = is_whole ? ring->layout.bytes : cpa_kv_piece_bytes(from, (cpa_kv_part)part);
+        const int64_t joined = src.block_stride == bytes && dst.block_stride == bytes ? run->count : 1;
+        for (int64_t i = 0; i < run->count; i += joined)
+            add_copy(ring, dst.memory + (run->place + i) * dst.block_stride,
+                     src.memory + (run->block + i) * src.block_stride, joined * bytes);
     }
-    return CPA_OK;
 }
 
 /* The copies of a turn, and their times. */
@@ -230,7 +262,9 @@ static cpa_status copy_runs(cpa_kv_ring *ring, int64_t turn, const cpa_kv_view *
     ring->timed_bytes[turn % CPA_RING_TIMED] = 0;
     CPA_TRY(await(ring, given_back(ring, turn), ring->copies));
     CPA_TRY(table->event_record(ring->events, time_of(turn, COPY_BEGIN), ring->copies));
-    for (int64_t i = 0; i < n; i++) CPA_TRY(copy_run(ring, from, &to, &runs[i]));
+    ring->list.n = 0;
+    for (int64_t i = 0; i < n; i++) list_run(ring, from, &to, &runs[i]);
+    CPA_TRY(copies_of(ring->device)->copy(&ring->list, ring->copies));
     CPA_TRY(table->event_record(ring->events, time_of(turn, COPY_END), ring->copies));
     ring->stats.passes++;
     ring->timed_bytes[turn % CPA_RING_TIMED] = ring->stats.bytes_read - before;

@@ -9,6 +9,7 @@
 #include <cpattn/offload.h>
 
 #include "kernels/block_layout.h"
+#include "kernels/copy_list.h"
 #include "kernels/key_workspace.h"
 
 /* `count` blocks from `block` of a cache on, and the block of the segment that receives the first of them. */
@@ -29,6 +30,7 @@ struct cpa_kv_ring {
     cpa_key_workspace workspace; /* in which plans widen keys; empty: nothing has to be */
     cpa_stream *copies;
     cpa_events *events;
+    cpa_copy_list list;   /* of the copies at hand, with room for those of a segment */
     int64_t turn;         /* the next to be filled */
     int64_t *timed_bytes; /* [CPA_RING_TIMED]: of a turn whose events are set, modulo that; 0: there is none */
     cpa_kv_ring_stats stats;

@@ -48,6 +48,12 @@ static cpa_attend_item part_of(const cpa_kv_ring *ring, const cpa_attend_item *i
     return part;
 }
 
+/* How many of the first rows of an item see none of its keys under a causal mask. */
+static int64_t blind_rows(cpa_owner_map map, const cpa_attend_item *item) {
+    const int64_t position = cpa_token_position(map, item->k_set, item->k_first);
+    return cpa_min64(cpa_max64(cpa_tokens_before(map, item->q_set, position) - item->q_first, 0), item->q_count);
+}
+
 static int is_fresh(cpa_owner_map map, int64_t settled, const cpa_attend_item *item) {
     return item->k_count > 0 && item->k_first + item->k_count > cpa_tokens_before(map, item->k_set, settled);
 }
@@ -96,13 +102,13 @@ static cpa_status add_runs(cpa_ring_passes *p, cpa_ring_pass *pass, int64_t n, c
 
 /* The blocks of the items of a pass lie in its segment in ascending order, those that items share once. */
 static cpa_status place_blocks(cpa_ring_passes *p, cpa_ring_pass *pass, const cpa_attend_batch *batch, cpa_error *err) {
+    const int64_t distinct = pass->is_cut ? 1 : pass->n_items; /* both items of a cut pass have one table */
     int64_t n = 0;
-    for (int64_t i = 0; i < pass->n_items; i++)
-        n += ceil_div(p->items[pass->first_item + i].k_count, batch->block_size);
+    for (int64_t i = 0; i < distinct; i++) n += ceil_div(p->items[pass->first_item + i].k_count, batch->block_size);
     CPA_TRY(reserve(&p->blocks, &p->blocks_capacity, n, sizeof *p->blocks, err));
     CPA_TRY(reserve(&p->tables, &p->tables_capacity, p->n_entries + n, sizeof *p->tables, err));
     n = 0;
-    for (int64_t i = 0; i < pass->n_items; i++) {
+    for (int64_t i = 0; i < distinct; i++) {
         const cpa_attend_item *item = &p->items[pass->first_item + i];
         for (int64_t e = 0; e < ceil_div(item->k_count, batch->block_size); e++)
             p->blocks[n++] = batch->block_tables[item->table + e];
@@ -110,17 +116,34 @@ static cpa_status place_blocks(cpa_ring_passes *p, cpa_ring_pass *pass, const cp
     const int64_t blocks = sort_blocks(p->blocks, n);
     pass->first_entry = p->n_entries;
     pass->n_entries = n;
-    for (int64_t i = 0; i < pass->n_items; i++) {
+    for (int64_t i = 0; i < distinct; i++) {
         cpa_attend_item *item = &p->items[pass->first_item + i];
         const int32_t *from = batch->block_tables + item->table;
         item->table = p->n_entries - pass->first_entry;
         for (int64_t e = 0; e < ceil_div(item->k_count, batch->block_size); e++)
             p->tables[p->n_entries++] = place_of(p->blocks, blocks, from[e]);
     }
+    for (int64_t i = distinct; i < pass->n_items; i++)
+        p->items[pass->first_item + i].table = p->items[pass->first_item].table;
     return add_runs(p, pass, blocks, err);
 }
 
 /* ---- all of it ---- */
+
+/* The item of a cut pass becomes two, if some of its rows are blind. */
+static void split_rows(cpa_ring_passes *p, cpa_ring_pass *pass, cpa_owner_map map) {
+    cpa_attend_item *item = &p->items[pass->first_item];
+    const int64_t blind = blind_rows(map, item);
+    p->most_state_rows = cpa_max64(p->most_state_rows, item->q_count);
+    if (blind == 0) return;
+    item[1] = item[0];
+    item[1].q_count = blind;
+    item[0].q_row += blind;
+    item[0].q_first += blind;
+    item[0].q_count -= blind;
+    pass->n_items = 2;
+    p->n_items++;
+}
 
 static cpa_status add_pass(cpa_ring_passes *p, const cpa_kv_ring *ring, const cpa_attend_batch *batch, int64_t index,
                            int64_t settled, cpa_error *err) {
@@ -128,13 +151,13 @@ static cpa_status add_pass(cpa_ring_passes *p, const cpa_kv_ring *ring, const cp
     cpa_ring_pass *pass = &p->list[index];
     *pass = (cpa_ring_pass){.first_item = p->n_items, .n_items = cut->n_items, .is_cut = cut->is_cut};
     pass->ends = cut->is_cut && cut->key + cut->keys == p->keys[cut->item].keys;
-    CPA_TRY(reserve(&p->items, &p->items_capacity, p->n_items + cut->n_items, sizeof *p->items, err));
+    CPA_TRY(reserve(&p->items, &p->items_capacity, p->n_items + cut->n_items + cut->is_cut, sizeof *p->items, err));
     for (int64_t i = 0; i < cut->n_items; i++) {
         const cpa_attend_item part = part_of(ring, &batch->items[cut->item + i], cut);
         pass->is_fresh |= is_fresh(batch->map, settled, &part);
         p->items[p->n_items++] = part;
     }
-    if (cut->is_cut) p->most_state_rows = cpa_max64(p->most_state_rows, cut->rows);
+    if (cut->is_cut) split_rows(p, pass, batch->map);
     return place_blocks(p, pass, batch, err);
 }
 

@@ -6,10 +6,12 @@
 #include "kernels/key_source.h"
 #include "src/ops/kv_ring.h"
 
-/* One pass: some items of the list, their tables, which name blocks of the segment, and the runs that fill it. */
+/* One pass: some items of the list, their tables, which name blocks of the segment, and the runs that fill it. A cut one
+ * has an item's rows over a part of its keys, as two items: the rows that see some of these under a causal mask, and,
+ * if there are any, those that see none, which few masks and no other pass than the first and the last have to do with. */
 typedef struct cpa_ring_pass {
     int64_t first_item, n_items, first_entry, n_entries, first_run, n_runs;
-    int is_cut;   /* not 0: it has one item's rows over a part of its keys */
+    int is_cut;
     int ends;     /* of a cut one, not 0: these are the last */
     int is_fresh; /* not 0: some key of it is among those of the step that attends */
 } cpa_ring_pass;

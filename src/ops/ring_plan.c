@@ -30,7 +30,8 @@ cpa_status cpa_ring_plan_create(cpa_kv_ring *ring, cpa_ring_plan **out, cpa_erro
 void cpa_ring_plan_destroy(cpa_ring_plan *plan) {
     if (!plan) return;
     cpa_device *device = plan->head.device;
-    for (int64_t i = 0; i < plan->n_plans; i++) device->operators->plan_destroy(plan->plans[i]);
+    for (int64_t i = 0; i < plan->n_plans; i++)
+        if (plan->plans[i]) device->operators->plan_destroy(plan->plans[i]);
     device->table->free(device, plan->state);
     cpa_ring_passes_free(&plan->passes);
     free(plan->plans);
@@ -40,13 +41,14 @@ void cpa_ring_plan_destroy(cpa_ring_plan *plan) {
 
 /* ---- a setting ---- */
 
+/* Plans of passes, and which of them are the second of a pass: made when one needs them. */
+enum { PLANS = 2, SEEING = 0, BLIND = 1 };
+
 static cpa_status ensure_plans(cpa_ring_plan *plan, int64_t n, cpa_error *err) {
-    if (!cpa_array_reserve(&plan->plans, &plan->plans_capacity, n, sizeof *plan->plans) ||
+    if (!cpa_array_reserve(&plan->plans, &plan->plans_capacity, PLANS * n, sizeof(cpa_attend_plan *)) ||
         !cpa_array_reserve(&plan->turns, &plan->turns_capacity, n, sizeof *plan->turns))
         return cpa_fail(err, CPA_NO_MEMORY, "ring plan: no memory for %lld passes", (long long)n);
-    for (; plan->n_plans < n; plan->n_plans++)
-        CPA_TRY(plan->head.device->operators->plan_create(plan->head.device, plan->workspace,
-                                                          &plan->plans[plan->n_plans], err));
+    while (plan->n_plans < PLANS * n) plan->plans[plan->n_plans++] = NULL;
     return CPA_OK;
 }
 
@@ -63,16 +65,28 @@ static cpa_status ensure_state(cpa_ring_plan *plan, int64_t rows, cpa_error *err
     return CPA_OK;
 }
 
-static cpa_status set_pass(cpa_ring_plan *plan, int64_t index, const cpa_attend_batch *given, cpa_attend_fusion fusion,
-                           cpa_error *err) {
-    const cpa_ring_pass *pass = &plan->passes.list[index];
+static cpa_status set_items(cpa_ring_plan *plan, int64_t pass_index, int which, int64_t first, int64_t n,
+                            const cpa_attend_batch *given, cpa_attend_fusion fusion, cpa_error *err) {
+    const cpa_device *device = plan->head.device;
+    const cpa_ring_pass *pass = &plan->passes.list[pass_index];
+    cpa_attend_plan **of_items = &plan->plans[PLANS * pass_index + which];
+    const cpa_attend_fusion own = {.full = fusion.full, .masked = fusion.masked};
     cpa_attend_batch batch = *given;
-    batch.items = plan->passes.items + pass->first_item;
-    batch.n_items = pass->n_items;
+    batch.items = plan->passes.items + pass->first_item + first;
+    batch.n_items = n;
     batch.block_tables = plan->passes.tables + pass->first_entry;
     batch.n_table_entries = pass->n_entries;
-    const cpa_attend_fusion own = {.full = fusion.full, .masked = fusion.masked};
-    return plan->head.device->operators->plan_set(plan->plans[index], &batch, own, err);
+    if (!*of_items) CPA_TRY(device->operators->plan_create(plan->head.device, plan->workspace, of_items, err));
+    return device->operators->plan_set(*of_items, &batch, own, err);
+}
+
+static cpa_status set_pass(cpa_ring_plan *plan, int64_t index, const cpa_attend_batch *batch, cpa_attend_fusion fusion,
+                           cpa_error *err) {
+    const cpa_ring_pass *pass = &plan->passes.list[index];
+    const int64_t first_blind = pass->is_cut ? 1 : pass->n_items;
+    CPA_TRY(set_items(plan, index, SEEING, 0, first_blind, batch, fusion, err));
+    if (first_blind == pass->n_items) return CPA_OK;
+    return set_items(plan, index, BLIND, first_blind, 1, batch, fusion, err);
 }
 
 cpa_status cpa_ring_plan_set_within(cpa_ring_plan *plan, const cpa_attend_batch *batch, cpa_attend_fusion fusion,
@@ -109,13 +123,31 @@ cpa_status cpa_ring_plan_set(cpa_ring_plan *plan, const cpa_attend_batch *given,
 
 /* ---- which passes an attend runs ---- */
 
-static const cpa_attend_item *first_item(const cpa_ring_plan *plan, int64_t pass) {
-    return &plan->passes.items[plan->passes.list[pass].first_item];
+/* The rows of a pass of several over the same rows: those that see some of its keys under a causal mask, and those that
+ * see none, NULL without such. */
+static const cpa_attend_item *rows_of(const cpa_ring_plan *plan, int64_t pass, int which) {
+    const cpa_ring_pass *p = &plan->passes.list[pass];
+    return which < p->n_items ? &plan->passes.items[p->first_item + which] : NULL;
+}
+
+static int rows_see(const cpa_ring_plan *plan, const cpa_attend_args *args, const cpa_attend_item *rows) {
+    const int has_bits = args->selection && args->selection->bits;
+    return rows && cpa_key_item_sees(plan->map, args->mask, has_bits, rows);
 }
 
 static int sees(const cpa_ring_plan *plan, const cpa_attend_args *args, int64_t pass) {
-    const int has_bits = args->selection && args->selection->bits;
-    return cpa_key_item_sees(plan->map, args->mask, has_bits, first_item(plan, pass));
+    return rows_see(plan, args, rows_of(plan, pass, SEEING)) || rows_see(plan, args, rows_of(plan, pass, BLIND));
+}
+
+/* All rows of a cut pass, as an item of no keys. */
+static cpa_attend_item all_rows(const cpa_ring_plan *plan, int64_t pass) {
+    cpa_attend_item all = *rows_of(plan, pass, SEEING);
+    const cpa_attend_item *blind = rows_of(plan, pass, BLIND);
+    all.k_count = 0;
+    if (!blind) return all;
+    all.q_row = blind->q_row;
+    all.q_count += blind->q_count;
+    return all;
 }
 
 /* The turns of the passes [first, end) of the same rows, from turn n on; returns where they end. Passes of which no row
@@ -222,21 +254,34 @@ static cpa_status fill(cpa_ring_plan *plan, const cpa_kv_view *kv, const cpa_rin
     return cpa_kv_ring_fill(plan->ring, kv, plan->passes.runs + pass->first_run, pass->n_runs, stream);
 }
 
+/* The attends of a turn. Blind rows begin their states in it, or end with results, or are under a mask that shows them
+ * something. */
+static cpa_status attend_rows(const cpa_ring_plan *plan, const cpa_ring_turn *turn, const cpa_attend_args *args,
+                              cpa_stream *stream) {
+    const cpa_operator_table *operators = stream->device->operators;
+    cpa_attend_plan *const *plans = &plan->plans[PLANS * turn->pass];
+    CPA_TRY(operators->attend(plans[SEEING], args, NULL, stream));
+    if (!plan->passes.list[turn->pass].is_cut || !rows_of(plan, turn->pass, BLIND)) return CPA_OK;
+    if (turn->is_resumed && !args->out && !rows_see(plan, args, rows_of(plan, turn->pass, BLIND))) return CPA_OK;
+    return operators->attend(plans[BLIND], args, NULL, stream);
+}
+
 /* Attends a turn's keys, in their segment. */
 static cpa_status attend(cpa_ring_plan *plan, const cpa_attend_args *given, const cpa_ring_turn *turn, int64_t segment,
                          cpa_stream *stream) {
-    const cpa_attend_item *item = first_item(plan, turn->pass);
     const int keeps = turn->is_split && keeps_state(given);
     cpa_attend_args args = *given;
     args.kv = cpa_kv_ring_view(plan->ring, segment, &given->kv);
     args.resume = turn->is_resumed;
-    if (turn->is_split) place_states(plan, item, &args);
+    if (!turn->is_split) return attend_rows(plan, turn, &args, stream);
+    const cpa_attend_item all = all_rows(plan, turn->pass);
+    place_states(plan, &all, &args);
     if (keeps || !turn->is_last) args.out = NULL, args.out_scale = NULL;
-    CPA_TRY(stream->device->operators->attend(plan->plans[turn->pass], &args, NULL, stream));
+    CPA_TRY(attend_rows(plan, turn, &args, stream));
     if (!keeps || !turn->is_last) return CPA_OK;
     args.out = given->out;
     args.out_scale = given->out_scale;
-    return round_states(plan, &args, item, stream);
+    return round_states(plan, &args, &all, stream);
 }
 
 /* Queries of ready rows join the others. */

@@ -9,7 +9,7 @@
 typedef struct cpa_ring_turn {
     int64_t pass;
     int is_resumed;
-    int is_split; /* not 0: of several over the same rows */
+    int is_split; /* not 0: one of several over the same rows */
     int is_last;  /* of these */
 } cpa_ring_turn;
 
@@ -19,7 +19,7 @@ struct cpa_ring_plan {
     cpa_kv_ring *ring;
     const cpa_key_workspace *workspace; /* in which the plans of passes prepare keys */
     cpa_ring_passes passes;
-    cpa_attend_plan **plans; /* of each pass; those that a setting does not need stay */
+    cpa_attend_plan **plans; /* two of each pass, the second of blind rows; those that a setting does not need stay */
     int64_t n_plans, plans_capacity;
     cpa_ring_turn *turns;
     int64_t turns_capacity;
