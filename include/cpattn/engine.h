@@ -135,6 +135,9 @@ typedef struct cpa_engine_options {
      * that are not quantised. 0 = all attend all keys. */
     int32_t sparse_stride;
     float sparse_tau;
+    /* 1: k_scales and v_scales of model.attention lie on the host, above 0 all of them, and are copied to the device; the
+     * same on every rank. What a store or another engine has of the cache is then found again by these numbers too. */
+    int32_t scales_on_host;
 } cpa_engine_options;
 
 /* What a request has to do with the engine's store of blocks. */
