@@ -12,6 +12,7 @@
 #include "program/output_file.h"
 #include "program/progress_line.h"
 #include "src/engine/engine_options.h"
+#include "src/engine/head_scales.h"
 
 /* Rates that nobody has measured here, those of an H200 on NVLink and PCIe: they decide which algorithm is counted, and
  * when swapping is cheaper. */
@@ -73,7 +74,8 @@ cpa_status cpa_dry_run(const cpa_job *job, int32_t cp_size, const cpa_workload *
     planner.flops = FLOPS;
     planner.bandwidth = BANDWIDTH;
     const cpa_layer_groups groups = cpa_engine_groups(&options, cp_size);
-    cpa_scheduler_options plan = cpa_engine_scheduler_options(&options, &groups, planner, identity);
+    cpa_scheduler_options plan =
+        cpa_engine_scheduler_options(&options, &groups, planner, cpa_head_scales_hash(&options), identity);
     plan.host_bandwidth = HOST_BANDWIDTH;
     cpa_metrics metrics = {0};
     CPA_TRY(cpa_settings_metrics(&job->settings, &metrics.options, err));

@@ -11,6 +11,7 @@
 #include "base/min_max.h"
 #include "launcher/block_store.h"
 #include "launcher/output/timeline_json.h"
+#include "launcher/settings/head_scales.h"
 #include "launcher/settings/settings_check.h"
 #include "launcher/settings/settings_table.h"
 #include "launcher/settings/skip_layers.h"
@@ -71,20 +72,6 @@ cpa_status cpa_job_set_rules(cpa_job *job, cpa_error *err) {
     return cpa_model_set_rules(&job->model, choice, err);
 }
 
-/* The scale of all keys and that of all values; latents, whose values lie in their keys, have one for both. */
-static cpa_status set_scales(const cpa_settings *settings, cpa_attention_shape *shape, cpa_error *err) {
-    const double k = settings->k_scale, v = settings->v_scale;
-    if (shape->v_in_k && v > 0 && v != k)
-        return cpa_fail(err, CPA_INVALID,
-                        "--v-scale: found %g over latents, expected none, or %g as --k-scale, as values lie in keys", v,
-                        k);
-    if (!shape->v_in_k && k > 0 && v == 0)
-        return cpa_fail(err, CPA_INVALID, "--k-scale: found without --v-scale, expected both or none");
-    shape->k_scale = (float)k;
-    shape->v_scale = (float)(shape->v_in_k ? k : v);
-    return CPA_OK;
-}
-
 static cpa_status read_model(cpa_job *job, cpa_error *err) {
     const cpa_settings *settings = &job->settings;
     cpa_attention_shape *shape = &job->model.shape.attention;
@@ -105,7 +92,7 @@ static cpa_status read_model(cpa_job *job, cpa_error *err) {
     if (settings->sinks >= 0) cpa_model_set_sinks(&job->model, (int32_t)settings->sinks);
     shape->kv_dtype = settings->kv_cache_dtype ? (cpa_dtype)(settings->kv_cache_dtype - 1) : shape->dtype;
     job->network.index.dtype = cpa_index_dtype_beside(shape->dtype, shape->kv_dtype);
-    CPA_TRY(set_scales(settings, shape, err));
+    CPA_TRY(cpa_head_scales_set(settings, &job->model, err));
     CPA_TRY(cpa_skip_layers("--kv-cache-dtype-skip-layers", settings->skip_layers, &job->model, err));
     shape->layout = (cpa_kv_layout)settings->kv_layout;
     CPA_TRY(cpa_job_set_rules(job, err));
@@ -411,6 +398,7 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, cpa_cache_size cac
         .sparse_stride = sparse.stride,
         .sparse_tau = sparse.tau,
         .skip_tiles = (float)settings->skip_tiles,
+        .scales_on_host = job->model.n_scales > 0,
         .drafter = speculative.drafter,
         .draft_tokens = speculative.draft_tokens,
         .ngram_min = speculative.ngram_min,

@@ -145,6 +145,16 @@ typedef struct cpa_context_options {
     float skip_tiles;
 } cpa_context_options;
 
+/* A shape over a cache of its dtype, without scales. */
+CPA_INLINE cpa_attention_shape cpa_shape_unquantised(const cpa_attention_shape *shape) {
+    cpa_attention_shape plain = *shape;
+    plain.kv_dtype = shape->dtype;
+    plain.k_scale = plain.v_scale = 0;
+    plain.k_scales = plain.v_scales = NULL;
+    plain.n_scales = 0;
+    return plain;
+}
+
 /* One chunk: the new tokens [start, start + count) of one sequence, over the keys up to their end. The same on every
  * rank but for the block table. A sequence may have several chunks in a step, one behind the other, so that part of
  * what is new goes by pass-KV and part by pass-Q. */

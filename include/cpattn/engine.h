@@ -156,6 +156,9 @@ typedef struct cpa_engine_options {
     /* Tiles of keys all of whose scores lie more than this below the largest one that their rows have met are left out,
      * as skip_tiles of cpa_attend_args has it; the tolerance of checked rows allows for what may be missing. 0: none */
     float skip_tiles;
+    /* 1: k_scales and v_scales of model.attention lie on the host, above 0 all of them, and are copied to the device; the
+     * same on every rank. What a store or another engine has of the cache is then found again by these numbers too. */
+    int32_t scales_on_host;
 } cpa_engine_options;
 
 /* What a request has to do with the engine's store of blocks. */

@@ -213,16 +213,6 @@ typedef struct cpa_attention_shape {
     int32_t reserved[1];
 } cpa_attention_shape;
 
-/* The same over a cache of `dtype`, without scales. */
-CPA_INLINE cpa_attention_shape cpa_shape_unquantised(const cpa_attention_shape *shape) {
-    cpa_attention_shape plain = *shape;
-    plain.kv_dtype = shape->dtype;
-    plain.k_scale = plain.v_scale = 0;
-    plain.k_scales = plain.v_scales = NULL;
-    plain.n_scales = 0;
-    return plain;
-}
-
 /* Bytes of one token in all heads, in `dtype`: its queries, its new keys, its new values, its result. */
 CPA_INLINE int64_t cpa_shape_q_bytes(const cpa_attention_shape *shape) {
     return (int64_t)shape->q_heads * shape->k_dim * cpa_dtype_bytes(shape->dtype);

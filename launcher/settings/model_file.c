@@ -238,6 +238,11 @@ cpa_model_shape cpa_model_shape_of(const cpa_model_file *model) {
     cpa_model_shape shape = model->shape;
     shape.layer_rules = model->has_rules ? model->rules : NULL;
     shape.layer_masks = model->per_layer ? model->layer_masks : NULL;
+    if (model->n_scales > 0) {
+        shape.attention.n_scales = model->n_scales;
+        shape.attention.k_scales = model->k_scales;
+        shape.attention.v_scales = shape.attention.v_in_k ? model->k_scales : model->v_scales;
+    }
     shape.unquantised_layers = model->has_unquantised ? model->unquantised : NULL;
     shape.forms = model->head_dim > 0 ? model->forms : NULL;
     shape.n_forms = model->head_dim > 0 ? sizeof model->forms / sizeof model->forms[0] : 0;

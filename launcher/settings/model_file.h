@@ -19,7 +19,10 @@ typedef struct cpa_model_file {
     int32_t head_dim, v_head_dim; /* over latents: of the heads that prompts are attended by; 0: the cache has none */
     float scales[CPA_MODEL_MAX_LAYERS]; /* over latents: scale of scores of each layer */
     cpa_model_form forms[2];            /* over latents: of prompts, and of what decodes */
-    int has_unquantised;                /* whether the cache of some layer is not quantised, beside that of others */
+    /* Scales of the cache's heads; n_scales 0: it has none, and else both are there. */
+    int32_t n_scales;
+    float k_scales[CPA_MODEL_MAX_RULED_HEADS], v_scales[CPA_MODEL_MAX_RULED_HEADS];
+    int has_unquantised; /* whether the cache of some layer is not quantised, beside that of others */
     uint8_t unquantised[CPA_MODEL_MAX_LAYERS];
     int has_rules; /* layers have score rules: all do, or none */
     cpa_score_rules rules[CPA_MODEL_MAX_LAYERS];

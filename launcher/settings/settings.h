@@ -77,9 +77,9 @@ typedef struct cpa_settings {
     int64_t alibi, sink_logits;
 
     char skip_layers[CPA_TEXT_BYTES];
-    int64_t kv_cache_dtype;  /* 0 = the dtype of the model, else cpa_dtype + 1 */
-    double k_scale, v_scale; /* 0 = each token and head has its own */
-    int64_t kv_layout;       /* cpa_kv_layout */
+    int64_t kv_cache_dtype;                                /* 0 = the dtype of the model, else cpa_dtype + 1 */
+    char k_scale[CPA_TEXT_BYTES], v_scale[CPA_TEXT_BYTES]; /* "auto": each token and head has its own */
+    int64_t kv_layout;                                     /* cpa_kv_layout */
     int64_t block_size;
     int64_t num_blocks;    /* 0 = enough for the run */
     int64_t window_seqs;   /* 0 = as many as can run at once */

@@ -7,6 +7,7 @@
 #include <cpattn/engine.h>
 
 #include "base/check.h"
+#include "launcher/settings/head_scales.h"
 #include "launcher/settings/settings_table.h"
 
 /* What says which requests a batch run has. */
@@ -188,9 +189,8 @@ cpa_status cpa_settings_check(const cpa_settings *settings, cpa_error *err) {
     if (settings->time_scale > 0 && !isinf(settings->request_rate)) {
         return cpa_fail(err, CPA_INVALID, "--request-rate: found with --time-scale, expected one of the two");
     }
-    if (settings->v_scale > 0 && settings->k_scale == 0)
-        return cpa_fail(err, CPA_INVALID, "--v-scale: found without --k-scale, expected both or none");
-    if (settings->k_scale > 0 && settings->kv_cache_dtype != CPA_FP8_E4M3 + 1 &&
+    CPA_TRY(cpa_head_scales_read(settings, err));
+    if (cpa_head_scales_given(settings->k_scale) && settings->kv_cache_dtype != CPA_FP8_E4M3 + 1 &&
         settings->kv_cache_dtype != CPA_FP8_E5M2 + 1) {
         return cpa_fail(err, CPA_INVALID, "--k-scale: found with --kv-cache-dtype %s, expected fp8_e4m3 or fp8_e5m2",
                         kv_dtype_name(settings));

@@ -163,11 +163,12 @@ const cpa_field cpa_settings_rows[] = {
     {"Cache", "kv-cache-dtype-skip-layers", "LAYERS", TEXT(skip_layers),
      .help = "0,-1: the first and the last layer of a quantised cache keep the model's dtype, and so on for others; "
              "sliding_window: those with a window do"},
-    {"Cache", "k-scale", "S", REAL(k_scale, "auto", FLT_MIN, 1e30), .word = "auto",
-     .help = "keys in fp8_e4m3 or fp8_e5m2 are multiples of S, one scale for all of them; with --v-scale, but over "
-             "latents, where it is "
-             "that of values too; auto: see above"},
-    {"Cache", "v-scale", "S", REAL(v_scale, "auto", FLT_MIN, 1e30), .word = "auto", .help = "the same of values"},
+    {"Cache", "k-scale", "S,...", CPA_FIELD_TEXT, offsetof(cpa_settings, k_scale), "auto",
+     .help =
+         "keys in fp8_e4m3 or fp8_e5m2 are multiples of S, one scale for all of them, or of one for each KV head; with "
+         "--v-scale, but over latents, where it is that of values too; auto: see above"},
+    {"Cache", "v-scale", "S,...", CPA_FIELD_TEXT, offsetof(cpa_settings, v_scale), "auto",
+     .help = "the same of values"},
     {"Cache", "kv-layout", NULL, CHOICE(kv_layout, "token-major", layouts), .named = cpa_named_layout,
      .help = "order in a block of the cache: [tokens, heads], also NHD, or [heads, tokens], HND"},
     {"Cache", "block-size", "N", INT(block_size, "16", 1, 512), .power_of_two = 1,

@@ -13,6 +13,7 @@
 #include "src/engine/engine_requests.h"
 #include "src/engine/engine_run.h"
 #include "src/engine/engine_stats.h"
+#include "src/engine/head_scales.h"
 #include "src/engine/model_forms.h"
 #include "src/engine/restore_blocks.h"
 #include "src/ops/check_shape.h"
@@ -83,7 +84,7 @@ static cpa_status make_scheduler(cpa_engine *engine, cpa_error *err) {
         CPA_TRY(cpa_request_spans_create(o->timeline_spans, o->max_num_seqs, &engine->request_spans, err));
     char identity[CPA_IDENTITY_BYTES];
     cpa_scheduler_options options =
-        cpa_engine_scheduler_options(&engine->options, &engine->groups, engine->planner, identity);
+        cpa_engine_scheduler_options(&engine->options, &engine->groups, engine->planner, engine->scales_hash, identity);
     options.host_bandwidth = engine->host_bandwidth;
     options.model = engine->store.model;
     if (o->drafter == CPA_DRAFT_MODEL) {
@@ -94,6 +95,13 @@ static cpa_status make_scheduler(cpa_engine *engine, cpa_error *err) {
     CPA_TRY(cpa_scheduler_create(&options, &engine->scheduler, err));
     return cpa_inbox_create(engine->scheduler, engine->options.max_queued_requests, engine->options.max_queued_tokens,
                             &engine->inbox, err);
+}
+
+/* Scales of heads come to the device. */
+static cpa_status take_scales(cpa_engine *engine, cpa_error *err) {
+    engine->scales_hash = cpa_head_scales_hash(&engine->options);
+    return cpa_head_scales_upload(&engine->options, engine->device, &engine->options.model.attention,
+                                  &engine->head_scales, err);
 }
 
 /* Whether the device attends every layer. */
@@ -122,6 +130,7 @@ static cpa_status create_parts(cpa_engine *engine, cpa_error *err) {
     cpa_control *control = &engine->control;
     const cpa_engine_options *o = &engine->options;
     CPA_TRY(cpa_control_agree(control, cpa_device_open(&o->device, &engine->device, err), err));
+    CPA_TRY(cpa_control_agree(control, take_scales(engine, err), err));
     CPA_TRY(cpa_control_agree(control, check_layers(engine, err), err));
     CPA_TRY(cpa_transport_for(control, engine->device, o->transport, &engine->transport, err));
     engine->synthetic = (cpa_synthetic){.device = engine->device, .shape = o->model.attention, .seed = o->seed};
@@ -168,7 +177,8 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
     const cpa_engine_options *o = &engine->options;
     const cpa_attention_shape *s = &o->model.attention;
     const uint64_t masks = hash_masks(&o->model), rules = cpa_engine_hash_rules(&o->model);
-    const uint64_t forms = cpa_model_forms_hash(&o->model);
+    const uint64_t forms = cpa_model_forms_hash(&o->model), scales = cpa_head_scales_hash(o);
+    const uint64_t unquantised = cpa_engine_hash_unquantised(&o->model);
     cpa_model network = {.size = 0};
     if (o->network) CPA_TRY(CPA_STRUCT_TAKE("network", o->network, cpa_model, layer_in, &network, err));
     const cpa_named_value values[] = {
@@ -184,6 +194,9 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
         {"k_scale", s->k_scale},
         {"v_scale", s->v_scale},
         {"n_scales", s->n_scales},
+        {"scales_on_host", o->scales_on_host},
+        {"scales, a hash", (double)(scales >> 16)},
+        {"unquantised_layers, a hash", (double)(unquantised >> 16)},
         {"causal", o->model.mask.causal},
         {"window", (double)o->model.mask.window},
         {"sinks", o->model.mask.sinks},
@@ -295,6 +308,7 @@ void cpa_engine_destroy(cpa_engine *engine) {
     cpa_request_spans_destroy(engine->request_spans);
     cpa_timeline_destroy(&engine->timeline);
     cpa_synthetic_free(&engine->synthetic);
+    if (engine->device) engine->device->table->free(engine->device, engine->head_scales);
     cpa_device_close(engine->device);
     cpa_control_close(&engine->control);
     release(engine);

@@ -36,6 +36,8 @@ struct cpa_engine {
     cpa_engine_options options; /* the options given, with defaults filled in */
     cpa_control control;
     cpa_device *device;
+    uint64_t scales_hash;
+    void *head_scales; /* on the device; NULL: none came from the host */
     const cpa_transport_table *transport;
     cpa_synthetic synthetic;
     cpa_model network;

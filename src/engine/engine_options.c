@@ -11,6 +11,7 @@
 #include "src/cache/kv_cache.h"
 #include "src/cache/parcel.h"
 #include "src/engine/engine_options.h"
+#include "src/engine/head_scales.h"
 #include "src/engine/model_forms.h"
 #include "src/model/synthetic.h"
 #include "src/ops/check_args.h"
@@ -175,6 +176,7 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
     CPA_TRY(check_model(&o.model, o.network != NULL, err));
     CPA_TRY(check_choices(&o, err));
     CPA_TRY(check_sparse(&o, err));
+    CPA_TRY(cpa_head_scales_check(&o, err));
     if (!is_power_of_two(o.block_size) || o.block_size > MAX_BLOCK_SIZE) {
         return cpa_fail(err, CPA_INVALID, "block_size: %d, expected a power of two up to %d", o.block_size,
                         MAX_BLOCK_SIZE);
@@ -271,6 +273,13 @@ uint64_t cpa_engine_hash_rules(const cpa_model_shape *model) {
     return hash;
 }
 
+uint64_t cpa_engine_hash_unquantised(const cpa_model_shape *model) {
+    uint64_t hash = 0;
+    for (int32_t layer = 0; model->unquantised_layers && layer < model->layers; layer++)
+        hash = cpa_hash_bytes(hash, (uint8_t[]){cpa_model_leaves_layer(model, layer) != 0}, 1);
+    return hash;
+}
+
 /* A hash of what each layer is to see, and of how it scores that. */
 static uint64_t hash_layers(const cpa_model_shape *m) {
     uint64_t hash = CPA_HASH_START;
@@ -281,9 +290,7 @@ static uint64_t hash_layers(const cpa_model_shape *m) {
     }
     if (m->layer_rules) hash ^= cpa_engine_hash_rules(m);
     if (m->n_forms > 0) hash ^= cpa_model_forms_hash(m);
-    for (int32_t layer = 0; m->unquantised_layers && layer < m->layers; layer++)
-        hash = cpa_hash_bytes(hash, (uint8_t[]){cpa_model_leaves_layer(m, layer) != 0}, 1);
-    return hash;
+    return hash ^ cpa_engine_hash_unquantised(m);
 }
 
 /* The same of all layers, and how many of them draft: rows in a store have those too. */
@@ -295,12 +302,12 @@ static uint64_t hash_store_layers(const cpa_model_shape *m) {
 
 /* What keys and values depend on besides tokens. Where a sequence begins follows from it, and so the order of sums; layers
  * that draft are left out, as results are to have the bits that they have without. */
-static void describe_cache(const cpa_engine_options *o, char out[CPA_IDENTITY_BYTES]) {
+static void describe_cache(const cpa_engine_options *o, uint64_t scales, char out[CPA_IDENTITY_BYTES]) {
     cpa_model_shape model = o->model;
     const cpa_model_shape *m = &model;
     model.layers -= model.draft_layers;
     const cpa_attention_shape *shape = &m->attention;
-    const uint64_t masks = hash_layers(m);
+    const uint64_t masks = hash_layers(m) ^ scales;
     snprintf(out, CPA_IDENTITY_BYTES,
              "%d layers, %d/%d heads of %d/%d, dtype %d in %d, scales %a %a, masks %llx, seed %llu", m->layers,
              shape->q_heads, shape->kv_heads, shape->k_dim, shape->v_dim, (int)shape->dtype, (int)shape->kv_dtype,
@@ -419,8 +426,9 @@ static int counts_places(const cpa_model_shape *model) {
 }
 
 cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, const cpa_layer_groups *groups,
-                                                   cpa_planner planner, char identity[CPA_IDENTITY_BYTES]) {
-    describe_cache(o, identity);
+                                                   cpa_planner planner, uint64_t scales,
+                                                   char identity[CPA_IDENTITY_BYTES]) {
+    describe_cache(o, scales, identity);
     return (cpa_scheduler_options){
         .map = {planner.cp_size, o->interleave},
         .block_size = o->block_size,

@@ -29,10 +29,12 @@ cpa_scheduler_request cpa_engine_scheduled(const cpa_request *request);
 cpa_status cpa_engine_check_sampling(uint64_t request, const cpa_sampling *given, cpa_sampling *out, cpa_error *err);
 /* The same as ranks are told it. */
 cpa_plan_sampling cpa_engine_planned_sampling(const cpa_sampling *sampling);
-/* The scheduler that these options, resolved, ask for, with the groups of cpa_engine_groups and without rates. `options`
- * must outlive the scheduler, and `identity`, which is filled, its creation. */
+/* The scheduler that these options, resolved, ask for, with the groups of cpa_engine_groups and without rates. `scales`:
+ * the hash of scales of heads (head_scales.h). `options` must outlive the scheduler, and `identity`, which is filled, its
+ * creation. */
 cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *options, const cpa_layer_groups *groups,
-                                                   cpa_planner planner, char identity[CPA_IDENTITY_BYTES]);
+                                                   cpa_planner planner, uint64_t scales,
+                                                   char identity[CPA_IDENTITY_BYTES]);
 
 /* The groups of layers and their blocks, in the statistics. */
 void cpa_engine_describe_groups(const cpa_layer_groups *groups, cpa_engine_stats *out);
@@ -41,5 +43,7 @@ void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stat
 
 /* A hash of the rules of all layers, arrays included. */
 uint64_t cpa_engine_hash_rules(const cpa_model_shape *model);
+/* A hash of which layers are left unquantised. */
+uint64_t cpa_engine_hash_unquantised(const cpa_model_shape *model);
 
 #endif

@@ -1,5 +1,6 @@
 /* The engine over quantised caches, over the layouts of the cache and over layers with windows of their own: every
  * algorithm is checked row by row against float64, and gives the same bits where the back end promises them. */
+#include <math.h>
 #include <string.h>
 
 #include <cpattn/context.h>
@@ -99,7 +100,14 @@ static void scales_of_heads_are_checked_too(void) {
     options.model.attention.k_scales = options.model.attention.v_scales = device_all;
     expect_same_bits_from_any_rank(common_digest(options), of_tensor);
     options.model.attention.k_scales = device_apart;
-    CU_ASSERT_NOT_EQUAL(common_digest(options), of_tensor);
+    const uint64_t of_heads = common_digest(options);
+    CU_ASSERT_NOT_EQUAL(of_heads, of_tensor);
+    options.scales_on_host = 1;
+    options.model.attention.k_scales = apart;
+    options.model.attention.v_scales = all;
+    expect_same_bits_from_any_rank(common_digest(options), of_heads);
+    options.scales_on_host = 0;
+    options.model.attention.v_scales = device_all;
     options.model.attention.n_scales = 1;
     options.model.attention.k_scales = device_all;
     expect_same_bits_from_any_rank(digest_of(&options), of_tensor);
@@ -275,6 +283,29 @@ static void layers_of_no_quantised_cache_are_not_left(void) {
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "layer 2: unquantised in a cache of fp32 with v_in_k 0, expected"));
 }
 
+static void scales_on_the_host_are_numbers(void) {
+    static const struct {
+        int32_t on_host;
+        float scale;
+        const char *message;
+    } bad[] = {{2, 1, "scales_on_host: 2, expected 0 or 1"},
+               {1, 0, "v_scales[1]: 0, expected a finite number above 0"},
+               {1, NAN, "v_scales[1]: nan, expected a finite number above 0"}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        const float k[] = {1, 2}, v[] = {3, bad[i].scale};
+        cpa_engine_options options = default_options();
+        cpa_engine *engine = NULL;
+        cpa_error err = {CPA_OK, ""};
+        options.model.attention.kv_heads = options.model.attention.n_scales = 2;
+        options.model.attention.kv_dtype = CPA_FP8_E4M3;
+        options.model.attention.k_scales = k;
+        options.model.attention.v_scales = v;
+        options.scales_on_host = bad[i].on_host;
+        CU_ASSERT_EQUAL(cpa_engine_create(cpa_test_comm(), &options, &engine, &err), CPA_INVALID);
+        CU_ASSERT_PTR_NOT_NULL(strstr(err.message, bad[i].message));
+    }
+}
+
 static const cpa_test tests[] = {
     {"every quantised cache is checked and gives the same bits",
      every_quantised_cache_is_checked_and_gives_the_same_bits},
@@ -289,6 +320,7 @@ static const cpa_test tests[] = {
     {"little staging takes long prompts", little_staging_takes_long_prompts},
     {"states travel in the dtype of the model", states_travel_in_the_dtype_of_the_model},
     {"states of another dtype are refused", states_of_another_dtype_are_refused},
+    {"scales on the host are numbers", scales_on_the_host_are_numbers},
     {"scales that make no sense are named", scales_that_make_no_sense_are_named},
 };
 CPA_MPI_DEVICE_TEST_MAIN("quant engine", tests)

@@ -5,7 +5,7 @@
 quant() {
     small_model
     local cache algorithm
-    for cache in fp8_e4m3 "fp8_e4m3 --k-scale 0.03 --v-scale 0.03" "int8 --kv-layout head-major"; do
+    for cache in fp8_e4m3 "fp8_e4m3 --k-scale 0.03 --v-scale 0.03" "fp8_e4m3 --k-scale 0.03,0.05 --v-scale 0.04" "int8 --kv-layout head-major"; do
         for algorithm in pass-kv pass-q; do
             # shellcheck disable=SC2086
             run 2 --model model.yaml --requests 3 --input-len 150 --output-len 4 --verify 0.5 --seed 3 \
@@ -17,6 +17,15 @@ quant() {
         expect_digest_of pass-kv.json pass-q.json
     done
     expect_bad 'expected both or none' --kv-cache-dtype fp8_e4m3 --k-scale 1
+    cache="--model model.yaml --requests 2 --input-len 90 --kv-cache-dtype fp8_e4m3 --v-scale 0.04"
+    # shellcheck disable=SC2086
+    run 1 $cache --k-scale 0.03 --result-json one.json
+    # shellcheck disable=SC2086
+    run 1 $cache --k-scale 0.03,0.03 --result-json two.json
+    expect_digest_of one.json two.json
+    expect_bad '--k-scale: found 3 scales, expected 1, or those of 2 KV heads' --model model.yaml \
+        --kv-cache-dtype fp8_e4m3 --k-scale 1,2,3 --v-scale 1
+    expect_bad "--v-scale: found 'x', expected a number" --kv-cache-dtype fp8_e4m3 --k-scale 1 --v-scale 1,x
     expect_bad '--v-scale: found without --k-scale' --kv-cache-dtype fp8_e4m3 --v-scale 1
     expect_bad 'expected fp8_e4m3' --kv-cache-dtype int8 --k-scale 1 --v-scale 1
 }
