@@ -77,6 +77,11 @@ static const cpa_field table[] = {
     {CASE, "cascade-attention", "MODE", CHOICE_AT(cascade, cascades), .initial = "auto",
      .help = "attend, step: auto, where they are read once if that is faster; off; or always"},
     {CASE, "padded", NULL, FLAG_AT(padded), .help = "attend: plans as in graphs, whose launches stay the same"},
+    {CASE, "skip-tiles", "T", CPA_FIELD_REAL, offsetof(cpa_bench_options, skip_tiles), .initial = "0", .max = 1000,
+     .help = "attend: tiles of keys whose scores lie more than T below the largest so far are left out"},
+    {CASE, "light-keys", "S", CPA_FIELD_REAL, offsetof(cpa_bench_options, light), .initial = "0", .max = 1,
+     .help = "attend: the share S of the keys, in runs of 256, is so small that it cannot matter; scores are twice as "
+             "large as without"},
     {CASE, "unit", "N", INT_AT(unit, 1, 4096), .initial = "1", .power_of_two = 1,
      .help = "sparse: neighbouring tokens that a list names together"},
     {CASE, "fp8-out", NULL, FLAG_AT(fp8_out), .help = "merge: the result in fp8_e4m3"},
@@ -180,6 +185,7 @@ cpa_attention_shape cpa_bench_shape(const cpa_bench_options *o) {
 }
 
 float cpa_bench_scale(const cpa_bench_options *o) {
+    if (o->light > 0) return 2 / sqrtf((float)o->k_dim); /* the others are the more peaky */
     return o->v_in_k ? 1 / sqrtf((float)o->k_dim) : 0;
 }
 

@@ -24,6 +24,8 @@ typedef struct cpa_bench_options {
     int64_t shared;             /* tokens that all sequences begin with, for attend */
     int64_t cascade;            /* cpa_cascade_attention, for attend */
     int64_t padded;             /* 1: attend plans as graphs have them */
+    double skip_tiles;          /* of attend; 0: no tile of keys is left out */
+    double light;               /* share of the runs of keys that are light, for attend (src/check/cases/inputs.h) */
     int64_t layout;             /* cpa_kv_layout */
     int64_t fp8_out;            /* 1: merge gives its result in fp8 */
     int64_t experts, top_k;     /* experts of expert_linear, and how many a token chooses */
