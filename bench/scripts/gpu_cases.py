@@ -104,6 +104,11 @@ EXPANDED = [f"{prefill(size)}:q-heads=128:kv-heads=128:head-dim=192:v-head-dim=1
 # XAttention: queries x keys x stride x tau in %, and queries x keys x blocks kept in %, beside dense prefill.
 XATTN_DENSE, XATTN = "1x64Kx64K", [f"64Kx64Kx{stride}x90" for stride in (8, 16)]
 ATTEND_BLOCKS = [f"64Kx64Kx{kept}" for kept in (10, 25, 100)]
+# Tiles of keys left out, of prefill and of decode: least rate beside the same with all, where so many keys are light; and
+# where nothing can be left out, beside no such option.
+SKIP_TILES = ":skip-tiles=6"
+LIGHT = {":light-keys=0.5": 1.2, ":light-keys=0.7": 1.4}
+SKIPPING, SKIPPING_NONE = (*(prefill(size) for size in ("16K", "64K", "128K")), "64x1x16K", "1x1x128K"), 0.99
 # Products of experts, 8 of 256 for each of 4K tokens, beside a dense one of the same work.
 DENSE_PRODUCT, EXPERT_PRODUCTS = "32Kx4Kx7K", [f"4Kx4Kx7K:experts=256{codes}" for codes in ("", ":fp8-weights=true")]
 
@@ -135,6 +140,8 @@ LISTS = {
     "xattn": XATTN,
     "attend_blocks": ATTEND_BLOCKS,
     "xattn-dense": [XATTN_DENSE],
+    "skip-tiles": [f"{case}{light}{skip}" for case in SKIPPING for light, skip in
+                   [("", ""), ("", ":skip-tiles=1000"), *((light, skip) for light in LIGHT for skip in ("", SKIP_TILES))]],
     "index_logits": [*INDEX_FLOPS, *INDEX_READ, "1x1x128K"],
     "topk": [*TOPK, "1x128Kx2K"],
     **{name: [shape] for name, shape in (INDEX_ROWS | ENTRIES).items()},

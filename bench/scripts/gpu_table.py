@@ -204,6 +204,19 @@ def xattn_rows(runs, table):
                   whole and dense and dense["time_us"] / whole["time_us"], "", None, (whole, dense))
 
 
+def skip_rows(runs, table):
+    def ours(case):
+        return runs.case("ours-skip-tiles", case)
+
+    for case in cases.SKIPPING:
+        table.compare(f"attend {case}, tiles left out if any were", ours(f"{case}:skip-tiles=1000"), ours(case), "without",
+                      cases.SKIPPING_NONE, Calls)
+        for light, least in cases.LIGHT.items():
+            row = ours(case + light + cases.SKIP_TILES)
+            share = f", {row['tiles_left_out']:.2f} of its tiles left out" if row else ""
+            table.compare(f"attend {case}{light}{share}", row, ours(case + light), "all tiles", least, Calls)
+
+
 def selection_rows(runs, table):
     def share(row):
         return row["share_of_bandwidth"]
@@ -351,7 +364,7 @@ def service_rows(runs, table):
 def main(folder):
     runs, table = Runs(folder), Table()
     for add_rows in (prefill_rows, encoder_rows, decode_rows, cascade_rows, quantised_rows, latent_rows, sparse_rows,
-                     xattn_rows, selection_rows, expert_rows, rule_rows, short_prompt_rows,
+                     xattn_rows, skip_rows, selection_rows, expert_rows, rule_rows, short_prompt_rows,
                      small_block_rows, memory_rows,
                      exchange_rows, scaling_rows, service_rows):
         add_rows(runs, table)
