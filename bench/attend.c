@@ -32,6 +32,7 @@ typedef struct attend_state {
     void *q, *out;
     float *lse;
     cpa_bench_score score;
+    int64_t *tile_counts; /* on the device; NULL: no tile is left out */
 } attend_state;
 
 /* Writes one copy of the cache, of blocks as the engine has them, and repeats it. */
@@ -193,6 +194,8 @@ static cpa_attend_args args_of(attend_state *s, int64_t call) {
         .scale = cpa_bench_scale(&s->site->options),
         .state = {.lse = s->lse, .lse_row_stride = s->site->options.q_heads},
         .out = s->out,
+        .skip_tiles = (float)s->site->options.skip_tiles,
+        .tile_counts = s->tile_counts,
     };
     if (s->site->options.rules != CPA_BENCH_NO_RULE) cpa_case_score_set(&s->score.device, &args);
     return args;
@@ -244,6 +247,8 @@ static cpa_status prepare(cpa_bench_site *site, make_work_fn make_work, int offl
     CPA_TRY(make_rows(s, err));
     CPA_TRY(cpa_bench_score_make(site, &s->work, &s->score, err));
     CPA_TRY(make_plans(s, err));
+    if (site->options.skip_tiles > 0)
+        CPA_TRY(cpa_bench_upload(site, row->tiles, sizeof row->tiles, (void **)&s->tile_counts, err));
     const cpa_attend_args args = args_of(s, 0);
     for (int64_t i = 0; i < s->work.n_steps; i++) CPA_TRY(cpa_bench_note_kernels(s->plans[i], &args, row, err));
     return CPA_OK;
@@ -286,6 +291,7 @@ static cpa_status check(void *state, cpa_bench_row *row, cpa_error *err) {
     attend_state *s = state;
     const cpa_bench_attend_check_args args = {
         .work = &s->work, .out = s->out, .lse = s->lse, .score = &s->score.checked};
+    if (s->tile_counts) CPA_TRY(cpa_bench_copy(s->site, row->tiles, s->tile_counts, sizeof row->tiles, err));
     return cpa_bench_attend_check(s->site, &args, &row->checked, &row->wrong, err);
 }
 
@@ -298,6 +304,7 @@ static void release(void *state) {
     free(s->plans);
     cpa_case_score_free(&s->score.device, s->site->device);
     cpa_case_score_release(&s->score.host);
+    cpa_device_free(s->site->device, s->tile_counts);
     cpa_device_free(s->site->device, s->lse);
     cpa_device_free(s->site->device, s->out);
     cpa_device_free(s->site->device, s->q);

@@ -130,7 +130,8 @@ static void judge_row(void *ctx, int64_t item, int32_t thread) {
                                     .n_keys = c->in->visible[token],
                                     .index = c->in->positions[token],
                                     .score = c->score,
-                                    .head = (int32_t)head},
+                                    .head = (int32_t)head,
+                                    .skip = o->skip_tiles},
                     &expected);
     const cpa_case_result got = {
         .lse = &c->in->lse[at], .out = c->in->out + at * o->v_dim * element, .out_dtype = (cpa_dtype)o->dtype};

@@ -21,6 +21,7 @@ typedef struct cpa_bench_row {
     /* The kernels that attend ran, that of few rows before that of more, and why the fastest did not run: names that
      * live as long as the library, or NULL for none. A benchmark has a first name in every case, or in none. */
     const char *kernels[CPA_BENCH_MOST_KERNELS], *why;
+    int64_t tiles[2]; /* tile_counts of attend over all calls, where tiles are left out */
 } cpa_bench_row;
 
 /* What the bytes per second of a benchmark are measured against. */

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "bench/memory.h"
 #include "bench/noise.h"
+#include "src/check/cases/inputs.h"
 #include "src/check/reference.h"
 #include "src/check/reference_rows.h"
 #include "src/model/synthetic.h"
@@ -21,6 +22,22 @@ int64_t *cpa_bench_positions(int64_t first, int64_t n) {
 /* The dtype of what is written to the cache. */
 static cpa_dtype written_dtype(const cpa_bench_options *o) {
     return (cpa_dtype)(cpa_dtype_is_quantised((cpa_dtype)o->kv_dtype) ? o->dtype : o->kv_dtype);
+}
+
+/* A share of the keys becomes light, on the host. */
+static cpa_status lighten(cpa_bench_site *site, cpa_dtype dtype, const int64_t *positions, int64_t n, void *keys,
+                          cpa_error *err) {
+    const cpa_bench_options *o = &site->options;
+    const int64_t row = o->kv_heads * o->k_dim, bytes = n * row * cpa_dtype_bytes(dtype);
+    void *host = malloc((size_t)bytes);
+    cpa_status status = host ? cpa_bench_copy(site, host, keys, bytes, err)
+                             : cpa_fail(err, CPA_NO_MEMORY, "bench: no memory for %lld keys", (long long)n);
+    if (status == CPA_OK) {
+        cpa_case_lighten(host, dtype, row, positions, n, o->light);
+        status = cpa_bench_copy(site, keys, host, bytes, err);
+    }
+    free(host);
+    return status;
 }
 
 cpa_status cpa_bench_synthesize(cpa_bench_site *site, cpa_synth_tensor tensor, int64_t sequence,
@@ -43,7 +60,8 @@ cpa_status cpa_bench_synthesize(cpa_bench_site *site, cpa_synth_tensor tensor, i
     if (tensor != CPA_SYNTH_Q) args.dtype = written_dtype(o);
     args.out = dst;
     CPA_TRY_GOTO(cpa_bench_enqueued(site, site->device->operators->synthesize(&args, site->stream), err), done);
-    status = cpa_bench_enqueued(site, cpa_stream_sync(site->stream), err);
+    CPA_TRY_GOTO(cpa_bench_enqueued(site, cpa_stream_sync(site->stream), err), done);
+    if (tensor == CPA_SYNTH_K && o->light > 0) status = lighten(site, args.dtype, positions, n, dst, err);
 done:
     cpa_device_free(site->device, device_positions);
     cpa_device_free(site->device, device_tokens);

@@ -81,6 +81,11 @@ static const cpa_field table[] = {
      .help = "offload: the ring has 1 / N of the cache's bytes, or the least if that is more"},
     {CASE, "segments", "N", INT_AT(segments, 0, CPA_MOST_RING_SEGMENTS), .initial = "0",
      .help = "offload: segments of the ring; 0: as many as the library chooses"},
+    {CASE, "skip-tiles", "T", CPA_FIELD_REAL, offsetof(cpa_bench_options, skip_tiles), .initial = "0", .max = 1000,
+     .help = "attend: tiles of keys whose scores lie more than T below the largest so far are left out"},
+    {CASE, "light-keys", "S", CPA_FIELD_REAL, offsetof(cpa_bench_options, light), .initial = "0", .max = 1,
+     .help = "attend: the share S of the keys, in runs of 256, is so small that it cannot matter; scores are twice as "
+             "large as without"},
     {CASE, "unit", "N", INT_AT(unit, 1, 4096), .initial = "1", .power_of_two = 1,
      .help = "sparse: neighbouring tokens that a list names together"},
     {CASE, "fp8-out", NULL, FLAG_AT(fp8_out), .help = "merge: the result in fp8_e4m3"},
@@ -184,6 +189,7 @@ cpa_attention_shape cpa_bench_shape(const cpa_bench_options *o) {
 }
 
 float cpa_bench_scale(const cpa_bench_options *o) {
+    if (o->light > 0) return 2 / sqrtf((float)o->k_dim); /* the others are the more peaky */
     return o->v_in_k ? 1 / sqrtf((float)o->k_dim) : 0;
 }
 

@@ -64,6 +64,10 @@ static const char *kernels_text(const cpa_bench_row *row, char *text, size_t siz
     return used > 0 ? text : NULL;
 }
 
+static double share_left_out(const cpa_bench_row *row) {
+    return row->tiles[0] > 0 ? (double)row->tiles[1] / (double)row->tiles[0] : 0;
+}
+
 void cpa_bench_print_row(const cpa_bench_site *site, const cpa_bench *bench, const char *name,
                          const cpa_bench_row *row) {
     char kernels[128];
@@ -77,6 +81,7 @@ void cpa_bench_print_row(const cpa_bench_site *site, const cpa_bench *bench, con
         printf(" %9.2f", 100 * row->bytes / row->time_s / floor_bandwidth(site, bench));
     if (row->kernels[0]) printf(" %20s", kernels_text(row, kernels, sizeof kernels));
     printf(" %10lld %7lld\n", (long long)row->checked, (long long)row->wrong);
+    if (row->tiles[0] > 0) printf("#%49s %12.3f of the tiles left out\n", "", share_left_out(row));
     fflush(stdout);
 }
 
@@ -94,14 +99,15 @@ json_t *cpa_bench_row_to_json(const cpa_bench_site *site, const cpa_bench *bench
     double floor = floor_bandwidth(site, bench);
     char kernels[128];
     return json_pack(
-        "{ss ss sf sf sI so so so so so sI sI ss? ss?}", "shape", name, "dtype", cpa_dtype_name((cpa_dtype)o->dtype),
+        "{ss ss sf sf sI so so so so so sI sI ss? ss? so}", "shape", name, "dtype", cpa_dtype_name((cpa_dtype)o->dtype),
         "time_us", 1e6 * row->time_s, "enqueue_us", 1e6 * row->enqueue_s, "iterations", (json_int_t)row->iterations,
         "gflops", rate_to_json(row->flops / row->time_s), "gbytes_per_s", rate_to_json(row->bytes / row->time_s),
         "algbw_gbytes_per_s", bench->has_bus_bandwidth ? rate_to_json(algorithm_bandwidth(site, row)) : json_null(),
         "busbw_gbytes_per_s", bench->has_bus_bandwidth ? rate_to_json(row->bytes / row->time_s) : json_null(),
         "share_of_bandwidth", floor > 0 ? json_real(row->bytes / row->time_s / floor) : json_null(), "checked",
         (json_int_t)row->checked, "wrong", (json_int_t)row->wrong, "kernels",
-        kernels_text(row, kernels, sizeof kernels), "why_no_faster", row->why);
+        kernels_text(row, kernels, sizeof kernels), "why_no_faster", row->why, "tiles_left_out",
+        row->tiles[0] > 0 ? json_real(share_left_out(row)) : json_null());
 }
 
 cpa_status cpa_bench_write_json(const cpa_bench_site *site, const char *name, const char *date, json_t *rows,

@@ -10,7 +10,7 @@ tokenizer is asked for numbers in English sentences. For each option and length 
     right      share of right answers, of plain needles and of cancelled ones
     error      mean distance of the right answer's log-probability from the one without options; where it is not among
                the 20 best, it counts as the last of these (a folder with a tokenizer: of the first token's)
-    attended   share of the blocks of keys that prompts attend
+    attended   share of the blocks of keys that prompts attend, or of the tiles that are not left out
     left out   mean and largest mass of a softmax that blocks left out have, of the rows that --verify samples
 
 --check fails unless all answers without options are right, as are those over fp8 and int8, and XAttention at 0.9 loses
@@ -121,8 +121,10 @@ def measure(args, name, length, ask):
                    for cancelled in args.sets}
         report = server.report()
     attended = re.search(r"attend (\S+) of the blocks", report)
+    skipped = re.search(r"(\S+) of \d+ tiles of keys are left out", report)
     left_out = re.search(r"leave out (\S+) of their softmax on average, (\S+) at most", report)
-    return answers, attended and attended[1], left_out and f"{left_out[1]}, {left_out[2]}"
+    share = f"{1 - float(skipped[1]):.3g}" if skipped else attended and attended[1]
+    return answers, share, left_out and f"{left_out[1]}, {left_out[2]}"
 
 
 def rate(answers):

@@ -314,6 +314,32 @@ static void long_pieces_have_ctas_of_their_own(void) {
     }
 }
 
+/* Calls of which tiles of keys may be left out have kernels that do so where there are some; elsewhere the others, and
+ * why. Other calls never have them. */
+static void tiles_are_left_out_by_kernels_for_that(void) {
+    for (int i = 0; i < N_CACHES * N_BLOCKS * N_WIDTHS; i++) {
+        const int cache = i / N_BLOCKS / N_WIDTHS, block = i / N_WIDTHS % N_BLOCKS, width = i % N_WIDTHS;
+        const cpa_cuda_attend_args a = args_of(0, cache, block, 0, width);
+        const cpa_attention_shape shape = shape_of(&a);
+        cpa_cuda_attend_spec spec = spec_of(&a, &shape, OF_DECODE | OF_PREFILL, CPA_CUDA_HOPPER);
+        const cpa_cuda_attend_choice without = cpa_cuda_choose_attend(&spec);
+        spec.call.oddities |= CPA_CUDA_TILES_SKIP;
+        const cpa_cuda_attend_choice with = cpa_cuda_choose_attend(&spec);
+        const int few = cache == 0 && block >= 2 && (width == 1 || width == 2),
+                  many = cache == 0 && block >= 1 && width == 2;
+        CU_ASSERT(strstr(name_of(&without, CPA_CUDA_DECODE), "skip") == NULL);
+        CU_ASSERT(strstr(name_of(&without, CPA_CUDA_PREFILL), "skip") == NULL);
+        CU_ASSERT_STRING_EQUAL(name_of(&with, CPA_CUDA_DECODE),
+                               few ? "decode_skip" : name_of(&without, CPA_CUDA_DECODE));
+        CU_ASSERT_STRING_EQUAL(name_of(&with, CPA_CUDA_PREFILL),
+                               many ? "hopper_skip" : name_of(&without, CPA_CUDA_PREFILL));
+        if (cache == 0) CU_ASSERT_EQUAL(with.of[CPA_CUDA_PREFILL].why == NULL, many);
+        spec.row_tiles = 2;
+        const cpa_cuda_attend_choice wide = cpa_cuda_choose_attend(&spec);
+        CU_ASSERT(strstr(name_of(&wide, CPA_CUDA_DECODE), "skip") == NULL);
+    }
+}
+
 /* Latents: those of DeepSeek V3 under 128 query heads. */
 static cpa_attention_shape latents_of(cpa_dtype kv_dtype, float k_scale) {
     return (cpa_attention_shape){.q_heads = 128,
@@ -585,6 +611,7 @@ static const cpa_test tests[] = {
     {"lists that the plain kernel takes", lists_that_the_plain_kernel_takes},
     {"rows that share keys", rows_that_share_keys},
     {"long pieces have CTAs of their own", long_pieces_have_ctas_of_their_own},
+    {"tiles are left out by kernels for that", tiles_are_left_out_by_kernels_for_that},
     {"codes of e5m2 are widened for many rows", codes_of_e5m2_are_widened},
     {"latents have a kernel", latents_have_a_kernel},
     {"lists of rows that share latents", lists_of_rows_that_share_latents},

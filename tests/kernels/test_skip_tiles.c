@@ -12,7 +12,8 @@
 /* Heads that devices leave tiles out for, in both dtypes of 16 bits; and others. */
 enum { SHAPES = 5 };
 static cpa_attend_case shape_of(int i) {
-    cpa_attend_case c = CPA_ATTEND_BASE[i < 2 ? 1 : i - 1];
+    static const int bases[SHAPES] = {1, 1, 0, 2, 3};
+    cpa_attend_case c = CPA_ATTEND_BASE[bases[i]];
     if (i == 0) c.q_dtype = c.kv_dtype = CPA_F16, c.block_size = 64;
     c.length = 3000;
     c.mask = (cpa_mask){.causal = 1};
@@ -21,8 +22,11 @@ static cpa_attend_case shape_of(int i) {
     c.skip_tiles = 5;
     return c;
 }
-static int is_for_devices(const cpa_attend_case *c) {
-    return c->k_dim == 128 && c->q_dtype != CPA_F32 && c->kv_dtype == c->q_dtype;
+/* Whether the device at hand leaves tiles out for these rows: the host always does. */
+static int leaves_out(const cpa_attend_case *c) {
+    const int decode = c->length - c->start == 1;
+    return cpa_test_promises_bits() ||
+           (c->k_dim > (decode ? 64 : 96) && c->q_dtype != CPA_F32 && c->kv_dtype == c->q_dtype);
 }
 
 /* The rows that are wrong beside float64, every 20th or so; the share of tiles left out; *kept, unless it is NULL: the
@@ -56,18 +60,23 @@ static void most_tiles_are_left_out(void) {
     enum { KINDS = 6 };
     for (int i = 0; i < SHAPES * KINDS; i++) {
         cpa_attend_case c = shape_of(i % SHAPES);
-        const int kind = i / SHAPES, leaves_out = cpa_test_promises_bits() || is_for_devices(&c);
+        const int kind = i / SHAPES;
+        /* Devices cut the keys of few rows into pieces, of which some have light keys alone. */
+        const double in_pieces[KINDS] = {0.5, 0.1, 0.1, 0, 0.01, 0.05}, whole[KINDS] = {0.5, 0.5, 0.5, 0.45, 0.3, 0.1};
+        const double least = cpa_test_promises_bits() ? whole[kind] : in_pieces[kind];
         double share;
-        c.start = c.length - 200;
-        if (kind == 1) c.start = c.length - 1;           /* decode */
-        if (kind == 2) c.start = (c.length = 2817) - 1;  /* a last tile that is not full */
-        if (kind == 3) c.start = c.length - 77;          /* and rows */
-        if (kind == 4) c.cp_size = 2, c.interleave = 64; /* keys and queries of two ranks */
-        if (kind == 5) c.start = 0, c.length = 1100;     /* rows of which some see little */
+        if (kind == 1 || kind == 2 || (kind == 0 && !cpa_test_promises_bits())) c.q_heads = 32, c.kv_heads = 8;
+        if (kind == 1 || kind == 2) c.length = 16000;
+        c.start = c.length - (cpa_test_promises_bits() ? 200 : 1600);
+        if (kind == 1) c.start = c.length - 1;                                     /* decode */
+        if (kind == 2) c.start = (c.length = 15873) - 1;                           /* a last tile that is not full */
+        if (kind == 3) c.start = c.length - 77;                                    /* and rows */
+        if (kind == 4) c.cp_size = 2, c.interleave = 64, c.start = c.length - 200; /* keys and queries of two ranks */
+        if (kind == 5) c.start = 0, c.length = 1100;                               /* rows of which some see little */
         CU_ASSERT_EQUAL(wrong_rows(&c, c.skip_tiles, &share, NULL), 0);
-        if (!(leaves_out ? share > (kind == 5 ? 0.1 : kind == 4 ? 0.3 : 0.5) && share < 0.9 : share == 0))
-            printf("  kind %d of shape %d: %.3f of its tiles\n", kind, i % SHAPES, share);
-        CU_ASSERT(leaves_out ? share > (kind == 5 ? 0.1 : kind == 4 ? 0.3 : 0.5) && share < 0.9 : share == 0);
+        const int as_expected = leaves_out(&c) ? share >= least && share < 0.95 : share == 0;
+        if (!as_expected) printf("  kind %d of shape %d: %.3f of its tiles\n", kind, i % SHAPES, share);
+        CU_ASSERT(as_expected);
     }
 }
 
@@ -77,16 +86,17 @@ static void what_is_missing_is_within_its_bound(void) {
         cpa_attend_case c = shape_of(i);
         double share;
         int64_t caught = 0;
-        if (!cpa_test_promises_bits() && !is_for_devices(&c)) continue;
         c.light = 0;
+        c.skip_tiles = 0.02f;
         for (int decode = 0; decode < 2; decode++) {
+            if (decode) c.q_heads = 32, c.kv_heads = 8, c.length = 16000; /* pieces of some length on devices */
             c.start = c.length - (decode ? 1 : 64);
-            c.skip_tiles = 0.02f;
+            if (!leaves_out(&c)) continue;
             CU_ASSERT_EQUAL(wrong_rows(&c, c.skip_tiles, &share, NULL), 0);
             CU_ASSERT(share > 0);
             caught += wrong_rows(&c, 0, &share, NULL);
         }
-        CU_ASSERT(caught > 0);
+        CU_ASSERT(caught > 0 || !leaves_out(&c));
     }
 }
 

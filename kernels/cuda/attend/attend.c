@@ -188,15 +188,18 @@ typedef struct attend_call {
     cpa_cuda_attend_args args;
     const cpa_key_selection *selection;
     const cpa_cuda_attend_choice *choice;
+    cpa_cuda_tile_skip skip;
 } attend_call;
 
 static attend_call call_of(const cpa_cuda_plan *plan, const cpa_attend_args *args, const void *ready_q) {
     attend_call call = {.kv = cpa_kv_view_resolve(args->kv), .selection = args->selection};
     fill_args(plan, args, call.kv, ready_q, &call.args);
     fill_score(args, &call.args);
-    const cpa_cuda_attend_call asked =
+    cpa_cuda_attend_call asked =
         cpa_cuda_call_of(((const cpa_cuda_device *)plan->base.device)->path, &call.args, &call.kv, args->selection);
+    if (args->skip_tiles > 0) asked.oddities |= CPA_CUDA_TILES_SKIP;
     call.choice = cpa_cuda_plan_choice(plan, &asked);
+    call.skip = (cpa_cuda_tile_skip){args->skip_tiles / call.args.scale, (unsigned long long *)args->tile_counts};
     scale_what_rules_give(&call.args);
     return call;
 }
@@ -228,7 +231,8 @@ static cpa_cuda_attend_launch launch_of(const cpa_cuda_plan *plan, const attend_
                                     .args = a,
                                     .kv = &call->kv,
                                     .selection = call->selection,
-                                    .pieces = pieces};
+                                    .pieces = pieces,
+                                    .skip = call->skip};
 }
 
 static cpa_status launch_decode(const cpa_cuda_plan *plan, const attend_call *call, cpa_cuda_attend_args *a,

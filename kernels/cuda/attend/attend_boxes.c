@@ -2,6 +2,7 @@
 #include "base/check.h"
 #include "kernels/cuda/attend/attend_blocks.h"
 #include "kernels/cuda/attend/attend_kernels.h"
+#include "kernels/cuda/attend/attend_skip.h"
 
 /* Packed rows of a warpgroup, which a box of queries of the persistent kernel brings. */
 enum { GROUP_ROWS = 64 };
@@ -15,6 +16,15 @@ static const char *hopper_refuses(const cpa_cuda_attend_spec *spec) {
     const int32_t rows = cpa_cuda_hopper_rows(shape->k_dim, shape->v_dim, spec->block_size, spec->call.rules != 0);
     if (spec->call.oddities & CPA_CUDA_NO_BLOCKS) return "a cache of no blocks";
     return spec->tile_rows > rows ? "score rules over tiles that are cut for more rows" : NULL;
+}
+
+static const char *hopper_skip_refuses(const cpa_cuda_attend_spec *spec) {
+    enum { LEAST_COLUMNS = 97 };
+    const cpa_attention_shape *shape = spec->shape;
+    if (spec->block_size < CPA_CUDA_LEAST_BOX) return "blocks of fewer than 8 tokens";
+    if (shape->k_dim < LEAST_COLUMNS && shape->v_dim < LEAST_COLUMNS)
+        return "heads of 96 columns and fewer";
+    return hopper_refuses(spec);
 }
 
 /* CTAs that stay gain where pieces begin and end. In between the two warpgroups of those for wider heads take 1 - 3%
@@ -142,6 +152,16 @@ static cpa_status launch_hopper(const cpa_cuda_attend_launch *launch, cpa_stream
 /* The queries as a tensor, for boxes of a warpgroup's rows, those of so many heads of a token being neighbours. */
 static cpa_status encode_queries(const cpa_cuda_attend_launch *launch, int32_t heads, int32_t tail,
                                  cpa_cuda_persistent_maps *maps, cpa_stream *stream) {
+static cpa_status launch_hopper_skip(const cpa_cuda_attend_launch *launch, cpa_stream *stream) {
+    const cpa_cuda_attend_args *a = launch->args;
+    const int32_t box = cpa_cuda_hopper_box(a->k_dim, a->v_dim, launch->kv->block_size, 0);
+    cpa_cuda_hopper_maps maps = {0};
+    CPA_TRY(encode_pools(launch->kv, box, 0, &maps, stream));
+    return cpa_cuda_attend_hopper_skip(a, &maps, launch->skip, launch->count, stream);
+}
+
+/* The whole plan, by query heads. */
+static cpa_status launch_blocks(const cpa_cuda_attend_launch *launch, cpa_stream *stream) {
     const cpa_cuda_attend_args *a = launch->args;
     const cuuint64_t row_bytes = (cuuint64_t)(a->q_row_stride * cpa_dtype_bytes(a->q_dtype)),
                      head_bytes = (cuuint64_t)(a->q_head_stride * cpa_dtype_bytes(a->q_dtype));
@@ -204,6 +224,17 @@ const cpa_cuda_attend_kernel cpa_cuda_kernel_hopper = {
     .refuses = hopper_refuses,
     .geometry = hopper_geometry,
     .launch = launch_hopper,
+};
+const cpa_cuda_attend_kernel cpa_cuda_kernel_hopper_skip = {
+    .name = "hopper_skip",
+    .takes = {.pieces = 1 << CPA_CUDA_PREFILL,
+              .caches = CPA_CUDA_ROWS,
+              .path = CPA_CUDA_HOPPER,
+              .width = CPA_CUDA_128,
+              .skips = 1},
+    .refuses = hopper_skip_refuses,
+    .geometry = hopper_geometry,
+    .launch = launch_hopper_skip,
 };
 const cpa_cuda_attend_kernel cpa_cuda_kernel_blocks = {
     .name = "blocks",

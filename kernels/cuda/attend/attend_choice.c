@@ -97,6 +97,7 @@ static cpa_cuda_attend_spec spec_of(const cpa_cuda_plan *plan, const cpa_cuda_at
         .reserved = plan->base.reservation.sequences > 0,
         .cp_size = plan->map.cp_size,
         .tile_rows = plan->tile_rows,
+        .row_tiles = plan->decode_row_tiles,
         .rows = plan->base.rows,
         .most_keys = plan->most_keys,
     };

@@ -65,6 +65,7 @@ static cpa_cuda_chosen choose(const cpa_cuda_attend_spec *spec, cpa_cuda_pieces 
         if (kernel->takes.rules & ~spec->call.rules & CPA_CUDA_BLOCKS && kernel->takes.path != CPA_CUDA_SIMPLE)
             continue;
         if (spec->width < kernel->takes.narrowest) continue;
+        if (kernel->takes.skips && !(spec->call.oddities & CPA_CUDA_TILES_SKIP)) continue;
         const char *why = cpa_cuda_kernel_refuses(kernel, spec);
         if (!chosen.fastest) chosen.fastest = kernel, chosen.why = why;
         if (!why) break;
@@ -95,6 +96,11 @@ static const char *decode_blocks_refuses(const cpa_cuda_attend_spec *spec) {
     return spec->call.oddities & CPA_CUDA_PARTED_BLOCKS ? "blocks off 16 bytes, or of 4 GiB and more" : NULL;
 }
 
+static const char *decode_skip_refuses(const cpa_cuda_attend_spec *spec) {
+    if (spec->width < CPA_CUDA_128) return "heads of 64 columns and fewer";
+    return spec->row_tiles > 1 ? "more than 16 rows of a KV head" : NULL;
+}
+
 static const char *portable_refuses(const cpa_cuda_attend_spec *spec) {
     return spec->call.rules && cpa_cuda_has_codes(spec) ? "score rules over codes" : NULL;
 }
@@ -120,6 +126,17 @@ const cpa_cuda_attend_kernel cpa_cuda_kernel_decode = {
     .takes = {OF_DECODE, CPA_CUDA_ALL_CACHES - CPA_CUDA_TURBOQUANT, 0, CPA_CUDA_PORTABLE, CPA_CUDA_256},
     .geometry = cpa_cuda_decode_geometry,
     .launch = cpa_cuda_attend_decode,
+};
+const cpa_cuda_attend_kernel cpa_cuda_kernel_decode_skip = {
+    .name = "decode_skip",
+    .takes = {.pieces = OF_DECODE,
+              .caches = CPA_CUDA_ELEMENTS,
+              .path = CPA_CUDA_PORTABLE,
+              .width = CPA_CUDA_128,
+              .skips = 1},
+    .refuses = decode_skip_refuses,
+    .geometry = cpa_cuda_decode_geometry,
+    .launch = cpa_cuda_attend_decode_skip,
 };
 const cpa_cuda_attend_kernel cpa_cuda_kernel_decode_ruled = {
     .name = "decode_ruled",

@@ -46,7 +46,7 @@ typedef enum cpa_cuda_rules {
     CPA_CUDA_BLOCKS = 64
 } cpa_cuda_rules;
 
-/* What is not as kernels like it best, as a set. */
+/* What is not as kernels like it best, or is what a few are for, as a set. */
 typedef enum cpa_cuda_oddities {
     CPA_CUDA_UNALIGNED = 1,      /* inputs do not move 16 bytes at a time */
     CPA_CUDA_PARTED_BLOCKS = 2,  /* nor do blocks as they lie, at distances of 32 bits */
@@ -58,7 +58,8 @@ typedef enum cpa_cuda_oddities {
     CPA_CUDA_OUT_CODES = 128,    /* `out` is fp8 */
     CPA_CUDA_GAP = 256,          /* a window and sinks, between which rows see no keys */
     CPA_CUDA_FULL = 512,         /* rows see keys behind them */
-    CPA_CUDA_ROW_SCALES = 1024   /* rows of the cache have scales of their own, behind those of a block */
+    CPA_CUDA_ROW_SCALES = 1024,  /* rows of the cache have scales of their own, behind those of a block */
+    CPA_CUDA_TILES_SKIP = 2048   /* tiles of keys may be left out (skip_tiles of cpa_attend_args) */
 } cpa_cuda_oddities;
 
 /* Widths of heads that kernels are compiled for, each wide enough for those before it. */
@@ -97,6 +98,7 @@ typedef struct cpa_cuda_attend_spec {
     int32_t reserved;  /* not 0: the plan is reserved, and may have fewer pieces than are launched */
     int32_t cp_size;   /* ranks */
     int32_t tile_rows; /* packed rows of a prefill tile */
+    int32_t row_tiles; /* tiles of CPA_CUDA_DECODE_ROWS packed rows that a CTA of decode takes */
     int64_t rows;      /* rows of queries */
     int64_t most_keys; /* keys of an item with prefill pieces, at most */
 } cpa_cuda_attend_spec;
@@ -109,6 +111,12 @@ static inline int cpa_cuda_in_runs(const cpa_cuda_attend_spec *spec) {
 }
 
 /* ---- who takes it ---- */
+
+/* Which tiles of keys are left out, for kernels that take such calls. */
+typedef struct cpa_cuda_tile_skip {
+    float below;                /* distance of raw scores from the largest so far; 0: none are left out */
+    unsigned long long *counts; /* [2], device: a cpa_tile_counts; NULL: they are not counted */
+} cpa_cuda_tile_skip;
 
 /* What a launch is told. */
 typedef struct cpa_cuda_attend_launch {
@@ -123,11 +131,12 @@ typedef struct cpa_cuda_attend_launch {
     int32_t count;
     const cpa_key_selection *selection; /* lists and blocks; bits are among the arguments; NULL: none */
     cpa_cuda_pieces pieces; /* the kind of them; CPA_CUDA_DECODE where the plain kernel has the whole plan */
+    cpa_cuda_tile_skip skip;
 } cpa_cuda_attend_launch;
 typedef cpa_status cpa_cuda_attend_launcher(const cpa_cuda_attend_launch *launch, cpa_stream *stream);
 cpa_cuda_attend_launcher cpa_cuda_attend_decode_blocks, cpa_cuda_attend_decode, cpa_cuda_attend_decode_ruled,
-    cpa_cuda_attend_decode_ruled_caches, cpa_cuda_attend_decode_turboquant, cpa_cuda_attend_portable,
-    cpa_cuda_attend_portable_ruled_codes, cpa_cuda_attend_simple;
+    cpa_cuda_attend_decode_ruled_caches, cpa_cuda_attend_decode_skip, cpa_cuda_attend_decode_turboquant,
+    cpa_cuda_attend_portable, cpa_cuda_attend_portable_ruled_codes, cpa_cuda_attend_simple;
 
 /* How work is cut for a kernel: before the plan knows what calls ask for. */
 typedef struct cpa_cuda_attend_geometry {
@@ -160,6 +169,7 @@ typedef struct cpa_cuda_attend_kernel {
         cpa_cuda_width width;
         int32_t latents;          /* 1: caches whose keys hold their values (v_in_k), and no others; 0: others alone */
         cpa_cuda_width narrowest; /* the narrowest heads */
+        int32_t skips; /* 1: calls of which tiles may be left out, and no others; 0: all, without leaving any out */
     } takes;
     /* What of that it does not take, in words; NULL: nothing. Without a function it takes all of it. */
     const char *(*refuses)(const cpa_cuda_attend_spec *spec);
@@ -181,9 +191,11 @@ typedef struct cpa_cuda_attend_kernel {
     KERNEL(wide)                                                                                                       \
     KERNEL(decode_blocks)                                                                                              \
     KERNEL(decode_turboquant)                                                                                          \
+    KERNEL(decode_skip)                                                                                                \
     KERNEL(decode)                                                                                                     \
     KERNEL(decode_ruled)                                                                                               \
     KERNEL(decode_ruled_caches)                                                                                        \
+    KERNEL(hopper_skip)                                                                                                \
     KERNEL(persistent)                                                                                                 \
     KERNEL(hopper)                                                                                                     \
     KERNEL(widen_hopper)                                                                                               \

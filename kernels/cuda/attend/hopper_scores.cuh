@@ -347,21 +347,26 @@ __device__ void online_softmax(float (&s)[C::KEYS / 2], thread_state<C> &state, 
     }
 }
 
-/* The same, where the maximum follows the scores only when they exceed it by so much, in powers of two: probabilities
- * may be that large, which costs them no precision, and O has seldom to be rescaled. Returns whether it has. */
-constexpr float LAG = 8;
-template <typename C, int N>
-__device__ bool lagging_softmax(float (&s)[N], thread_state<C> &state, float (&keep)[2], float scale_log2) {
-    float max[2];
-    bool grown = false;
+/* Raises the maxima of a thread's rows to their scores of a tile, as far as the thread has these. */
+template <int N>
+__device__ void raise_to_scores(float (&max)[2], const float (&s)[N]) {
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        max[half] = state.max[half];
+    for (int half = 0; half < 2; half++)
 #pragma unroll
         for (int n = 0; n < N / 4; n++)
             max[half] = fmaxf(max[half], fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
-        grown |= (max[half] - state.max[half]) * scale_log2 > LAG;
-    }
+}
+
+/* The same as online_softmax, where the maximum follows the scores only when they exceed it by so much, in powers of
+ * two: probabilities may be that large, which costs them no precision, and O has seldom to be rescaled. max: of the old
+ * maximum and the scores that the thread has of each row. Returns whether O has to be rescaled. */
+constexpr float LAG = 8;
+template <typename C, int N>
+__device__ bool lagging_softmax(float (&s)[N], thread_state<C> &state, float (&max)[2], float (&keep)[2],
+                                float scale_log2) {
+    bool grown = false;
+#pragma unroll
+    for (int half = 0; half < 2; half++) grown |= (max[half] - state.max[half]) * scale_log2 > LAG;
     grown = __any_sync(0xffffffff, grown);
     if (grown) {
 #pragma unroll
@@ -379,6 +384,12 @@ __device__ bool lagging_softmax(float (&s)[N], thread_state<C> &state, float (&k
         state.sum[half] += sum;
     }
     return grown;
+}
+template <typename C, int N>
+__device__ bool lagging_softmax(float (&s)[N], thread_state<C> &state, float (&keep)[2], float scale_log2) {
+    float max[2] = {state.max[0], state.max[1]};
+    raise_to_scores(max, s);
+    return lagging_softmax<C>(s, state, max, keep, scale_log2);
 }
 
 /* The same of scores within bounds, which are exponents already: what is old keeps its worth. */

@@ -58,6 +58,7 @@ typedef struct cpa_attend_group {
     int32_t rows, heads;
     const float *q;   /* [heads][k_dim][rows]; of pairs, which lie in floats' places: [heads][rows][CPA_PAIR_Q_WORDS] */
     float *max;       /* [heads][rows], of scores times log2(e); CPA_LOWEST_EXPONENT at first */
+    const float *top; /* [heads][rows], max of the splits before; read with skip alone */
     float *sum;       /* [heads][rows], of 2^(score - max) */
     float *o;         /* [heads][rows][o_stride], the same sum over values */
     int64_t o_stride; /* v_dim rounded up to whole panels */
@@ -113,7 +114,7 @@ typedef struct cpa_attend_tile {
     uint8_t *weighs;
     const cpa_attend_tile_score *score; /* NULL: scores stay as they are */
     /* Above 0: the tile is left out for a group all of whose rows have their scores, times log2(e), more than this below
-     * their max. */
+     * their max and top. */
     float skip;
     int64_t *counts; /* [2], with skip: groups that looked at it, and those that it was left out for, are added */
 } cpa_attend_tile;

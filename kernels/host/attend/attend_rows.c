@@ -12,7 +12,7 @@
 cpa_status cpa_attend_workspace_create(cpa_attend_workspace **out, cpa_error *err) {
     const size_t rows = CPA_HOST_UNIT_ROWS, wide = rows * CPA_MAX_HEAD_DIM, tile = CPA_ATTEND_PACKED;
     const size_t head = 4096, scores = CPA_ATTEND_GROUP_ROWS * CPA_ATTEND_TILE;
-    const size_t floats = 3 * wide + 2 * tile + scores + 4 * rows;
+    const size_t floats = 3 * wide + 2 * tile + scores + 5 * rows;
     char *memory;
     _Static_assert(sizeof(cpa_attend_workspace) <= 4096, "the head of a workspace holds its pointers");
     if (posix_memalign((void **)&memory, head,
@@ -29,6 +29,7 @@ cpa_status cpa_attend_workspace_create(cpa_attend_workspace **out, cpa_error *er
     work->o = next, next += wide;
     work->state_o = next, next += wide;
     work->max = next, next += rows;
+    work->top = next, next += rows;
     work->sum = next, next += rows;
     work->lse = next, next += rows;
     work->state_lse = next, next += rows;
@@ -124,6 +125,7 @@ static void load_scores(const cpa_attend_job *job, const cpa_host_unit *unit, cp
 void cpa_attend_load_rows(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work) {
     work->tiles[0] = work->tiles[1] = 0;
     for (int32_t i = 0; i < cpa_host_unit_rows(unit); i++) {
+        work->top[i] = CPA_LOWEST_EXPONENT;
         if (job->isa->pairs)
             read_pairs(job, unit, i, work->q + (int64_t)i * CPA_PAIR_Q_WORDS);
         else
@@ -227,6 +229,7 @@ static cpa_attend_group group_of(const cpa_attend_job *job, const cpa_attend_wor
                               .heads = heads,
                               .q = work->q + row * row_words,
                               .max = work->max + row,
+                              .top = work->top + row,
                               .sum = work->sum + row,
                               .o = work->o + row * job->o_stride,
                               .o_stride = job->o_stride,
@@ -333,6 +336,7 @@ static int end_row(const cpa_attend_job *job, cpa_attend_workspace *work, int32_
 static void end_split(const cpa_attend_job *job, const cpa_host_unit *unit, int64_t split, cpa_attend_workspace *work,
                       int poll) {
     for (int32_t row = 0; row < cpa_host_unit_rows(unit); row++) {
+        work->top[row] = fmaxf(work->top[row], work->max[row]);
         if (end_row(job, work, row)) continue;
         attend_alone(job, unit, split, work, row);
         (void)end_row(job, work, row);

@@ -29,6 +29,7 @@ struct cpa_attend_workspace {
     float *q;                    /* groups of rows, [k_dim][rows] each */
     float *o;                    /* [rows, o_stride], the state of the split at hand */
     float *max, *sum;            /* [rows] */
+    float *top;                  /* [rows], max of the splits before the one at hand */
     float *lse;                  /* [rows], of the split at hand */
     float *state_o;              /* [rows, v_dim], the fold over the splits so far */
     float *state_lse;            /* [rows] */

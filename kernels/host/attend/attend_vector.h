@@ -148,12 +148,12 @@ INLINE float weigh_row(const float *s, int32_t begin, int32_t end, float scale, 
 
 #include "kernels/host/attend/attend_score_vector.h"
 
-/* Whether all rows, of such largest scores, have the tile so far below their max that it is left out. */
+/* Whether all rows, of such largest scores, have the tile so far below what they have met that it is left out. */
 INLINE int is_skipped(const cpa_attend_tile *tile, const cpa_attend_group *group, const float *largest) {
     if (tile->skip == 0) return 0;
     tile->counts[0]++;
     for (int32_t i = 0; i < group->heads * group->rows; i++)
-        if (!(largest[i] < group->max[i] - tile->skip)) return 0;
+        if (!(largest[i] < fmaxf(group->max[i], group->top[i]) - tile->skip)) return 0;
     tile->counts[1]++;
     return 1;
 }
