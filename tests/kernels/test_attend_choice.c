@@ -445,7 +445,7 @@ static void wide_heads_have_a_kernel(void) {
                  {320, 64, CPA_CUDA_ELEMENTS_APART, &cpa_cuda_kernel_wide, NULL},
                  {64, 264, CPA_CUDA_ELEMENTS, &cpa_cuda_kernel_wide, NULL},
                  {576, 512, CPA_CUDA_ELEMENTS, &cpa_cuda_kernel_simple, "more than 512 columns"},
-                 {512, 512, CPA_CUDA_CODES, &cpa_cuda_kernel_simple, "more than 256 columns"},
+                 {512, 512, CPA_CUDA_CODES, &cpa_cuda_kernel_simple, "more than 128 columns"},
                  {256, 256, CPA_CUDA_ELEMENTS, &cpa_cuda_kernel_decode, NULL}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const cpa_attention_shape shape = {
@@ -499,7 +499,7 @@ static void take_away(cpa_cuda_attend_spec *spec, cpa_attention_shape *shape, co
     } odd[] = {{"alignment", CPA_CUDA_UNALIGNED}, {"whole blocks", CPA_CUDA_PARTED_BLOCKS},
                {"blocks", CPA_CUDA_NO_BLOCKS},    {"near rows", CPA_CUDA_FAR_ROWS},
                {"scale", CPA_CUDA_SCALE_BELOW_0}, {"out alone", CPA_CUDA_STATE},
-               {"one stretch", CPA_CUDA_GAP}};
+               {"one stretch", CPA_CUDA_GAP},     {"even rows", CPA_CUDA_ODD_ROWS}};
     cpa_cuda_attend_call *call = &spec->call;
     for (size_t i = 0; i < sizeof odd / sizeof *odd; i++)
         if (!strcmp(what, odd[i].what)) call->oddities |= odd[i].oddity;
@@ -558,6 +558,11 @@ static void a_kernel_says_what_it_misses(void) {
                  {&cpa_cuda_kernel_decode_blocks, "width", "more than 128 columns"},
                  {&cpa_cuda_kernel_decode_blocks, "whole columns", "off 16 columns"},
                  {&cpa_cuda_kernel_decode_blocks, "whole blocks", "blocks off 16 bytes"},
+                 {&cpa_cuda_kernel_decode_packed, "9.0", "before 9.0"},
+                 {&cpa_cuda_kernel_decode_packed, "no rules", "score rules"},
+                 {&cpa_cuda_kernel_decode_packed, "whole columns", "other than 128 columns"},
+                 {&cpa_cuda_kernel_decode_packed, "long blocks", "fewer than 16 tokens"},
+                 {&cpa_cuda_kernel_decode_packed, "even rows", "off 16 bytes"},
                  {&cpa_cuda_kernel_decode, "256 columns", "more than 256 columns"},
                  {&cpa_cuda_kernel_hopper, "256 columns", "more than 256 columns"},
                  {&cpa_cuda_kernel_portable, "256 columns", "more than 256 columns"},

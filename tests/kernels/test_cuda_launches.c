@@ -29,6 +29,7 @@ static const struct {
 } LAUNCHES[] = {{"latent", {"13attend_latentI"}},
                 {"wide", {"13attend_latentI"}},
                 {"decode_blocks", {"20attend_decode_blocksI"}},
+                {"decode_packed", {"20attend_decode_packedI"}},
                 {"decode", {"13attend_decodeI"}},
                 {"decode_ruled", {"13attend_decodeI"}},
                 {"decode_ruled_caches", {"13attend_decodeI"}},

@@ -324,6 +324,76 @@ static void long_caches_are_split_without_error(void) {
         }
 }
 
+/* Where the rows of a head lie 16 bytes apart, or multiples of them. */
+static void groups_of_all_sizes_attend(void) {
+    static const int32_t groups[] = {1, 2, 4, 5, 8, 16};
+    for (int i = 0; i < N_DTYPES; i++)
+        for (size_t g = 0; g < sizeof groups / sizeof *groups; g++) {
+            cpa_attend_case shape = BASE;
+            shape.kv_dtype = DTYPES[i];
+            shape.q_dtype = g % 2 ? CPA_F16 : CPA_BF16;
+            shape.kv_heads = 8;
+            shape.q_heads = 8 * groups[g];
+            shape.block_size = 16 << g % 3;
+            shape.length = 1003 + 16 * (int64_t)g;
+            shape.start = shape.length - (groups[g] < 8 ? 2 : 1);
+            CU_ASSERT_EQUAL(cpa_test_wrong_rows(&shape, 0, 1), 0);
+            shape.mask = (cpa_mask){.causal = 1, .sinks = 5, .window = 200};
+            CU_ASSERT_EQUAL(cpa_test_wrong_rows(&shape, 0, 1), 0);
+            shape.cp_size = 3;
+            shape.mask = BASE.mask;
+            CU_ASSERT_EQUAL(cpa_test_wrong_rows(&shape, 0, 1), 0);
+        }
+}
+
+/* The cache of a fixture as vLLM has it: of each token and head the key, then the value. */
+static void pair_rows(cpa_attend_fixture *f) {
+    const cpa_kv_view *kv = &f->kv.view;
+    const int64_t k_bytes = cpa_kv_row_bytes(kv->dtype, CPA_KEYS, kv->k_dim);
+    const int64_t slot = k_bytes + cpa_kv_row_bytes(kv->dtype, CPA_VALUES, kv->v_dim);
+    const int64_t bytes = kv->num_blocks * kv->block_size * kv->kv_heads * slot;
+    char *pool = cpa_test_poisoned(bytes, 1);
+    cpa_kv_view view = *kv;
+    view.k_head_stride = view.v_head_stride = slot;
+    view.k_token_stride = view.v_token_stride = slot * kv->kv_heads;
+    view.k_block_stride = view.v_block_stride = view.k_token_stride * kv->block_size;
+    for (int64_t b = 0; b < kv->num_blocks; b++)
+        for (int64_t t = 0; t < kv->block_size; t++)
+            for (int32_t h = 0; h < kv->kv_heads; h++) {
+                char *to = pool + b * view.k_block_stride + t * view.k_token_stride + h * slot;
+                const int64_t k = b * kv->k_block_stride + t * kv->k_token_stride + h * kv->k_head_stride;
+                const int64_t v = b * kv->v_block_stride + t * kv->v_token_stride + h * kv->v_head_stride;
+                memcpy(to, (const char *)kv->k + k, (size_t)k_bytes);
+                memcpy(to + k_bytes, (const char *)kv->v + v, (size_t)(slot - k_bytes));
+            }
+    cpa_kv_view_free(&f->device_kv, f->stream);
+    view.k = cpa_test_upload(f->stream, pool, bytes);
+    view.v = (char *)view.k + k_bytes;
+    f->device_kv = view;
+    free(pool);
+}
+
+static void pairs_of_rows_attend(void) {
+    for (int i = 0; i < N_DTYPES; i++)
+        for (int heads = 1; heads <= 8; heads *= 8) {
+            cpa_attend_case shape = BASE;
+            cpa_attend_fixture fixture;
+            cpa_attend_result result;
+            shape.kv_dtype = DTYPES[i];
+            shape.q_dtype = heads == 1 ? CPA_F16 : CPA_BF16;
+            shape.kv_heads = heads;
+            shape.q_heads = 6 * heads;
+            shape.start = 299;
+            cpa_attend_fixture_init(&fixture, &shape, 2);
+            pair_rows(&fixture);
+            cpa_attend_result_init(&result, &fixture);
+            CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(&fixture, 0, &result), CPA_OK);
+            CU_ASSERT_EQUAL(cpa_attend_fixture_check(&fixture, 0, 1, &result, NULL), 0);
+            cpa_attend_result_destroy(&result);
+            cpa_attend_fixture_destroy(&fixture);
+        }
+}
+
 /* The length of a key. */
 static void a_wrong_length_shows(void) {
     cpa_attend_case shape = BASE;
@@ -437,6 +507,8 @@ static const cpa_test tests[] = {
     {"what is not finite counts as zero and is told of", what_is_not_finite_counts_as_zero_and_is_told_of},
     {"attend equals float64 of what rows stand for", attend_equals_float64_of_what_rows_stand_for},
     {"long caches are split without error", long_caches_are_split_without_error},
+    {"groups of all sizes attend", groups_of_all_sizes_attend},
+    {"pairs of rows attend", pairs_of_rows_attend},
     {"a wrong length shows", a_wrong_length_shows},
     {"rows become elements", rows_become_elements},
     {"shapes without a codebook are refused", shapes_without_a_codebook_are_refused},

@@ -9,8 +9,8 @@ static int aligned(const void *pointer, uintptr_t bytes) {
     return (uintptr_t)pointer % bytes == 0;
 }
 
-/* The kernels on tensor cores move 8 elements of the inputs (16 codes) and 4 of the state at a time; codes of CPA_TQ_
- * word by word. */
+/* The kernels on tensor cores move 8 elements of the inputs (16 codes) and 4 of the state at a time; rows of CPA_TQ_ may
+ * begin anywhere. */
 static int inputs_aligned(const cpa_cuda_attend_args *a, int in_runs) {
     const int64_t widths = a->k_dim | a->v_dim;
     const int64_t strides = a->k_block_stride | a->k_token_stride | a->k_head_stride | a->v_block_stride |
@@ -18,16 +18,26 @@ static int inputs_aligned(const cpa_cuda_attend_args *a, int in_runs) {
     const int chunk = cpa_dtype_is_quantised(a->kv_dtype) && !in_runs ? 16 : 8;
     const int keys =
         in_runs ? widths % 8 == 0 && (a->k_block_stride | a->v_block_stride) * cpa_dtype_bytes(a->kv_dtype) % 16 == 0
-                : cpa_dtype_is_turboquant(a->kv_dtype) || strides % chunk == 0;
-    return keys && (a->q_row_stride | a->q_head_stride) % chunk == 0 && a->o_row_stride % 4 == 0 &&
+                : strides % chunk == 0;
+    return (cpa_dtype_is_turboquant(a->kv_dtype) || (keys && aligned(a->k, 16) && aligned(a->v, 16))) &&
+           (a->q_row_stride | a->q_head_stride) % chunk == 0 && a->o_row_stride % 4 == 0 &&
            (a->out_row_stride | a->out_head_stride) % 8 == 0 && aligned(a->q, 16) && aligned(a->ready_q, 16) &&
-           aligned(a->k, 16) && aligned(a->v, 16) && aligned(a->out, 16) && aligned(a->o, 16);
+           aligned(a->out, 16) && aligned(a->o, 16);
 }
 
 static int blocks_are_whole(const cpa_cuda_attend_args *a) {
     const int64_t strides = a->k_block_stride | a->k_head_stride | a->v_block_stride | a->v_head_stride;
     const int64_t bytes = cpa_dtype_bytes(a->kv_dtype), most = cpa_max64(a->k_block_stride, a->v_block_stride);
     return strides * bytes % 16 == 0 && most * bytes <= UINT32_MAX && (a->k_words_at | a->v_words_at) % 16 == 0;
+}
+
+/* Within a block and from block to block, and their scales. */
+static int rows_are_even(const cpa_cuda_attend_args *a) {
+    const int64_t strides = a->k_block_stride | a->k_token_stride | a->v_block_stride | a->v_token_stride;
+    const int64_t bytes = cpa_dtype_bytes(a->kv_dtype), most = cpa_max64(a->k_token_stride, a->v_token_stride);
+    const int64_t blocks = cpa_max64(a->k_block_stride, a->v_block_stride);
+    return strides * bytes % 16 == 0 && most * bytes < 64 << 20 && blocks * bytes <= UINT32_MAX &&
+           (a->k_words_at | a->v_words_at) % 16 == 0;
 }
 
 static cpa_cuda_cache cache_of(cpa_dtype dtype, int in_runs, int32_t block_size) {
@@ -53,7 +63,7 @@ static int32_t oddities_of(const cpa_cuda_attend_args *a, const cpa_kv_view *kv,
            (scale > 0 ? 0 : CPA_CUDA_SCALE_BELOW_0) | (scale < least_sloped ? CPA_CUDA_SCALE_TINY : 0) |
            (!a->out || a->o || a->resume ? CPA_CUDA_STATE : 0) | (a->out_scale ? CPA_CUDA_OUT_CODES : 0) |
            (a->mask.window > 0 && a->mask.sinks > 0 ? CPA_CUDA_GAP : 0) | (a->mask.causal ? 0 : CPA_CUDA_FULL) |
-           (a->k_words_at ? CPA_CUDA_ROW_SCALES : 0);
+           (a->k_words_at ? CPA_CUDA_ROW_SCALES : 0) | (rows_are_even(a) ? 0 : CPA_CUDA_ODD_ROWS);
 }
 
 cpa_cuda_attend_call cpa_cuda_call_of(cpa_cuda_path path, const cpa_cuda_attend_args *a, const cpa_kv_view *kv,

@@ -1,5 +1,5 @@
 /* attend of few rows over caches of TurboQuant, with and without rules of scores: which kernels of decode_kernel.cuh
- * there are. Narrower heads have those of 128 columns. */
+ * there are, with as many warps as a multiprocessor takes. Narrower heads have those of 128 columns. */
 #include "kernels/cuda/attend/decode_kernel.cuh"
 
 namespace {
@@ -7,8 +7,8 @@ namespace {
 template <typename Element>
 cpa_status launch_rules(const cpa_cuda_attend_launch *l, cpa_stream *stream) {
     if (l->spec->call.rules)
-        return launch<config<Element, void, 128, 128, 3, 4, 1, true, ROWS_EITHER, false, 1, true>>(l, stream);
-    return launch<config<Element, void, 128, 128, 3, 4, 1, false, ROWS_EITHER, false, 1, true>>(l, stream);
+        return launch<config<Element, void, 128, 128, 3, 8, 1, true, ROWS_EITHER, false, 1, true>>(l, stream);
+    return launch<config<Element, void, 128, 128, 3, 8, 1, false, ROWS_EITHER, false, 1, true>>(l, stream);
 }
 
 } // namespace

@@ -99,6 +99,10 @@ static const char *decode_blocks_refuses(const cpa_cuda_attend_spec *spec) {
 static const char *decode_skip_refuses(const cpa_cuda_attend_spec *spec) {
     if (spec->width < CPA_CUDA_128) return "heads of 64 columns and fewer";
     return spec->row_tiles > 1 ? "more than 16 rows of a KV head" : NULL;
+static const char *decode_packed_refuses(const cpa_cuda_attend_spec *spec) {
+    if (spec->shape->k_dim != 128 || spec->shape->v_dim != 128) return "heads of other than 128 columns";
+    if (spec->block_size < CPA_CUDA_DECODE_RUN) return "blocks of fewer than 16 tokens";
+    return spec->call.oddities & CPA_CUDA_ODD_ROWS ? "rows, or their scales, at distances off 16 bytes" : NULL;
 }
 
 static const char *portable_refuses(const cpa_cuda_attend_spec *spec) {
@@ -150,6 +154,14 @@ const cpa_cuda_attend_kernel cpa_cuda_kernel_decode_ruled_caches = {
               CPA_CUDA_HOPPER, CPA_CUDA_256},
     .geometry = cpa_cuda_decode_geometry,
     .launch = cpa_cuda_attend_decode_ruled_caches,
+};
+const cpa_cuda_attend_kernel cpa_cuda_kernel_decode_packed = {
+    .name = "decode_packed",
+    .takes = {OF_DECODE, CPA_CUDA_TURBOQUANT | CPA_CUDA_CODES, 0, CPA_CUDA_HOPPER, CPA_CUDA_128,
+              .narrowest = CPA_CUDA_128},
+    .refuses = decode_packed_refuses,
+    .geometry = cpa_cuda_decode_geometry,
+    .launch = cpa_cuda_attend_decode_packed,
 };
 const cpa_cuda_attend_kernel cpa_cuda_kernel_decode_turboquant = {
     .name = "decode_turboquant",

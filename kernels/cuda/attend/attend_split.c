@@ -10,10 +10,11 @@ cpa_cuda_attend_geometry cpa_cuda_decode_geometry(const cpa_attention_shape *sha
     const int codes = cpa_dtype_is_quantised(shape->kv_dtype), runs = shape->layout == CPA_VLLM_X;
     const cpa_cuda_width width = cpa_cuda_width_of(shape->k_dim, shape->v_dim);
     const int usual = width == CPA_CUDA_128 && !codes && !runs && block_size >= CPA_CUDA_DECODE_RUN;
+    const int packed = cpa_dtype_is_turboquant(shape->kv_dtype); /* with a table in the CTA's shared memory */
     return (cpa_cuda_attend_geometry){
         .rows = usual ? 2 * CPA_CUDA_DECODE_ROWS : CPA_CUDA_DECODE_ROWS,
         .heads = runs ? 1 : cpa_cuda_decode_heads(shape, codes ? 1 : 2),
-        .ctas = width <= CPA_CUDA_128 ? 2 : 1,
+        .ctas = width <= CPA_CUDA_128 && !packed ? 2 : 1,
         .wide = usual,
     };
 }

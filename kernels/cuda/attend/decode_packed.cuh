@@ -1,0 +1,502 @@
+/* attend over few rows and many keys of a cache of TurboQuant (cpattn/shape.h), at the rate at which memory gives the
+ * bytes of the codes. That leaves some 500 instructions of a scheduler for 16 keys and values of 128 columns, so that
+ *     keys are the rows of the products (packed_keys.cuh), and the query heads of a group their columns: half as many
+ *       products as with rows of queries, and no column is empty from 8 heads on
+ *     a byte of codes finds the two centroids that it stands for in a table, at once
+ *     the squares of a key are the diagonal of its products with itself
+ *     codes of values become fp16 by a mask (packed_values.cuh)
+ * The scale of a value is part of its probability: with m the scale and b the least element of a value, P = 2^(score +
+ * log2 m - reference), O = P codes + P b / m, and the sum of probabilities that of P / m. The reference is the largest
+ * score + log2 m so far, less RAISED, since fp16 has few exponents.
+ *
+ * A warp takes two runs of 16 keys at a time, through stages of its own, without a barrier; plans, pieces, and what is
+ * done at the end of one are those of decode_kernel.cuh. */
+#ifndef CPA_CUDA_DECODE_PACKED_CUH
+#define CPA_CUDA_DECODE_PACKED_CUH
+
+#include <type_traits>
+
+#include "base/dependent.cuh"
+#include "kernels/cuda/attend/attend.cuh"
+#include "kernels/cuda/attend/decode_warp.cuh"
+#include "kernels/cuda/attend/online_softmax.cuh"
+#include "kernels/cuda/attend/packed_keys.cuh"
+#include "kernels/cuda/attend/packed_values.cuh"
+
+namespace {
+
+constexpr int KEYS = 32, RUN = DECODE_RUN, RUNS = KEYS / RUN;
+constexpr float RAISED = 15;              /* log2 of the largest P */
+constexpr float LEAST_SCALE = 0x1p-80f;   /* that stands for 0, of values whose elements are all the same */
+
+/* Ends: what is known of rows beside their codes. Ctas: of a multiprocessor, which 12 warps fill. */
+template <typename Element, typename Keys, typename Values, typename Ends, int Heads, int Ctas>
+struct config {
+    using element = Element;
+    using keys = Keys;
+    using sums = packed_sums<Values>;
+    using ends = Ends;
+    using k_rows = typename keys::rows;
+    using v_rows = typename sums::rows;
+    static constexpr int K_DIM = PACKED_DIM, V_DIM = PACKED_DIM, STAGES = 2;
+    static constexpr int CTAS = Ctas, WARPS = 12 / Ctas, THREADS = 32 * WARPS;
+    static constexpr int HEADS = Heads, TILES = 1, GANGS = WARPS / HEADS;
+    static constexpr int K_BYTES = RUNS * k_rows::RUN_BYTES, WORDS_AT = K_BYTES + RUNS * v_rows::RUN_BYTES;
+    static constexpr int STAGE_BYTES = WORDS_AT + (Ends::WORDS ? 2 * KEYS * 4 : 0);
+    static constexpr int WARP_BYTES = STAGES * STAGE_BYTES, PAIRS_AT = WARPS * WARP_BYTES;
+    static constexpr int SHARED_BYTES = PAIRS_AT + (keys::SQUARED ? CENTROID_PAIRS_BYTES : 0);
+    static_assert(STAGE_BYTES % 128 == 0 || Ends::WORDS == false, "rows that change places begin with the banks");
+};
+
+/* The queries of a head of a piece as fp16, rotated as keys are, each over a power of two that leaves its largest element
+ * between 1 and 2; what a row's products are to be multiplied by, for scores in powers of two; and the sums of rows, times
+ * that. */
+struct packed_queries {
+    __half row[CPA_CUDA_DECODE_ROWS][PACKED_DIM + 8];
+    float scale[CPA_CUDA_DECODE_ROWS], sum[CPA_CUDA_DECODE_ROWS];
+    row_keys bounds[CPA_CUDA_DECODE_ROWS];
+};
+
+/* Those of the CTA's heads. Called by all threads of the CTA; ends with a barrier. */
+template <typename C>
+__device__ void take_packed_queries(packed_queries (&queries)[C::HEADS], const cpa_cuda_attend_args &a,
+                                    const cpa_cuda_piece &piece, const key_walk<KEYS> &walk, int kv_group, int warp,
+                                    int lane) {
+    using element = typename C::element;
+    constexpr int WIDTH = PACKED_DIM / WARP_LANES;
+    for (int i = warp; i < C::HEADS * CPA_CUDA_DECODE_ROWS; i += C::WARPS) {
+        const int of_head = i / CPA_CUDA_DECODE_ROWS, row = i % CPA_CUDA_DECODE_ROWS, head = kv_group + of_head;
+        float x[TQ_WIDTH] = {}, largest = 0, sum = 0;
+        if (piece.row_begin + row < piece.row_end) {
+            const row_place place(a, piece.q_row, piece.row_begin + row, head);
+            const uint2 four = *(const uint2 *)((const element *)queries_of(a, piece) +
+                                                place.state_row * a.q_row_stride + place.head * a.q_head_stride +
+                                                lane * WIDTH);
+            for (int e = 0; e < WIDTH; e++) x[e] = to_float(((const element *)&four)[e]);
+        }
+        if (C::keys::SQUARED) { /* centroids are of rotated keys */
+            tq_rotate(x, WIDTH, lane);
+            for (int e = 0; e < WIDTH; e++) x[e] = to_float(from_float<element>(x[e] * rsqrtf((float)PACKED_DIM)));
+        }
+        for (int e = 0; e < WIDTH; e++) largest = fmaxf(largest, fabsf(x[e]));
+        largest = warp_max(largest);
+        const uint32_t exponent = min(max(__float_as_uint(largest) & 0x7f800000u, 1u << 23), 252u << 23);
+        const float inverse = __uint_as_float((254u << 23) - exponent);
+        const uint32_t pairs[2] = {pack_pair<__half>(x[0] * inverse, x[1] * inverse),
+                                   pack_pair<__half>(x[2] * inverse, x[3] * inverse)};
+        *(uint2 *)&queries[of_head].row[row][lane * WIDTH] = make_uint2(pairs[0], pairs[1]);
+        for (int e = 0; e < WIDTH; e++) sum += to_float(((const __half *)pairs)[e]);
+        sum = warp_sum(sum);
+        if (lane == 0) {
+            const float scale = __uint_as_float(exponent) * C::ends::keys_scale(a, head) * a.scale_log2;
+            queries[of_head].scale[row] = scale;
+            queries[of_head].sum[row] = sum * scale;
+            queries[of_head].bounds[row] = walk.keys_of(a, piece, piece.row_begin + row);
+        }
+    }
+    __syncthreads();
+}
+
+/* What a warp has of the columns of queries: tiles of 8, of which a lane has two each, 2 (lane mod 4) and the next. */
+template <typename C, int TILES>
+struct column_state {
+    float o[TILES][C::sums::TILES][4];
+    float top[TILES][2];                      /* largest score + log2 m so far */
+    float sum[TILES][2], least_sum[TILES][2]; /* of P / m and of P b / m, over the keys of this lane's rows */
+
+    __device__ column_state() {
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                top[t][e] = CPA_LOWEST_EXPONENT;
+                sum[t][e] = least_sum[t][e] = 0;
+            }
+#pragma unroll
+            for (int n = 0; n < C::sums::TILES; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) o[t][n][e] = 0;
+        }
+    }
+};
+
+/* The queries as operands B: in registers, or of two tiles where they lie. */
+template <typename C, int TILES>
+struct query_columns {
+    uint32_t q[C::K_DIM / 16][2];
+
+    __device__ query_columns(const packed_queries &queries, uint32_t phase, int lane) {
+#pragma unroll
+        for (int step = 0; step < C::K_DIM / 16; step++)
+#pragma unroll
+            for (int pair = 0; pair < 2; pair++)
+                q[step][pair] = *(const uint32_t *)&queries.row[lane / 4][C::keys::dim(step, pair, phase, lane)];
+    }
+    __device__ uint32_t pair_of(int, int step, int pair) const { return q[step][pair]; }
+};
+template <typename C>
+struct query_columns<C, 2> {
+    const __half *row;
+    uint32_t phase;
+    int lane;
+
+    __device__ query_columns(const packed_queries &queries, uint32_t k_phase, int of_lane)
+        : row(queries.row[of_lane / 4]), phase(k_phase), lane(of_lane) {}
+    __device__ uint32_t pair_of(int tile, int step, int pair) const {
+        const __half *from = row + tile * (8 * (PACKED_DIM + 8)) + C::keys::dim(step, pair, phase, lane);
+        return *(const volatile uint32_t *)from;
+    }
+};
+
+/* How a warp brings tiles of keys of its head to its stages: every GANGS-th of the walk, each as runs of one block. */
+template <typename C>
+struct packed_feed {
+    const char *k, *v; /* first chunk of the head's row at token 0 of block 0 */
+    uint32_t k_phase, v_phase;
+    const typename C::k_rows k_rows;
+    const typename C::v_rows v_rows;
+    const int32_t *table;
+    int32_t blocks[RUNS];
+    int next, key, k_end, kv_head; /* tile that is filled next, its first key */
+
+    static __device__ uint32_t phase_of(const char *row) { return (uint32_t)(uintptr_t)row % CHUNK; }
+    static __device__ uint64_t product(int32_t n, int64_t bytes) { return (uint64_t)(uint32_t)n * (uint32_t)bytes; }
+
+    __device__ packed_feed(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const key_walk<KEYS> &walk,
+                           int head, int gang, int lane)
+        : k(a.k + head * a.k_head_stride), v(a.v + head * a.v_head_stride), k_phase(phase_of(k)),
+          v_phase(phase_of(v)), k_rows(a.k_token_stride, k_phase, lane), v_rows(a.v_token_stride, v_phase, lane),
+          table(a.tables + piece.table), next(gang), key(0), k_end(piece.k_end), kv_head(head) {
+        k -= k_phase;
+        v -= v_phase;
+        find(a, walk);
+    }
+    __device__ void find(const cpa_cuda_attend_args &a, const key_walk<KEYS> &walk) {
+        if (next >= walk.count) return;
+        key = walk.tile(next) * KEYS;
+#pragma unroll
+        for (int i = 0; i < RUNS; i++) blocks[i] = __ldg(table + (min(key + i * RUN, k_end - 1) >> a.block_shift));
+    }
+    __device__ uint64_t k_distance(const cpa_cuda_attend_args &a, int32_t block, int token) const {
+        return product(block, a.k_block_stride) + product(token, a.k_token_stride);
+    }
+    __device__ uint64_t v_distance(const cpa_cuda_attend_args &a, int32_t block, int token) const {
+        return product(block, a.v_block_stride) + product(token, a.v_token_stride);
+    }
+    /* Has the next tile copied to a stage, as a group of the lane's asynchronous copies. */
+    __device__ void fill(const cpa_cuda_attend_args &a, const key_walk<KEYS> &walk, uint32_t stage, int lane) {
+        if (next < walk.count) {
+#pragma unroll
+            for (int i = 0; i < RUNS; i++) {
+                const int token = (key + i * RUN) & ((1 << a.block_shift) - 1), keys = k_end - key - i * RUN;
+                k_rows.load(k + k_distance(a, blocks[i], token), (int32_t)a.k_token_stride, keys,
+                            stage + i * C::k_rows::RUN_BYTES);
+                v_rows.load(v + v_distance(a, blocks[i], token), (int32_t)a.v_token_stride, keys,
+                            stage + C::K_BYTES + i * C::v_rows::RUN_BYTES);
+            }
+            if (C::ends::WORDS && a.k_words_at) fill_words(a, stage, lane);
+            next += C::GANGS;
+            find(a, walk);
+        }
+        copy_async_commit();
+    }
+    /* The words of the rows: 16 bytes a lane of those of a run's keys, or of its values; zeros behind the last key. */
+    __device__ void fill_words(const cpa_cuda_attend_args &a, uint32_t stage, int lane) const {
+        const int of_run = lane / 4 % RUNS, first = (key + of_run * RUN) & ((1 << a.block_shift) - 1);
+        const bool of_keys = lane < 4 * RUNS;
+        const int64_t block = of_run == 0 ? blocks[0] : blocks[1];
+        const char *words = of_keys ? scale_word_at(a, a.k, a.k_block_stride, a.k_words_at, block, kv_head, first)
+                                    : scale_word_at(a, a.v, a.v_block_stride, a.v_words_at, block, kv_head, first);
+        const int left = k_end - key - of_run * RUN - lane % 4 * 4;
+        if (lane < 2 * 4 * RUNS)
+            asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
+                             stage + C::WORDS_AT + lane * CHUNK),
+                         "l"(words + lane % 4 * CHUNK), "r"(min(max(left, 0), 4) * 4));
+    }
+    /* Has the next tiles brought to the L2 cache, a row a lane. */
+    __device__ void prefetch(const cpa_cuda_attend_args &a, const key_walk<KEYS> &walk, int lane) const {
+        packed_feed early = *this;
+        for (int i = 0; i < C::STAGES && early.next < walk.count; i++) {
+            const int token = (early.key + lane) & ((1 << a.block_shift) - 1);
+            const int32_t block = lane < RUN ? early.blocks[0] : early.blocks[1];
+            if (early.key + lane < k_end) {
+                prefetch_l2(k + k_distance(a, block, token));
+                prefetch_l2(v + v_distance(a, block, token));
+            }
+            early.next += C::GANGS;
+            early.find(a, walk);
+        }
+    }
+};
+
+/* Where a warp finds a run's rows and their words. */
+struct run_places {
+    uint32_t keys, values, k_words, v_words, k_phase, v_phase;
+};
+
+/* What is known of this lane's keys r and r + 8 of a run, and of their values. */
+struct packed_ends {
+    float factor[2], shift[2];               /* a score is product * factor + shift * sum of the query */
+    float log2_m[2], inverse_m[2], least[2]; /* least: b / m */
+
+    __device__ void take_value(int i, float m, float b) {
+        const float divisor = fmaxf(m, LEAST_SCALE);
+        log2_m[i] = log2_fast(divisor);
+        inverse_m[i] = __fdividef(1, divisor);
+        least[i] = b * inverse_m[i];
+    }
+};
+
+/* Behind the codes of a key its length, of whose squares those of the codes are no part; behind those of a value m and
+ * b. */
+template <typename Keys, typename Values>
+struct turboquant_ends : packed_ends {
+    static constexpr bool WORDS = false, SHIFTS = false;
+
+    static __device__ float keys_scale(const cpa_cuda_attend_args &, int) { return 1; }
+    static __device__ float values_scale(const cpa_cuda_attend_args &, int) { return 1; }
+    static __device__ float half_at(uint32_t address) {
+        return __half2float(__ushort_as_half((uint16_t)load_shared_half(address)));
+    }
+    /* squares: of the keys, as diagonals */
+    __device__ void take(const cpa_cuda_attend_args &, const run_places &at, const float (&squares)[2][4], int lane) {
+        const int row = lane / 4, with_square = lane - lane % 4 + row / 2;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            factor[i] = 1;
+            if constexpr (Keys::SQUARED) {
+                const float square = row % 2 ? squares[i][2 * i + 1] : squares[i][2 * i];
+                const uint32_t length = at.keys + (row + 8 * i) * Keys::rows::PITCH + at.k_phase + Keys::CODE_BYTES;
+                factor[i] = half_at(length) * rsqrtf(__shfl_sync(0xffffffff, square, with_square));
+            }
+            const uint32_t behind = at.values + (row + 8 * i) * Values::rows::PITCH + at.v_phase + Values::CODE_BYTES;
+            take_value(i, half_at(behind), half_at(behind + 2));
+        }
+    }
+};
+
+/* Words of rows, or what stands for them (kernels/cuda/cache/quant.cuh). */
+template <typename Codes, typename Bytes>
+struct word_ends : packed_ends {
+    static constexpr bool WORDS = true, SHIFTS = Bytes::HAS_ZERO;
+
+    static __device__ float keys_scale(const cpa_cuda_attend_args &a, int head) {
+        return head_scale(1, a.k_head_scales, a.head_scale_step, head);
+    }
+    static __device__ float values_scale(const cpa_cuda_attend_args &a, int head) {
+        return head_scale(1, a.v_head_scales, a.head_scale_step, head);
+    }
+    /* What is taken from a code that is offset by 128. */
+    static __device__ float zero(uint32_t word) { return Bytes::HAS_ZERO ? (float)(int)((word & 0xff) ^ 0x80) : 0; }
+
+    __device__ void take(const cpa_cuda_attend_args &a, const run_places &at, const float (&)[2][4], int lane) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint32_t of_key = Codes::word(a.k_scale), of_value = Codes::word(a.v_scale);
+            if (a.k_words_at) {
+                of_key = load_shared_word(at.k_words + (lane / 4 + 8 * i) * 4);
+                of_value = load_shared_word(at.v_words + (lane / 4 + 8 * i) * 4);
+            }
+            const float scale = Codes::scale(of_key), m = Codes::scale(of_value);
+            factor[i] = scale * Bytes::UNIT;
+            shift[i] = -zero(of_key) * scale;
+            take_value(i, m, -zero(of_value) * m);
+        }
+    }
+};
+
+/* A matrix of 8 x 8 pairs' elements, transposed: of C's rows and columns, B's. */
+__device__ inline uint32_t transposed(uint32_t pairs) {
+    uint32_t of_columns;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(of_columns) : "r"(pairs));
+    return of_columns;
+}
+
+/* N runs of a stage, from run `first` of it on. */
+template <typename C, int TILES, int N>
+__device__ void attend_packed(const cpa_cuda_attend_args &a, column_state<C, TILES> &state, const query_columns<C, TILES> &q,
+                              const packed_queries &queries, const typename C::keys &keys,
+                              const typename C::sums &sums, const packed_feed<C> &feed, uint32_t stage, int first,
+                              bool masked, int sinks, int key, int lane) {
+    const uint32_t k_runs = stage + first * C::k_rows::RUN_BYTES,
+                   v_runs = stage + C::K_BYTES + first * C::v_rows::RUN_BYTES;
+    float s[N][TILES][4];
+    typename C::ends ends[N];
+#pragma unroll
+    for (int run = 0; run < N; run++) {
+        float squares[2][4];
+        keys.template score<TILES>(s[run], squares, q, k_runs + run * C::k_rows::RUN_BYTES);
+        const run_places at = {k_runs + run * C::k_rows::RUN_BYTES,
+                               v_runs + run * C::v_rows::RUN_BYTES,
+                               stage + C::WORDS_AT + (first + run) * (RUN * 4),
+                               stage + C::WORDS_AT + (KEYS + (first + run) * RUN) * 4,
+                               feed.k_phase,
+                               feed.v_phase};
+        ends[run].take(a, at, squares, lane);
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int column = 8 * t + 2 * (lane % 4) + e % 2, i = e / 2;
+                float &x = s[run][t][e];
+                x = fmaf(x * ends[run].factor[i], queries.scale[column], ends[run].log2_m[i]);
+                if (C::ends::SHIFTS) x = fmaf(ends[run].shift[i], queries.sum[column], x);
+            }
+    }
+    if (masked) {
+#pragma unroll
+        for (int run = 0; run < N; run++)
+#pragma unroll
+            for (int t = 0; t < TILES; t++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    if (!sees(queries.bounds[8 * t + 2 * (lane % 4) + e % 2], sinks, key + (first + run) * RUN + lane / 4 + e / 2 * 8))
+                        s[run][t][e] = -INFINITY;
+    }
+    uint32_t p[N][TILES][2];
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        float keep[2], base[2];
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            float top = state.top[t][e];
+#pragma unroll
+            for (int run = 0; run < N; run++) top = fmaxf(top, fmaxf(s[run][t][e], s[run][t][2 + e]));
+            for (int step = 4; step < WARP_LANES; step *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, step));
+            keep[e] = exp2_fast(state.top[t][e] - top);
+            state.top[t][e] = top;
+            base[e] = top - RAISED;
+            float sum = 0, least_sum = 0;
+#pragma unroll
+            for (int run = 0; run < N; run++) {
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    float &x = s[run][t][2 * i + e];
+                    x = exp2_fast(x - base[e]);
+                    sum = fmaf(x, ends[run].inverse_m[i], sum);
+                    least_sum = fmaf(x, ends[run].least[i], least_sum);
+                }
+            }
+            state.sum[t][e] = fmaf(state.sum[t][e], keep[e], sum);
+            state.least_sum[t][e] = fmaf(state.least_sum[t][e], keep[e], least_sum);
+        }
+#pragma unroll
+        for (int run = 0; run < N; run++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                p[run][t][i] = transposed(pack_pair<__half>(s[run][t][2 * i], s[run][t][2 * i + 1]));
+        if (__any_sync(0xffffffff, keep[0] != 1 || keep[1] != 1)) { /* the largest settle early: most tiles skip this */
+#pragma unroll
+            for (int n = 0; n < C::sums::TILES; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) state.o[t][n][e] *= keep[e % 2];
+        }
+    }
+#pragma unroll
+    for (int run = 0; run < N; run++)
+        sums.template add<TILES>(state.o, p[run], v_runs + run * C::v_rows::RUN_BYTES);
+}
+
+/* Leaves a warp's columns, `rows` of them, as rows where join_warps takes them from. */
+template <typename C, int TILES>
+__device__ void leave_columns(const column_state<C, TILES> &state, const typename C::sums &sums, const cpa_cuda_attend_args &a,
+                              int kv_head, int rows, warp_states<C> &states, float *o, int warp, int lane) {
+    const float worth = C::ends::values_scale(a, kv_head);
+    o += states.rows_of(warp);
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int row = 8 * t + 2 * (lane % 4) + e;
+            float sum = state.sum[t][e], least_sum = state.least_sum[t][e];
+            for (int step = 4; step < WARP_LANES; step *= 2) {
+                sum += __shfl_xor_sync(0xffffffff, sum, step);
+                least_sum += __shfl_xor_sync(0xffffffff, least_sum, step);
+            }
+            if (row < rows && lane / 4 == 0) {
+                states.max[warp][row] = fmaxf(__fdividef(state.top[t][e] - RAISED, a.scale_log2), -FLT_MAX);
+                states.sum[warp][row] = sum;
+            }
+            sums.store(o + row * states.PITCH, row < rows, state.o[t], e, worth, least_sum * worth, lane);
+        }
+    }
+}
+
+/* The tiles of a piece that each warp takes. */
+template <typename C, int TILES>
+__device__ void attend_columns(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
+                               const key_walk<KEYS> &in_shared, packed_feed<C> &feed, const packed_queries &queries, warp_states<C> &states,
+                               char *shared, int warp, int lane) {
+    /* In registers, if there are any. */
+    using own_walk = typename std::conditional<TILES == 1, const key_walk<KEYS>, const key_walk<KEYS> &>::type;
+    own_walk walk = in_shared;
+    column_state<C, TILES> state;
+    const query_columns<C, TILES> q(queries, feed.k_phase, lane);
+    const typename C::keys keys(shared_address(shared + C::PAIRS_AT), feed.k_phase, lane);
+    const typename C::sums sums(feed.v_phase, lane);
+    const uint32_t stages = shared_address(shared) + warp * C::WARP_BYTES;
+    uint32_t stage = stages;
+    for (int i = warp / C::HEADS; i < walk.count; i += C::GANGS) {
+        const int tile = walk.tile(i);
+        copy_async_wait<C::STAGES - 1>();
+        __syncwarp();
+        constexpr int AT_ONCE = TILES == 1 ? RUNS : 1; /* more would make registers spill */
+#pragma unroll 1
+        for (int first = 0; first < RUNS; first += AT_ONCE)
+            attend_packed<C, TILES, AT_ONCE>(a, state, q, queries, keys, sums, feed, stage, first, walk.masked(tile),
+                                             walk.sinks, tile * KEYS, lane);
+        __syncwarp();
+        feed.fill(a, walk, stage, lane);
+        stage = stage + C::STAGE_BYTES == stages + C::WARP_BYTES ? stages : stage + C::STAGE_BYTES;
+    }
+    copy_async_wait<0>();
+    __syncwarp();
+    leave_columns<C, TILES>(state, sums, a, feed.kv_head, piece.row_end - piece.row_begin, states, (float *)shared, warp,
+                            lane);
+}
+
+template <typename C>
+__global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode_packed(const __grid_constant__ cpa_cuda_attend_args a) {
+    extern __shared__ __align__(128) char shared[];
+    __shared__ cpa_cuda_piece pieces[C::WARPS]; /* a copy for each warp, which waits for no other at the start */
+    __shared__ key_walk<KEYS> walks[C::WARPS];
+    __shared__ warp_states<C> states;
+    __shared__ __align__(16) packed_queries queries[C::HEADS];
+    const int kv_group = blockIdx.x * C::HEADS, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const cpa_cuda_piece &piece = pieces[warp];
+    key_walk<KEYS> &walk = walks[warp];
+    bool waited = false;
+    if constexpr (C::keys::SQUARED) fill_centroid_pairs<C::keys::BITS>(shared + C::PAIRS_AT, threadIdx.x, C::THREADS);
+    for (int at = blockIdx.y; at >= 0; at = piece.next) {
+        copy_piece(pieces[warp], a.pieces[at], lane);
+        walk.start_warp(a, piece, lane);
+        packed_feed<C> feed(a, piece, walk, kv_group + warp % C::HEADS, warp / C::HEADS, lane);
+        if (a.early && !waited && !piece.ready && !a.beside_shared) feed.prefetch(a, walk, lane);
+        if (!piece.ready && !a.beside_shared) { /* only the plan, and what is ready, has been read so far */
+            dependent_wait();
+            dependent_allow();
+        }
+        waited |= !piece.ready;
+        for (int i = 0; i < C::STAGES; i++)
+            feed.fill(a, walk, shared_address(shared) + warp * C::WARP_BYTES + i * C::STAGE_BYTES, lane);
+        take_packed_queries<C>(queries, a, piece, walk, kv_group, warp, lane);
+        if (piece.row_end - piece.row_begin <= 8) {
+            attend_columns<C, 1>(a, piece, walk, feed, queries[warp % C::HEADS], states, shared, warp, lane);
+        } else {
+            attend_columns<C, 2>(a, piece, walk, feed, queries[warp % C::HEADS], states, shared, warp, lane);
+        }
+        store_rows<C>(a, piece, kv_group, states, (const float *)shared, warp, lane);
+    }
+    dependent_wait(); /* what comes behind takes this kernel's end for that of the one before it */
+    dependent_allow();
+}
+
+template <typename C>
+cpa_status launch(const cpa_cuda_attend_launch *l, cpa_stream *stream) {
+    static uint64_t prepared;
+    return launch_decode<C>(attend_decode_packed<C>, &prepared, l, stream);
+}
+
+} // namespace
+
+#endif
