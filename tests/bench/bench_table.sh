@@ -114,6 +114,7 @@ missed ours-index_q.json 8K share_of_bandwidth 0.85 1
 missed ours-expanded.json 1x16Kx16K:q-heads=128:kv-heads=128:head-dim=192:v-head-dim=128 gflops 580e3 1
 missed ours-experts.json 4Kx4Kx7K:experts=256 gflops 410e3 1
 missed ours-attend_blocks.json 64Kx64Kx25 gflops 530e3 1
+missed ours-xattn.json 256Kx256Kx8x90 gflops 500e3 1
 missed ours-xattn_estimate.json 64Kx64Kx16x90 gflops 500e3 1
 missed ours-merge.json 32Kx3 share_of_bandwidth 0.87 1
 missed ours-merge.json 32Kx3 share_of_bandwidth 0.84 2
