@@ -300,8 +300,10 @@ typedef struct cpa_engine_stats {
     int64_t selection_rows;
     double selection_mass_left_out_mean, selection_mass_left_out_max;
     /* With sparse_stride: blocks of keys that rows of blocks of prompts attend, in all layers and heads, and those that
-     * they would attend without. */
+     * they would attend without; and the most bytes that the estimate took of the device so far, none of them by queries
+     * times keys but for a block of each. */
     int64_t sparse_blocks_kept, sparse_blocks_seen;
+    int64_t sparse_bytes;
 } cpa_engine_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */
