@@ -304,6 +304,8 @@ typedef struct cpa_engine_stats {
      * times keys but for a block of each. */
     int64_t sparse_blocks_kept, sparse_blocks_seen;
     int64_t sparse_bytes;
+    /* Of those kept, in each layer those of the rank whose rows keep most: of n ranks, 1 / n at best. */
+    int64_t sparse_blocks_busiest;
 } cpa_engine_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */

@@ -73,6 +73,7 @@ const cpa_figure cpa_figures[] = {
     {COUNT(sparse_blocks_seen, CP, "sparse_blocks_seen"),
      METRIC("sparse_blocks_seen_total", counter, "Blocks of keys that they would attend otherwise.")},
     {COUNT(sparse_bytes, CP, "sparse_bytes")},
+    {COUNT(sparse_blocks_busiest, CP, "sparse_blocks_busiest")},
     {COUNT(steps, CP, "steps")},
     {COUNT(graph_steps, CP, "graph_steps")},
     {REAL(graph_s, CP, "graph_s", 1)},

@@ -125,6 +125,7 @@ void cpa_engine_join_totals(cpa_engine *engine) {
     engine->stats.sparse_blocks_kept = sparse.kept;
     engine->stats.sparse_blocks_seen = sparse.seen;
     engine->stats.sparse_bytes = sparse.bytes;
+    engine->stats.sparse_blocks_busiest = sparse.busiest;
 }
 
 /* Rank 0 gets what every rank has added up, and joins it. Collective. */

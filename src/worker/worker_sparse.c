@@ -500,10 +500,27 @@ cpa_status cpa_worker_sparse_select(cpa_worker *worker, int32_t layer, const cpa
     return CPA_OK;
 }
 
+/* What the rows of each rank have kept in a layer. */
+static void count_layer(cpa_worker *worker, const int32_t *counts) {
+    cpa_worker_sparse *s = worker->sparse;
+    const int32_t n = ranks_of(worker);
+    int64_t busiest = 0;
+    for (int32_t rank = 0; rank < n; rank++) {
+        int64_t kept = 0;
+        for (int64_t chunk = 0; chunk < s->n_chunks; chunk++) {
+            const sparse_part *part = &s->parts[chunk * n + rank];
+            for (int64_t i = 0; i < s->shape.q_heads * part->q_blocks; i++) kept += counts[part->count + i];
+        }
+        s->totals.kept += kept;
+        busiest = cpa_max64(busiest, kept);
+    }
+    s->totals.busiest += busiest;
+}
+
 void cpa_worker_sparse_end(cpa_worker *worker) {
     cpa_worker_sparse *s = worker->sparse;
     if (!s) return;
-    for (int64_t i = 0; i < s->layers * s->layer_counts; i++) s->totals.kept += s->counts[i];
+    for (int32_t layer = 0; layer < s->layers; layer++) count_layer(worker, s->counts + layer * s->layer_counts);
     s->totals.seen += s->layers * s->seen;
     s->layers = 0;
 }

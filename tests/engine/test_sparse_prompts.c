@@ -123,6 +123,22 @@ static void no_scores_are_stored(void) {
     CPA_ASSERT_ORDER(2 * stats.sparse_bytes, <, cpa_xattn_scores_bytes(&shape, CHUNK, PROMPT));
 }
 
+/* Rows go round the ranks block by block: what these select goes with them. */
+static void ranks_are_balanced(void) {
+    cpa_request requests[REQUESTS];
+    cpa_engine_options options = options_of(requests);
+    cpa_engine_stats stats;
+    int ranks;
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    requests[0].prompt_tokens = 4 * 1536;
+    options.num_blocks = 500;
+    options.max_num_batched_tokens = 1536;
+    options.verify = 0;
+    CU_ASSERT_TRUE(cpa_test_engine_run(&options, requests, 1, NULL, NULL, &stats));
+    CPA_ASSERT_ORDER(stats.sparse_blocks_busiest * ranks, >=, stats.sparse_blocks_kept);
+    CPA_ASSERT_ORDER(stats.sparse_blocks_busiest * ranks * 10, <=, stats.sparse_blocks_kept * 11);
+}
+
 static void without_it_all_keys_are_attended(void) {
     cpa_request requests[REQUESTS];
     cpa_engine_options options = options_of(requests);
@@ -161,6 +177,7 @@ static const cpa_test tests[] = {
     {"chunks may begin anywhere", chunks_may_begin_anywhere},
     {"caches may be quantised", caches_may_be_quantised},
     {"no scores are stored", no_scores_are_stored},
+    {"ranks are balanced", ranks_are_balanced},
     {"without it all keys are attended", without_it_all_keys_are_attended},
     {"what is not estimated is told", what_is_not_estimated_is_told},
 };
