@@ -102,7 +102,9 @@ ENTRIES = {"q_norm_rope_kv_write": "1Kx128", "inverse_rope_quant": "1Kx128", "co
 # The keys and values that latents stand for, of each head.
 EXPANDED = [f"{prefill(size)}:q-heads=128:kv-heads=128:head-dim=192:v-head-dim=128" for size in ("16K", "64K")]
 # XAttention: queries x keys x stride x tau in %, and queries x keys x blocks kept in %, beside dense prefill.
-XATTN_DENSE, XATTN = "1x64Kx64K", [f"64Kx64Kx{stride}x90" for stride in (8, 16)]
+XATTN_SIZES = ("64K", "128K", "256K")
+XATTN_DENSE = {size: f"1x{size}x{size}" for size in XATTN_SIZES}
+XATTN = {f"{size}x{size}x{stride}x90": size for size in XATTN_SIZES for stride in (8, 16)}
 ATTEND_BLOCKS = [f"64Kx64Kx{kept}" for kept in (10, 25, 100)]
 # Caches on the host, through rings of an eighth of them: prompts beside the same in memory, and decode.
 OFFLOADED_PREFILL, OFFLOADED_DECODE = ("1x16Kx128K", "1x128Kx128K"), ("1x1x128K", "1x1x128K:block-size=16", "64x1x16K")
@@ -139,13 +141,14 @@ LISTS = {
     "latents": [*LATENT_FLOPS, *LATENT_READ],
     "flashinfer": BESIDE_FLASHINFER,
     "sparse": [*SPARSE_FLOPS, *SPARSE_READ, latents("1x128Kx2K", 128), "1x128Kx2K"],
-    "xattn": XATTN,
+    "xattn": [*XATTN],
     "attend_blocks": ATTEND_BLOCKS,
     "xattn-dense": [XATTN_DENSE],
     "offload-memory": [*OFFLOADED_PREFILL],
     "offload": [*OFFLOADED_PREFILL, *OFFLOADED_DECODE],
     "skip-tiles": [f"{case}{light}{skip}" for case in SKIPPING for light, skip in
                    [("", ""), ("", ":skip-tiles=1000"), *((light, skip) for light in LIGHT for skip in ("", SKIP_TILES))]],
+    "xattn-dense": [*XATTN_DENSE.values()],
     "index_logits": [*INDEX_FLOPS, *INDEX_READ, "1x1x128K"],
     "topk": [*TOPK, "1x128Kx2K"],
     **{name: [shape] for name, shape in (INDEX_ROWS | ENTRIES).items()},

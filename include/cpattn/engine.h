@@ -324,7 +324,8 @@ typedef struct cpa_engine_stats {
     int64_t selection_rows;
     double selection_mass_left_out_mean, selection_mass_left_out_max;
     /* With sparse_stride: blocks of keys that rows of blocks of prompts attend, in all layers and heads, and those that
-     * they would attend without. */
+     * they would attend without; and the most bytes that the estimate took of the device so far, none of them by queries
+     * times keys but for a block of each. */
     int64_t sparse_blocks_kept, sparse_blocks_seen;
     /* With keep_evicted, blocks, sum over ranks: those that moved to host memory, and of these to the folder; that
      * came back to a device, and from the folder to host memory; that were damaged then, or not there, and computed
@@ -337,6 +338,9 @@ typedef struct cpa_engine_stats {
     int64_t ring_device_bytes, ring_bytes_read, ring_timed_bytes;
     double ring_copy_s, ring_waited_s;
     int64_t tiles_seen, tiles_skipped; /* with skip_tiles, as in cpa_context_stats; sum over ranks */
+    int64_t sparse_bytes;
+    /* Of those kept, in each layer those of the rank whose rows keep most: of n ranks, 1 / n at best. */
+    int64_t sparse_blocks_busiest;
 } cpa_engine_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */

@@ -99,6 +99,8 @@ const cpa_figure cpa_figures[] = {
      METRIC("tiles_seen_total", counter, "Tiles of keys that attention looked at, where some may be left out.")},
     {COUNT(tiles_skipped, CP, "tiles_skipped"),
      METRIC("tiles_skipped_total", counter, "Of these, tiles left out as their scores cannot matter.")},
+    {COUNT(sparse_bytes, CP, "sparse_bytes")},
+    {COUNT(sparse_blocks_busiest, CP, "sparse_blocks_busiest")},
     {COUNT(steps, CP, "steps")},
     {COUNT(graph_steps, CP, "graph_steps")},
     {REAL(graph_s, CP, "graph_s", 1)},

@@ -134,6 +134,8 @@ void cpa_engine_join_totals(cpa_engine *engine) {
     const cpa_worker_sparse_stats sparse = cpa_worker_sparse_totals(engine->worker);
     engine->stats.sparse_blocks_kept = sparse.kept;
     engine->stats.sparse_blocks_seen = sparse.seen;
+    engine->stats.sparse_bytes = sparse.bytes;
+    engine->stats.sparse_blocks_busiest = sparse.busiest;
 }
 
 /* Rank 0 gets what every rank has added up, and joins it. Collective. */

@@ -74,6 +74,17 @@ static float *floats_at(const cpa_worker_sparse *s, int which, int64_t at) {
 
 /* ---- what is taken ---- */
 
+/* Devices widen codes for attention by blocks, and not for that of rows of decode: the plain kernel would have both,
+ * hundreds of times slower than over all keys. */
+static int widens_codes(const cpa_worker *worker) {
+    return !worker->device->caps.bit_exact && cpa_dtype_is_quantised(worker->options.model.attention.kv_dtype);
+}
+static const char *device_refuses_codes(const cpa_worker_options *o) {
+    const cpa_attention_shape *shape = &o->model.attention;
+    if (o->map.cp_size > 1) return "a quantised cache on several devices";
+    return shape->k_dim > 192 || shape->v_dim > 128 ? "a quantised cache of wide heads on a device" : NULL;
+}
+
 static cpa_status check_worker(const cpa_worker *worker, cpa_error *err) {
     const cpa_worker_options *o = &worker->options;
     const char *why = NULL;
@@ -82,10 +93,8 @@ static cpa_status check_worker(const cpa_worker *worker, cpa_error *err) {
                         "sparse: the interleave is %d, expected a multiple of the %d tokens of a block of XAttention",
                         o->map.interleave, BLOCK);
     if (o->model.attention.v_in_k || worker->forms.count > 1) why = "latents";
+    if (!why && widens_codes(worker)) why = device_refuses_codes(o);
     if (!cpa_xattn_reads(o->model.attention.kv_dtype)) why = "a cache of several scales a row";
-    /* Attention over codes by blocks is the plain kernel's there, hundreds of times slower than over all keys. */
-    if (!worker->device->caps.bit_exact && cpa_dtype_is_quantised(o->model.attention.kv_dtype))
-        why = "a quantised cache on a device";
     if (worker->network->select) why = "a model that selects keys itself";
     if (o->model.attention.k_dim > CPA_XATTN_MOST_DIM || o->model.attention.k_dim % 8 != 0)
         why = "heads that are no multiple of 8 columns up to 256";
@@ -116,7 +125,10 @@ int cpa_worker_sparse_takes(const cpa_worker *worker, const cpa_step_plan *plan)
     const cpa_worker_rows *rows = worker->rows;
     int takes = 0;
     if (!worker->sparse || rows->sizes.masked_rows > 0 || (rows->replicated && ranks_of(worker) > 1)) return 0;
-    for (int64_t i = 0; i < plan->n_chunks; i++) takes |= takes_chunk(worker, &plan->chunks[i]);
+    for (int64_t i = 0; i < plan->n_chunks; i++) {
+        if (widens_codes(worker) && plan->chunks[i].count < BLOCK) return 0;
+        takes |= takes_chunk(worker, &plan->chunks[i]);
+    }
     return takes;
 }
 
@@ -488,16 +500,37 @@ cpa_status cpa_worker_sparse_select(cpa_worker *worker, int32_t layer, const cpa
     return CPA_OK;
 }
 
+/* What the rows of each rank have kept in a layer. */
+static void count_layer(cpa_worker *worker, const int32_t *counts) {
+    cpa_worker_sparse *s = worker->sparse;
+    const int32_t n = ranks_of(worker);
+    int64_t busiest = 0;
+    for (int32_t rank = 0; rank < n; rank++) {
+        int64_t kept = 0;
+        for (int64_t chunk = 0; chunk < s->n_chunks; chunk++) {
+            const sparse_part *part = &s->parts[chunk * n + rank];
+            for (int64_t i = 0; i < s->shape.q_heads * part->q_blocks; i++) kept += counts[part->count + i];
+        }
+        s->totals.kept += kept;
+        busiest = cpa_max64(busiest, kept);
+    }
+    s->totals.busiest += busiest;
+}
+
 void cpa_worker_sparse_end(cpa_worker *worker) {
     cpa_worker_sparse *s = worker->sparse;
     if (!s) return;
-    for (int64_t i = 0; i < s->layers * s->layer_counts; i++) s->totals.kept += s->counts[i];
+    for (int32_t layer = 0; layer < s->layers; layer++) count_layer(worker, s->counts + layer * s->layer_counts);
     s->totals.seen += s->layers * s->seen;
     s->layers = 0;
 }
 
 cpa_worker_sparse_stats cpa_worker_sparse_totals(const cpa_worker *worker) {
-    return worker->sparse ? worker->sparse->totals : (cpa_worker_sparse_stats){0, 0};
+    cpa_worker_sparse_stats totals = {0};
+    if (!worker->sparse) return totals;
+    totals = worker->sparse->totals;
+    for (int i = 0; i < N_BUFFERS; i++) totals.bytes += worker->sparse->buffers[i].bytes;
+    return totals;
 }
 
 /* ---- for the life of a worker ---- */

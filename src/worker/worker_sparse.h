@@ -31,9 +31,11 @@ void cpa_worker_sparse_end(cpa_worker *worker);
 /* Of a row of the step that is listed: the word of its bits, -1 where it attends all keys. */
 int64_t cpa_worker_sparse_word(const cpa_worker *worker, int64_t row);
 
-/* Blocks that rows of blocks have kept, and of how many, over all layers and heads so far. */
+/* Blocks that rows of blocks have kept, and of how many, over all layers and heads so far; in each layer, those that the
+ * rank has kept whose rows kept most; bytes of the device. */
 typedef struct cpa_worker_sparse_stats {
-    int64_t kept, seen;
+    int64_t kept, seen, busiest;
+    int64_t bytes;
 } cpa_worker_sparse_stats;
 cpa_worker_sparse_stats cpa_worker_sparse_totals(const cpa_worker *worker);
 

@@ -115,6 +115,7 @@ missed ours-index_q.json 8K share_of_bandwidth 0.85 1
 missed ours-expanded.json 1x16Kx16K:q-heads=128:kv-heads=128:head-dim=192:v-head-dim=128 gflops 580e3 1
 missed ours-experts.json 4Kx4Kx7K:experts=256 gflops 410e3 1
 missed ours-attend_blocks.json 64Kx64Kx25 gflops 530e3 1
+missed ours-xattn.json 256Kx256Kx8x90 gflops 500e3 1
 missed ours-xattn_estimate.json 64Kx64Kx16x90 gflops 500e3 1
 missed ours-offload.json 1x1x128K share_of_bandwidth 0.79 1
 missed ours-offload.json 1x16Kx128K time_us 115 1 # 100 us in memory, 74 us of the link

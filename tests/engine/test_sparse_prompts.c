@@ -2,6 +2,8 @@
  * either algorithm and in chunks, each checked row is right under the blocks of its own, and blocks are left out. */
 #include <string.h>
 
+#include <cpattn/xattn.h>
+
 #include "base/check.h"
 #include "tests/fixtures/comm_fixture.h"
 #include "tests/fixtures/device_fixture.h"
@@ -70,6 +72,73 @@ static void chunks_may_begin_anywhere(void) {
     expect_sparse(&stats);
 }
 
+static cpa_engine_options quantised(cpa_request *requests, cpa_dtype dtype) {
+    cpa_engine_options options = options_of(requests);
+    options.model.attention.dtype = CPA_BF16;
+    options.model.attention.k_dim = options.model.attention.v_dim = 64;
+    options.model.attention.kv_dtype = dtype;
+    return options;
+}
+
+static int widens_for_several(void) {
+    int ranks;
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    return !cpa_test_promises_bits() && ranks > 1;
+}
+
+static void caches_may_be_quantised(void) {
+    static const cpa_dtype dtypes[] = {CPA_INT8, CPA_FP8_E4M3, CPA_FP8_E5M2};
+    for (int i = 0; i < 3 && !widens_for_several(); i++) {
+        cpa_request requests[REQUESTS];
+        const cpa_engine_options options = quantised(requests, dtypes[i]);
+        const cpa_engine_stats stats = run(&options, requests);
+        expect_sparse(&stats);
+    }
+}
+
+/* Groups, their statistics and a number for each pair of blocks: nothing that is as large as the scores of groups. */
+static void no_scores_are_stored(void) {
+    enum { PROMPT = 6000, CHUNK = 2048 };
+    cpa_request requests[REQUESTS];
+    cpa_engine_options options = options_of(requests);
+    cpa_engine_stats stats;
+    requests[0].prompt_tokens = PROMPT;
+    options.num_blocks = 500;
+    options.max_num_batched_tokens = CHUNK;
+    options.verify = 0;
+    CU_ASSERT_TRUE(cpa_test_engine_run(&options, requests, 1, NULL, NULL, &stats));
+    const cpa_attention_shape *attention = &options.model.attention;
+    const cpa_xattn_shape shape = {.stride = options.sparse_stride,
+                                   .block = CPA_XATTN_MOST_BLOCK,
+                                   .q_heads = attention->q_heads,
+                                   .kv_heads = attention->kv_heads,
+                                   .dim = attention->k_dim,
+                                   .dtype = attention->dtype};
+    const int64_t lists = 32 * CHUNK; /* words of rows, bits and counts of blocks */
+    const int64_t needed = cpa_xattn_packed_bytes(&shape, shape.q_heads, CHUNK) +
+                           cpa_xattn_packed_bytes(&shape, shape.kv_heads, PROMPT) +
+                           cpa_xattn_stats_bytes(&shape, CHUNK) + cpa_xattn_sums_bytes(&shape, CHUNK, PROMPT) + lists;
+    CPA_ASSERT_ORDER(stats.sparse_bytes, >, 0);
+    CPA_ASSERT_ORDER(stats.sparse_bytes, <=, needed / 4 * 5);
+    CPA_ASSERT_ORDER(2 * stats.sparse_bytes, <, cpa_xattn_scores_bytes(&shape, CHUNK, PROMPT));
+}
+
+/* Rows go round the ranks block by block: what these select goes with them. */
+static void ranks_are_balanced(void) {
+    cpa_request requests[REQUESTS];
+    cpa_engine_options options = options_of(requests);
+    cpa_engine_stats stats;
+    int ranks;
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    requests[0].prompt_tokens = 4 * 1536;
+    options.num_blocks = 500;
+    options.max_num_batched_tokens = 1536;
+    options.verify = 0;
+    CU_ASSERT_TRUE(cpa_test_engine_run(&options, requests, 1, NULL, NULL, &stats));
+    CPA_ASSERT_ORDER(stats.sparse_blocks_busiest * ranks, >=, stats.sparse_blocks_kept);
+    CPA_ASSERT_ORDER(stats.sparse_blocks_busiest * ranks * 10, <=, stats.sparse_blocks_kept * 11);
+}
+
 static void without_it_all_keys_are_attended(void) {
     cpa_request requests[REQUESTS];
     cpa_engine_options options = options_of(requests);
@@ -97,11 +166,18 @@ static void what_is_not_estimated_is_told(void) {
         CU_ASSERT_NOT_EQUAL(cpa_engine_create(cpa_test_comm(), &options, &engine, &err), CPA_OK);
         if (!strstr(err.message, cases[i].says)) CU_FAIL(err.message);
     }
+    if (!widens_for_several()) return;
+    const cpa_engine_options options = quantised(requests, CPA_INT8);
+    CU_ASSERT_NOT_EQUAL(cpa_engine_create(cpa_test_comm(), &options, &engine, &err), CPA_OK);
+    if (!strstr(err.message, "a quantised cache on several devices")) CU_FAIL(err.message);
 }
 
 static const cpa_test tests[] = {
     {"prompts attend some blocks", prompts_attend_some_blocks},
     {"chunks may begin anywhere", chunks_may_begin_anywhere},
+    {"caches may be quantised", caches_may_be_quantised},
+    {"no scores are stored", no_scores_are_stored},
+    {"ranks are balanced", ranks_are_balanced},
     {"without it all keys are attended", without_it_all_keys_are_attended},
     {"what is not estimated is told", what_is_not_estimated_is_told},
 };

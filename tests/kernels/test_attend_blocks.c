@@ -137,6 +137,27 @@ static void windows_and_shards_stay(void) {
         }
 }
 
+/* Over codes, of items that are whole and of some that are cut. */
+static void codes_are_attended_too(void) {
+    static const cpa_dtype caches[] = {CPA_FP8_E4M3, CPA_INT8, CPA_FP8_E5M2};
+    for (int c = 0; c < 3; c++)
+        for (int wide = 0; wide < 2; wide++) {
+            cpa_attend_case shape = case_of(CPA_BF16, 8, 2, wide ? 128 : 64, 1501);
+            blocks_case b;
+            shape.kv_dtype = caches[c];
+            shape.block_size = wide ? 16 : 4;
+            shape.start = 300;
+            begin(&b, &shape, 0, 30);
+            const int64_t first = 513, all = b.fixture.q_count[0];
+            const cpa_attend_item items[] = {
+                cpa_attend_fixture_item(&b.fixture, 0, 0, first, 0, 0, shape.length),
+                cpa_attend_fixture_item(&b.fixture, 0, first, all - first, 0, 0, shape.length)};
+            CU_ASSERT_EQUAL(cpa_attend_fixture_run(&b.fixture, items, 2, 0, &b.result), CPA_OK);
+            CU_ASSERT_EQUAL(cpa_attend_fixture_check(&b.fixture, 0, 3, &b.result, NULL), 0);
+            end(&b);
+        }
+}
+
 /* Over blocks that are all selected a row has the result that it has without a selection, on the host to the bit. */
 static void all_blocks_are_no_selection(void) {
     cpa_attend_case shape = case_of(CPA_BF16, 4, 2, 128, 1111);
@@ -230,6 +251,7 @@ static const cpa_test tests[] = {
     {"every width of heads and density", every_width_and_density},
     {"chunks begin anywhere", chunks_begin_anywhere},
     {"windows and shards stay", windows_and_shards_stay},
+    {"codes are attended too", codes_are_attended_too},
     {"all blocks are no selection", all_blocks_are_no_selection},
     {"blocks that nobody selects may hold anything", blocks_that_nobody_selects_may_hold_anything},
     {"patterns are those of their formula", patterns_are_those_of_their_formula},

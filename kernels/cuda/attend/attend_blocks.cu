@@ -15,6 +15,7 @@ constexpr int ROWS = CPA_CUDA_BLOCKS_ROWS;
 /* group 1 in the arguments of attend: a KV head a query head, as far as rows go. */
 struct blocks_args : persistent_args {
     cpa_key_blocks blocks;
+    cpa_cuda_block_items items;
     int32_t sharers; /* query heads of a KV head */
     int32_t tiles;   /* places of tiles of all items */
 };
@@ -43,21 +44,21 @@ struct blocks_config : config<Element, Shape, BOXES, false> {
 
 /* Tiles begin at multiples of ROWS in the set of the queries, so that they fit blocks of queries. Item i has places for
  * its tiles from this one on: enough for the rows before it, and two more for each item. */
-__device__ int32_t first_place(const blocks_args &args, int32_t i) {
-    return (int32_t)args.pools.a.items[i].begin / args.sharers / ROWS + 2 * i;
+__device__ int32_t first_place(const blocks_args &args, const cpa_cuda_item *items, int32_t i) {
+    return (int32_t)(items[i].begin - items[0].begin) / args.sharers / ROWS + 2 * i;
 }
 
 /* The piece at a place; without rows where there is none. */
 __device__ void find_piece(cpa_cuda_piece &piece, const blocks_args &args, int32_t place) {
-    const cpa_cuda_attend_args &a = args.pools.a;
-    int32_t low = 0, high = (int32_t)a.n_items;
+    const cpa_cuda_item *items = args.items.is_cut ? &args.items.cut : args.pools.a.items + args.items.first;
+    int32_t low = 0, high = (int32_t)args.items.n;
     while (high - low > 1) {
         const int32_t middle = (low + high) / 2;
-        (first_place(args, middle) <= place ? low : high) = middle;
+        (first_place(args, items, middle) <= place ? low : high) = middle;
     }
-    const cpa_cuda_item &found = a.items[low];
+    const cpa_cuda_item &found = items[low];
     const cpa_attend_item &item = found.item;
-    const int64_t first = item.q_first / ROWS * ROWS + (place - first_place(args, low)) * ROWS;
+    const int64_t first = item.q_first / ROWS * ROWS + (place - first_place(args, items, low)) * ROWS;
     const int64_t begin = max(first, item.q_first) - item.q_first, end = min(first + ROWS - item.q_first, item.q_count);
     piece = {};
     piece.q_row = item.q_row;
@@ -195,9 +196,9 @@ extern "C" int32_t cpa_cuda_blocks_box(int32_t k_dim, int32_t v_dim, int32_t blo
 }
 
 extern "C" cpa_status cpa_cuda_attend_blocks(const cpa_cuda_attend_args *args, const cpa_cuda_persistent_maps *maps,
-                                             const cpa_key_blocks *blocks, int64_t rows, uint32_t *tickets,
-                                             cpa_stream *stream) {
-    const int64_t tiles = rows / ROWS + 2 * args->n_items, total = tiles * args->q_heads;
+                                             const cpa_key_blocks *blocks, const cpa_cuda_block_items *items,
+                                             uint32_t *tickets, cpa_stream *stream) {
+    const int64_t tiles = items->rows / ROWS + 2 * items->n, total = tiles * args->q_heads;
     blocks_args all = {};
     if (total > INT32_MAX / 2)
         return cpa_cuda_unsupported(stream, "attend: more tiles of rows than can be counted", total);
@@ -207,6 +208,7 @@ extern "C" cpa_status cpa_cuda_attend_blocks(const cpa_cuda_attend_args *args, c
     all.tickets = tickets;
     all.total = (int32_t)total;
     all.blocks = *blocks;
+    all.items = *items;
     all.sharers = args->group;
     all.tiles = (int32_t)tiles;
     return args->q_dtype == CPA_BF16 ? launch_widths<__nv_bfloat16>(all, stream) : launch_widths<__half>(all, stream);

@@ -11,10 +11,18 @@ extern "C" {
 /* Rows of a tile, neighbours of one query head. */
 enum { CPA_CUDA_BLOCKS_ROWS = 128 };
 
-/* The arguments are those of a plan, `rows` the rows of all its items. The maps have boxes of cpa_cuda_blocks_box
- * tokens, and of 64 rows of a query head. `tickets`: a word that is 0, and is again when the kernel is done. */
+/* Neighbouring items of the arguments' and their rows; or a part of one, a cut. */
+typedef struct cpa_cuda_block_items {
+    int64_t first, n, rows;
+    int32_t is_cut;
+    cpa_cuda_item cut;
+} cpa_cuda_block_items;
+
+/* The arguments are those of a plan. The maps have boxes of cpa_cuda_blocks_box tokens, and of 64 rows of a query head.
+ * `tickets`: a word that is 0, and is again when the kernel is done. */
 cpa_status cpa_cuda_attend_blocks(const cpa_cuda_attend_args *args, const cpa_cuda_persistent_maps *maps,
-                                  const cpa_key_blocks *blocks, int64_t rows, uint32_t *tickets, cpa_stream *stream);
+                                  const cpa_key_blocks *blocks, const cpa_cuda_block_items *items, uint32_t *tickets,
+                                  cpa_stream *stream);
 /* Keys of a tile of such heads, and tokens in a box of the maps. */
 int32_t cpa_cuda_blocks_keys(int32_t k_dim, int32_t v_dim);
 int32_t cpa_cuda_blocks_box(int32_t k_dim, int32_t v_dim, int32_t block_size);

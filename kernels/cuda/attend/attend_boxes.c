@@ -3,6 +3,7 @@
 #include "kernels/cuda/attend/attend_blocks.h"
 #include "kernels/cuda/attend/attend_kernels.h"
 #include "kernels/cuda/attend/attend_skip.h"
+#include "kernels/cuda/attend/attend_source.h"
 
 /* Packed rows of a warpgroup, which a box of queries of the persistent kernel brings. */
 enum { GROUP_ROWS = 64 };
@@ -46,10 +47,12 @@ static const char *persistent_refuses(const cpa_cuda_attend_spec *spec) {
 }
 
 static const char *blocks_refuse(const cpa_cuda_attend_spec *spec) {
+    const int few = spec->pieces & (1 << CPA_CUDA_DECODE | 1 << CPA_CUDA_SHARED);
+    const int widened = cpa_cuda_has_codes(spec) || cpa_cuda_in_runs(spec);
     if (spec->pieces & 1 << CPA_CUDA_SHARED) return "keys by blocks for rows that share keys";
-    if (cpa_cuda_has_codes(spec)) return "keys by blocks over codes";
-    if (cpa_cuda_in_runs(spec)) return "keys by blocks over rows in runs";
-    if (spec->block_size < CPA_CUDA_LEAST_BOX || spec->block_size == CPA_TENSOR_BLOCK)
+    if (widened && few) return "keys by blocks over codes, or over rows in runs, for few rows too";
+    if (widened && !spec->prepared) return "keys by blocks that there is no memory to widen in";
+    if ((!widened && spec->block_size < CPA_CUDA_LEAST_BOX) || spec->block_size == CPA_TENSOR_BLOCK)
         return "keys by blocks over a cache in blocks of fewer than 8 tokens";
     if (spec->call.oddities & CPA_CUDA_NO_BLOCKS) return "a cache of no blocks";
     if (spec->call.oddities & CPA_CUDA_FAR_ROWS || spec->rows > INT32_MAX)
@@ -188,15 +191,31 @@ static cpa_status launch_persistent(const cpa_cuda_attend_launch *launch, cpa_st
     return cpa_cuda_attend_persistent(a, &maps, launch->count, tickets_of(launch->plan), stream);
 }
 
-/* The whole plan, by query heads. */
-static cpa_status launch_blocks(const cpa_cuda_attend_launch *launch, cpa_stream *stream) {
+cpa_status cpa_cuda_launch_items(const cpa_cuda_attend_launch *launch, const cpa_cuda_pass *pass, cpa_stream *stream) {
     const cpa_cuda_attend_args *a = launch->args;
+    const cpa_cuda_plan *plan = launch->plan;
     const int32_t box = cpa_cuda_blocks_box(a->k_dim, a->v_dim, launch->kv->block_size);
+    cpa_cuda_block_items items = {.n = plan->base.n_items, .rows = plan->rows / a->group};
     cpa_cuda_persistent_maps maps = {0};
+    if (pass) {
+        items = (cpa_cuda_block_items){.first = pass->first_item, .n = pass->n_items, .rows = pass->rows};
+        items.is_cut = pass->is_cut;
+        items.cut = (cpa_cuda_item){.item = pass->item, .state_shift = pass->state_shift};
+    }
     CPA_TRY(encode_queries(launch, 1, 0, &maps, stream));
     CPA_TRY(encode_pools(launch->kv, box, 0, &maps.pools, stream));
-    return cpa_cuda_attend_blocks(a, &maps, launch->selection->blocks, launch->plan->rows / a->group,
-                                  tickets_of(launch->plan), stream);
+    return cpa_cuda_attend_blocks(a, &maps, launch->selection->blocks, &items, tickets_of(plan), stream);
+}
+
+/* Codes, and rows in runs, are widened first: all keys, of which the tiles of a head take some. */
+static cpa_status launch_blocks(const cpa_cuda_attend_launch *launch, cpa_stream *stream) {
+    static const cpa_cuda_attend_kernel widened = {
+        .name = "widen+blocks", .prepares = &cpa_cuda_widen_scaled, .over = &cpa_cuda_kernel_blocks};
+    cpa_cuda_attend_launch own = *launch;
+    if (!cpa_cuda_has_codes(launch->spec) && !cpa_cuda_in_runs(launch->spec))
+        return cpa_cuda_launch_items(launch, NULL, stream);
+    own.kernel = &widened;
+    return cpa_cuda_launch_passes(&own, &launch->plan->memory->source->prefill, stream);
 }
 
 /* Latents, or wide heads. The rows of a token may be those of a team of two CTAs. */

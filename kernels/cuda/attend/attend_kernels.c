@@ -43,7 +43,9 @@ const char *cpa_cuda_kernel_refuses(const cpa_cuda_attend_kernel *kernel, const 
     } else {
         const int as_it_lies = (kernel->takes.caches & spec->call.cache) != 0;
         why = tensor_cores_refuse(spec);
-        if (!why && as_it_lies && spec->call.kv_dtype == CPA_FP8_E5M2) why = "codes of fp8_e5m2 that nothing widens";
+        const int widens = (kernel->takes.rules & CPA_CUDA_BLOCKS) != 0;
+        if (!why && as_it_lies && !widens && spec->call.kv_dtype == CPA_FP8_E5M2)
+            why = "codes of fp8_e5m2 that nothing widens";
     }
     if (why) return why;
     if (spec->call.path < kernel->takes.path) return "a device before 9.0";

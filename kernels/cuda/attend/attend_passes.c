@@ -31,7 +31,8 @@ static cpa_status run_pass(const cpa_cuda_attend_launch *launch, const cpa_cuda_
     own.kernel = launch->kernel->over;
     own.args = &a;
     own.kv = &kv;
-    return cpa_cuda_launch_prefill(&own, &pass->pieces, stream);
+    return own.kernel->whole ? cpa_cuda_launch_items(&own, pass, stream)
+                             : cpa_cuda_launch_prefill(&own, &pass->pieces, stream);
 }
 
 /* ---- rows whose keys are in several passes ---- */

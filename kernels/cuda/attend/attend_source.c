@@ -206,6 +206,8 @@ static cpa_status begin_pass(const cpa_cuda_plan_builder *b, struct cpa_cuda_sou
         item->k_count = cut->keys;
         item->table += cut->key / cpa_cuda_wide_block(b->batch->block_size);
         pass->item = *item;
+        pass->state_shift = s->pass_shifts[first];
+        pass->rows = cut->rows;
     }
     *own = (cpa_cuda_plan_builder){.own = *b->batch,
                                    .state_shifts = b->state_shifts ? s->pass_shifts + first : NULL,
@@ -239,6 +241,15 @@ static cpa_status begin_passes(const cpa_cuda_plan_builder *b, struct cpa_cuda_s
     return CPA_OK;
 }
 
+/* The items of a pass, and what lies between them. */
+static void list_items(const cpa_cuda_plan_builder *b, const struct cpa_cuda_source *s, int64_t index) {
+    const cpa_key_pass *cut = &s->items.cut[index];
+    cpa_cuda_pass *pass = &s->prefill.list[index];
+    const int64_t first = s->indices[cut->item], last = s->indices[cut->item + cut->n_items - 1];
+    pass->first_item = first, pass->n_items = last - first + 1, pass->rows = 0;
+    for (int64_t i = first; i <= last; i++) pass->rows += b->batch->items[i].q_count;
+}
+
 cpa_status cpa_cuda_source_cut_prefill(cpa_cuda_plan_builder *b, cpa_cuda_plan *plan, cpa_error *err) {
     struct cpa_cuda_source *s = plan->memory->source;
     const int32_t block_size = b->batch->block_size;
@@ -254,6 +265,7 @@ cpa_status cpa_cuda_source_cut_prefill(cpa_cuda_plan_builder *b, cpa_cuda_plan *
     const int64_t tokens = tokens_of(&s->items, cpa_cuda_wide_block(block_size));
     const cpa_key_room room = reserve_room(plan, b->batch, tokens);
     CPA_TRY(cut_passes(&s->items, &room, block_size, &s->prefill, &b->n_places, err));
+    for (int64_t i = 0; i < s->prefill.n; i++) list_items(b, s, i);
     const int is_one = s->prefill.n == 1 && !s->prefill.list[0].is_cut;
     return s->prefill.n == 0 || is_one ? CPA_OK : begin_passes(b, s, err);
 }

@@ -16,8 +16,11 @@ typedef struct cpa_cuda_pass {
     cpa_cuda_prefill pieces;
     /* Entries of the plan's list of blocks, which take the workspace from its beginning. */
     int64_t first_place, n_places;
+    int64_t first_item, n_items,
+        rows;             /* items of the plan from that of the first keys to that of the last; their rows */
     int is_cut;           /* not 0: the pass has one item's rows over a part of its keys */
     cpa_attend_item item; /* rows and keys of a cut pass */
+    int64_t state_shift;  /* of that item */
     int ends;             /* not 0: a cut pass has the item's last keys */
 } cpa_cuda_pass;
 
@@ -81,6 +84,10 @@ uint64_t cpa_cuda_source_shape(const struct cpa_cuda_source *source);
 /* Launches a set of prefill pieces, and what joins the states of their splits. */
 cpa_status cpa_cuda_launch_prefill(const cpa_cuda_attend_launch *launch, const cpa_cuda_prefill *pieces,
                                    cpa_stream *stream);
+/* The same of what a kernel takes that is `whole`: the items of a pass, or with NULL all. (attend_boxes.c) */
+cpa_status cpa_cuda_launch_items(const cpa_cuda_attend_launch *launch, const cpa_cuda_pass *pass, cpa_stream *stream);
+/* For kernels that know no scales of keys: these are rounded as values are. (attend_widened.c) */
+extern const cpa_cuda_preparation cpa_cuda_widen_scaled;
 /* Prepares and attends one pass after the other: all prefill items of a plan, or all keys that decode items share. */
 cpa_status cpa_cuda_launch_passes(const cpa_cuda_attend_launch *launch, const cpa_cuda_passes *passes,
                                   cpa_stream *stream);

@@ -1,6 +1,6 @@
 /* Blocks of a quantised cache in the dtype of the queries, for kernels that take no codes: a thread widens 8 codes at a
  * time, and a CTA TOKENS of a block, or as many blocks as hold them. Values are rounded; codes of keys are exact, and
- * their scales lie apart. What lies past the last token of a block is widened too; nobody reads it into a result. */
+ * their scales lie apart, if there is a place for them, else keys are as values. What lies past the last token of a block is widened too; nobody reads it into a result. */
 #include "kernels/cuda/attend/widen.cuh"
 
 namespace {
@@ -23,8 +23,9 @@ __device__ void widen_block(const widen_args &a, const widen_tensor &t, int64_t 
         const uint32_t word = t.words_at ? __ldg(words) : Codes::word(a.scale_of(t, head));
         const bool keys = blockIdx.y == 0;
         const float scale = Codes::scale(word);
-        if (keys && chunk == 0) a.key_scale((place << a.block_shift) + token, head) = scale;
-        to[i] = widen_eight<Codes, Element>(eight, word, keys ? 1 : scale);
+        const bool apart = keys && a.k_scales;
+        if (apart && chunk == 0) a.key_scale((place << a.block_shift) + token, head) = scale;
+        to[i] = widen_eight<Codes, Element>(eight, word, apart ? 1 : scale);
     }
 }
 

@@ -82,8 +82,9 @@ __global__ void __launch_bounds__(THREADS) attend_widen_runs(const __grid_consta
             if constexpr (CODES) {
                 const uint32_t *words = (const uint32_t *)(block + t.words_at) + (head << a.block_shift) + token + e;
                 const float factor = e4m3_codes::scale(t.words_at ? __ldg(words) : __float_as_uint(scale));
-                if (!keys) eights[e] = scaled<Element>(eights[e], factor);
-                if (keys && column == 0)
+                const bool apart = keys && a.k_scales;
+                if (!apart) eights[e] = scaled<Element>(eights[e], factor);
+                if (apart && column == 0)
                     a.key_scale(((int64_t)blockIdx.x << a.block_shift) + token + e, head) = factor;
             }
             *(uint4 *)(to + (token + e) * row + (head * t.dim + column) * 2) = eights[e];

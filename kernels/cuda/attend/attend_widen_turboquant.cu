@@ -22,13 +22,13 @@ __global__ void __launch_bounds__(THREADS) attend_widen_turboquant(const __grid_
         const char *row = t.from + id * t.block_stride + token * t.token_stride + head * t.head_stride;
         float x[TQ_WIDTH], scale = 1;
         tq_read_row(row, dtype, keys, t.dim, lane, x);
-        if (keys && bits < 8) {
+        if (keys && bits < 8 && a.k_scales) {
             const float length = tq_half(row, bits, t.dim, 0), unit = sqrtf((float)t.dim);
             scale = length / unit;
 #pragma unroll
             for (int e = 0; e < TQ_WIDTH; e++) x[e] = length > 0 ? x[e] / scale : 0;
         }
-        if (keys && lane == 0) a.key_scale((place << a.block_shift) + token, head) = scale;
+        if (keys && lane == 0 && a.k_scales) a.key_scale((place << a.block_shift) + token, head) = scale;
         Element *to = (Element *)t.to + (((place << a.block_shift) + token) * a.kv_heads + head) * t.dim + lane * width;
 #pragma unroll
         for (int e = 0; e < TQ_WIDTH; e++)

@@ -1,7 +1,7 @@
 /* A preparation of keys: blocks of quantised caches, and of rows in runs, become rows of elements of the queries' dtype.
  * And the kernels that attend them then. */
 #include "base/check.h"
-#include "kernels/cuda/attend/attend_kernels.h"
+#include "kernels/cuda/attend/attend_source.h"
 
 enum { ELEMENT = 2 /* bytes, of the queries */ };
 
@@ -23,14 +23,15 @@ static widener *widener_of(const cpa_cuda_attend_spec *spec) {
 }
 
 /* Small beside the products of a prefill, or the reading by every sequence that shares the keys. Widened blocks of few
- * tokens lie side by side, as blocks that are copied at once. */
-static cpa_status widen(const cpa_cuda_attend_launch *launch, const int32_t *blocks, int64_t n_blocks, char *memory,
-                        cpa_cuda_attend_args *args, cpa_kv_view *kv, cpa_stream *stream) {
+ * tokens lie side by side, as blocks that are copied at once. apart: codes of keys stay what they are, beside scales;
+ * else they are rounded with them. */
+static cpa_status widen_keys(const cpa_cuda_attend_launch *launch, const int32_t *blocks, int64_t n_blocks,
+                             char *memory, int apart, cpa_cuda_attend_args *args, cpa_kv_view *kv, cpa_stream *stream) {
     const cpa_cuda_attend_args *from = launch->args;
     const int32_t block_size = 1 << from->block_shift, wide_block = cpa_cuda_wide_block(block_size);
     const int64_t row_bytes = n_blocks * block_size * from->kv_heads * ELEMENT;
     char *v = memory + row_bytes * from->k_dim;
-    float *scales = (float *)(v + row_bytes * from->v_dim);
+    float *scales = apart ? (float *)(v + row_bytes * from->v_dim) : NULL;
     if (n_blocks > 0)
         CPA_TRY(widener_of(launch->spec)(from, blocks, (int32_t)n_blocks, wide_block, memory, v, scales, stream));
     *kv = cpa_kv_view_resolve((cpa_kv_view){
@@ -48,7 +49,17 @@ static cpa_status widen(const cpa_cuda_attend_launch *launch, const int32_t *blo
     return CPA_OK;
 }
 
+static cpa_status widen(const cpa_cuda_attend_launch *launch, const int32_t *blocks, int64_t n_blocks, char *memory,
+                        cpa_cuda_attend_args *args, cpa_kv_view *kv, cpa_stream *stream) {
+    return widen_keys(launch, blocks, n_blocks, memory, 1, args, kv, stream);
+}
+static cpa_status widen_scaled(const cpa_cuda_attend_launch *launch, const int32_t *blocks, int64_t n_blocks,
+                               char *memory, cpa_cuda_attend_args *args, cpa_kv_view *kv, cpa_stream *stream) {
+    return widen_keys(launch, blocks, n_blocks, memory, 0, args, kv, stream);
+}
+
 const cpa_cuda_preparation cpa_cuda_widen = {.token_bytes = token_bytes, .prepare = widen};
+const cpa_cuda_preparation cpa_cuda_widen_scaled = {.token_bytes = token_bytes, .prepare = widen_scaled};
 
 /* ---- the kernels ---- */
 
