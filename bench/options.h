@@ -14,18 +14,6 @@ typedef struct cpa_bench_options {
     int64_t device;              /* cpa_device_choice */
     int64_t dtype, kv_dtype;     /* cpa_dtype, of tensors and of the cache */
     int64_t q_heads, kv_heads, k_dim, v_dim, block_size, interleave;
-    double tensor_scale;   /* of an fp8_e4m3 cache; 0: each token and head has its own */
-    int64_t unit;          /* neighbouring tokens that sparse chooses together */
-    int64_t v_in_k;        /* 1: values are the first elements of keys, as those of latents */
-    int64_t full;          /* 0 causal, 1 without a mask */
-    int64_t rules;         /* cpa_bench_rule, for attend */
-    int64_t pages_ordered; /* pages lie one after another; else in random order */
-    int64_t ragged;        /* sequence i has (i mod 8 + 1) / 8 of the context */
-    int64_t shared;        /* tokens that all sequences begin with, for attend */
-    int64_t cascade;       /* cpa_cascade_attention, for attend */
-    int64_t padded;        /* 1: attend plans as graphs have them */
-    int64_t ring_part,
-        segments; /* offload: the ring is 1 / ring_part of the cache, of so many segments, 0: as the library chooses */
     double tensor_scale;        /* of an fp8_e4m3 cache; 0: each token and head has its own */
     int64_t unit;               /* neighbouring tokens that sparse chooses together */
     int64_t v_in_k;             /* 1: values are the first elements of keys, as those of latents */
@@ -38,6 +26,8 @@ typedef struct cpa_bench_options {
     int64_t padded;             /* 1: attend plans as graphs have them */
     double skip_tiles;          /* of attend; 0: no tile of keys is left out */
     double light;               /* share of the runs of keys that are light, for attend (src/check/cases/inputs.h) */
+    int64_t ring_part;          /* offload: the ring is 1 / ring_part of the cache */
+    int64_t segments;           /* offload: of the ring; 0: as many as the library chooses */
     int64_t layout;             /* cpa_kv_layout */
     int64_t fp8_out;            /* 1: merge gives its result in fp8 */
     int64_t experts, top_k;     /* experts of expert_linear, and how many a token chooses */

@@ -4,8 +4,7 @@
 # beside its peer, then prints one table: work, ours, peer, ratio, goal, met, of which OUT/table.json keeps all that was
 # measured (what a file of bench/results/ holds). Rows whose GPUs or step are not there say so. Exits 1 if anything failed
 # or was wrong; a goal that is missed is no failure.
-#     STEPS="tests sanitizer prefill encoders decode cascade quantised latents sparse xattn offload selection experts varlen memory step exchange scaling peers million" bench/scripts/gpu.sh BUILD OUT
-#     STEPS="tests sanitizer prefill encoders decode cascade quantised latents sparse xattn skip selection experts varlen memory step exchange scaling peers million" bench/scripts/gpu.sh BUILD OUT
+#     STEPS="tests sanitizer prefill encoders decode cascade quantised latents sparse xattn skip offload selection experts varlen memory step exchange scaling peers million" bench/scripts/gpu.sh BUILD OUT
 #     ROUNDS=3 TRACE=requests.jsonl COMMIT=abc1234 PYTHON=python3 bench/scripts/gpu.sh BUILD OUT
 # The steps from `prefill` to `step` take some five minutes on one GPU, those from `exchange` on three on four; they are
 # left out on one. With TRACE, varlen takes its lengths from there.
@@ -14,8 +13,7 @@ build=${1:?usage: gpu.sh BUILD OUT}
 out=${2:?usage: gpu.sh BUILD OUT}
 here=$(dirname "$0")
 python=${PYTHON:-python3}
-steps=${STEPS:-tests sanitizer prefill encoders decode cascade quantised latents sparse xattn offload selection experts varlen memory step exchange scaling peers million}
-steps=${STEPS:-tests sanitizer prefill encoders decode cascade quantised latents sparse xattn skip selection experts varlen memory step exchange scaling peers million}
+steps=${STEPS:-tests sanitizer prefill encoders decode cascade quantised latents sparse xattn skip offload selection experts varlen memory step exchange scaling peers million}
 rounds=${ROUNDS:-3} # of what is compared with cuDNN, in turn with it: clocks drift
 program=$build/main/cp_attn
 # shellcheck source=bench/scripts/steps.sh
@@ -99,6 +97,7 @@ offload() {
   bench offload-memory 60 1 attend offload-memory
   bench offload 90 1 offload offload
 }
+
 skip() { bench skip-tiles 120 1 attend skip-tiles; }
 
 selection() {
@@ -148,8 +147,7 @@ printf '{"gpus": %d, "device": "%s", "date": "%s", "commit": "%s", "steps": "%s"
   "${COMMIT:-$(git -C "$here" rev-parse --short HEAD 2>/dev/null || echo unknown)}" "$steps" >"$out/machine.json"
 for name in $steps; do
   case $name in
-    tests | sanitizer | prefill | encoders | decode | cascade | quantised | latents | sparse | xattn | offload | selection | experts | varlen | memory) "$name" ;;
-    tests | sanitizer | prefill | encoders | decode | cascade | quantised | latents | sparse | xattn | skip | selection | experts | varlen | memory) "$name" ;;
+    tests | sanitizer | prefill | encoders | decode | cascade | quantised | latents | sparse | xattn | skip | offload | selection | experts | varlen | memory) "$name" ;;
     step) step_of_layers 1 ;;
     exchange | scaling | peers | million) [ "$gpus" -lt 2 ] || "$name" ;;
     *) echo "gpu.sh: STEPS: found $name, expected one of those in the first lines of $0" >&2 && exit 2 ;;

@@ -143,7 +143,6 @@ LISTS = {
     "sparse": [*SPARSE_FLOPS, *SPARSE_READ, latents("1x128Kx2K", 128), "1x128Kx2K"],
     "xattn": [*XATTN],
     "attend_blocks": ATTEND_BLOCKS,
-    "xattn-dense": [XATTN_DENSE],
     "offload-memory": [*OFFLOADED_PREFILL],
     "offload": [*OFFLOADED_PREFILL, *OFFLOADED_DECODE],
     "skip-tiles": [f"{case}{light}{skip}" for case in SKIPPING for light, skip in

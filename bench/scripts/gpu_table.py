@@ -222,6 +222,8 @@ def offload_rows(runs, table):
         table.at_least(f"decode {case} over a cache on the host", runs.case("ours-offload", case),
                        lambda row: row["share_of_bandwidth"], lambda row: f"{row['gbytes_per_s']:.1f} GB/s",
                        lambda row: f"link {run['link_gbytes_per_s']:.1f} GB/s", 0.8, ">= 0.80 of the link")
+
+
 def skip_rows(runs, table):
     def ours(case):
         return runs.case("ours-skip-tiles", case)
@@ -382,8 +384,7 @@ def service_rows(runs, table):
 def main(folder):
     runs, table = Runs(folder), Table()
     for add_rows in (prefill_rows, encoder_rows, decode_rows, cascade_rows, quantised_rows, latent_rows, sparse_rows,
-                     xattn_rows, offload_rows, selection_rows, expert_rows, rule_rows, short_prompt_rows,
-                     xattn_rows, skip_rows, selection_rows, expert_rows, rule_rows, short_prompt_rows,
+                     xattn_rows, skip_rows, offload_rows, selection_rows, expert_rows, rule_rows, short_prompt_rows,
                      small_block_rows, memory_rows,
                      exchange_rows, scaling_rows, service_rows):
         add_rows(runs, table)

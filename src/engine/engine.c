@@ -118,7 +118,8 @@ static cpa_status make_worker(cpa_engine *engine, cpa_error *err) {
     cpa_control *control = &engine->control;
     cpa_worker_options worker = worker_options(engine);
     char identity[CPA_FOLDER_IDENTITY_BYTES];
-    cpa_status status = cpa_engine_describe_folder(&engine->options, control->rank, control->size, identity, err);
+    cpa_status status =
+        cpa_engine_describe_folder(&engine->options, engine->scales_hash, control->rank, control->size, identity, err);
     CPA_TRY(cpa_control_agree(control, status, err));
     worker.disk_folder = engine->options.swap_folder;
     worker.disk_identity = identity;

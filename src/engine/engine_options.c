@@ -314,11 +314,11 @@ static void describe_cache(const cpa_engine_options *o, uint64_t scales, char ou
              (double)shape->k_scale, (double)shape->v_scale, (unsigned long long)masks, (unsigned long long)o->seed);
 }
 
-cpa_status cpa_engine_describe_folder(const cpa_engine_options *o, int32_t rank, int32_t cp_size,
+cpa_status cpa_engine_describe_folder(const cpa_engine_options *o, uint64_t scales, int32_t rank, int32_t cp_size,
                                       char out[CPA_FOLDER_IDENTITY_BYTES], cpa_error *err) {
     char cache[CPA_IDENTITY_BYTES];
     cpa_prefix_digest salt;
-    describe_cache(o, cache);
+    describe_cache(o, scales, cache);
     /* What tells salts apart, and no more of a secret. */
     if (!cpa_parcel_root("swap folder", NULL, o->swap_salt, 0, &salt))
         return cpa_fail(err, CPA_INTERNAL, "swap_folder: OpenSSL gives no SHA-256");

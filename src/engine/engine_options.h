@@ -18,8 +18,9 @@ int64_t cpa_engine_block_bytes(const cpa_engine_options *options);
 cpa_layer_groups cpa_engine_groups(const cpa_engine_options *options, int32_t cp_size);
 /* CPA_INVALID where what is evicted is to be kept and a group has no blocks for that. */
 cpa_status cpa_engine_check_room(const cpa_engine_options *options, const cpa_layer_groups *groups, cpa_error *err);
-/* What the blocks of a rank in swap_folder depend on: a text that is the same if they can be used again. */
-cpa_status cpa_engine_describe_folder(const cpa_engine_options *options, int32_t rank, int32_t cp_size,
+/* What the blocks of a rank in swap_folder depend on: a text that is the same if they can be used again. `scales`: the
+ * hash of scales of heads (head_scales.h). */
+cpa_status cpa_engine_describe_folder(const cpa_engine_options *options, uint64_t scales, int32_t rank, int32_t cp_size,
                                       char out[CPA_FOLDER_IDENTITY_BYTES], cpa_error *err);
 /* The planner that these options, resolved, ask for, without rates. */
 cpa_planner cpa_engine_planner(const cpa_engine_options *options, int32_t cp_size);
@@ -29,9 +30,8 @@ cpa_scheduler_request cpa_engine_scheduled(const cpa_request *request);
 cpa_status cpa_engine_check_sampling(uint64_t request, const cpa_sampling *given, cpa_sampling *out, cpa_error *err);
 /* The same as ranks are told it. */
 cpa_plan_sampling cpa_engine_planned_sampling(const cpa_sampling *sampling);
-/* The scheduler that these options, resolved, ask for, with the groups of cpa_engine_groups and without rates. `scales`:
- * the hash of scales of heads (head_scales.h). `options` must outlive the scheduler, and `identity`, which is filled, its
- * creation. */
+/* The scheduler that these options, resolved, ask for, with the groups of cpa_engine_groups and without rates; `scales`
+ * as there. `options` must outlive the scheduler, and `identity`, which is filled, its creation. */
 cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *options, const cpa_layer_groups *groups,
                                                    cpa_planner planner, uint64_t scales,
                                                    char identity[CPA_IDENTITY_BYTES]);

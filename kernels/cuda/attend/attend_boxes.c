@@ -23,8 +23,7 @@ static const char *hopper_skip_refuses(const cpa_cuda_attend_spec *spec) {
     enum { LEAST_COLUMNS = 97 };
     const cpa_attention_shape *shape = spec->shape;
     if (spec->block_size < CPA_CUDA_LEAST_BOX) return "blocks of fewer than 8 tokens";
-    if (shape->k_dim < LEAST_COLUMNS && shape->v_dim < LEAST_COLUMNS)
-        return "heads of 96 columns and fewer";
+    if (shape->k_dim < LEAST_COLUMNS && shape->v_dim < LEAST_COLUMNS) return "heads of 96 columns and fewer";
     return hopper_refuses(spec);
 }
 
@@ -152,9 +151,6 @@ static cpa_status launch_hopper(const cpa_cuda_attend_launch *launch, cpa_stream
     return cpa_cuda_attend_hopper(a, &maps, launch->count, stream);
 }
 
-/* The queries as a tensor, for boxes of a warpgroup's rows, those of so many heads of a token being neighbours. */
-static cpa_status encode_queries(const cpa_cuda_attend_launch *launch, int32_t heads, int32_t tail,
-                                 cpa_cuda_persistent_maps *maps, cpa_stream *stream) {
 static cpa_status launch_hopper_skip(const cpa_cuda_attend_launch *launch, cpa_stream *stream) {
     const cpa_cuda_attend_args *a = launch->args;
     const int32_t box = cpa_cuda_hopper_box(a->k_dim, a->v_dim, launch->kv->block_size, 0);
@@ -163,8 +159,9 @@ static cpa_status launch_hopper_skip(const cpa_cuda_attend_launch *launch, cpa_s
     return cpa_cuda_attend_hopper_skip(a, &maps, launch->skip, launch->count, stream);
 }
 
-/* The whole plan, by query heads. */
-static cpa_status launch_blocks(const cpa_cuda_attend_launch *launch, cpa_stream *stream) {
+/* The queries as a tensor, for boxes of a warpgroup's rows, those of so many heads of a token being neighbours. */
+static cpa_status encode_queries(const cpa_cuda_attend_launch *launch, int32_t heads, int32_t tail,
+                                 cpa_cuda_persistent_maps *maps, cpa_stream *stream) {
     const cpa_cuda_attend_args *a = launch->args;
     const cuuint64_t row_bytes = (cuuint64_t)(a->q_row_stride * cpa_dtype_bytes(a->q_dtype)),
                      head_bytes = (cuuint64_t)(a->q_head_stride * cpa_dtype_bytes(a->q_dtype));

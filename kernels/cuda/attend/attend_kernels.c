@@ -101,6 +101,8 @@ static const char *decode_blocks_refuses(const cpa_cuda_attend_spec *spec) {
 static const char *decode_skip_refuses(const cpa_cuda_attend_spec *spec) {
     if (spec->width < CPA_CUDA_128) return "heads of 64 columns and fewer";
     return spec->row_tiles > 1 ? "more than 16 rows of a KV head" : NULL;
+}
+
 static const char *decode_packed_refuses(const cpa_cuda_attend_spec *spec) {
     if (spec->shape->k_dim != 128 || spec->shape->v_dim != 128) return "heads of other than 128 columns";
     if (spec->block_size < CPA_CUDA_DECODE_RUN) return "blocks of fewer than 16 tokens";

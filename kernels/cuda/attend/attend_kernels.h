@@ -59,8 +59,8 @@ typedef enum cpa_cuda_oddities {
     CPA_CUDA_GAP = 256,          /* a window and sinks, between which rows see no keys */
     CPA_CUDA_FULL = 512,         /* rows see keys behind them */
     CPA_CUDA_ROW_SCALES = 1024,  /* rows of the cache have scales of their own, behind those of a block */
-    CPA_CUDA_TILES_SKIP = 2048   /* tiles of keys may be left out (skip_tiles of cpa_attend_args) */
-    CPA_CUDA_ODD_ROWS = 2048     /* rows of a head, or scales, lie at distances off 16 bytes, or of 64 MiB and more */
+    CPA_CUDA_TILES_SKIP = 2048,  /* tiles of keys may be left out (skip_tiles of cpa_attend_args) */
+    CPA_CUDA_ODD_ROWS = 4096     /* rows of a head, or scales, lie at distances off 16 bytes, or of 64 MiB and more */
 } cpa_cuda_oddities;
 
 /* Widths of heads that kernels are compiled for, each wide enough for those before it. */
@@ -136,9 +136,9 @@ typedef struct cpa_cuda_attend_launch {
 } cpa_cuda_attend_launch;
 typedef cpa_status cpa_cuda_attend_launcher(const cpa_cuda_attend_launch *launch, cpa_stream *stream);
 cpa_cuda_attend_launcher cpa_cuda_attend_decode_blocks, cpa_cuda_attend_decode, cpa_cuda_attend_decode_ruled,
-    cpa_cuda_attend_decode_ruled_caches, cpa_cuda_attend_decode_skip, cpa_cuda_attend_decode_turboquant,
-    cpa_cuda_attend_decode_ruled_caches, cpa_cuda_attend_decode_packed, cpa_cuda_attend_decode_turboquant,
-    cpa_cuda_attend_portable, cpa_cuda_attend_portable_ruled_codes, cpa_cuda_attend_simple;
+    cpa_cuda_attend_decode_ruled_caches, cpa_cuda_attend_decode_skip, cpa_cuda_attend_decode_packed,
+    cpa_cuda_attend_decode_turboquant, cpa_cuda_attend_portable, cpa_cuda_attend_portable_ruled_codes,
+    cpa_cuda_attend_simple;
 
 /* How work is cut for a kernel: before the plan knows what calls ask for. */
 typedef struct cpa_cuda_attend_geometry {
