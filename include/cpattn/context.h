@@ -133,8 +133,8 @@ typedef struct cpa_context_options {
     /* Not 0: the caches of layers lie in memory of the host, page-locked where the device is to copy while it computes,
      * and each rank attends its shard through a ring of segments of so many bytes together (cpattn/offload.h), at least
      * cpa_kv_ring_least_bytes. The tokens before the chunks of a step are in the caches of all layers before the first
-     * one attends. What pass-KV sends is read from the host as it lies. Not with forms or an indexer, and no step can be
-     * reserved. */
+     * one attends. What pass-KV sends is read from the host as it lies. Not with forms, an indexer or has_unquantised, and
+     * no step can be reserved. */
     int64_t ring_bytes;
     int32_t ring_segments; /* segments of the ring; 0: as many as a ring has by default */
     /* 1: the cache of a layer may also be one of shape.dtype, beside quantised ones of others; which layers, is the same

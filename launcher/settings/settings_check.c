@@ -203,6 +203,9 @@ cpa_status cpa_settings_check(const cpa_settings *settings, cpa_error *err) {
         return cpa_fail(err, CPA_INVALID, "--device-ring: found without --host-cache, expected with it");
     if (settings->host_cache > 0 && settings->swap_space > 0)
         return cpa_fail(err, CPA_INVALID, "--swap-space: found with --host-cache, expected one of the two");
+    if (settings->host_cache > 0 && settings->skip_layers[0])
+        return cpa_fail(err, CPA_INVALID,
+                        "--kv-cache-dtype-skip-layers: found with --host-cache, expected one of the two");
     CPA_TRY(check_drafts(settings, err));
     CPA_TRY(check_outputs(settings, err));
     cpa_metrics_options ignored;

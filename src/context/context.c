@@ -105,6 +105,9 @@ static cpa_status check_options(const cpa_context_options *o, cpa_error *err) {
                         "context: %d forms and an indexer of %d heads over caches on the host, expected neither",
                         o->n_forms, o->index.heads);
     }
+    if (o->ring_bytes > 0 && o->has_unquantised)
+        return cpa_fail(err, CPA_UNSUPPORTED,
+                        "context: caches of several dtypes (has_unquantised) on the host, expected one for all layers");
     CPA_TRY(check_unquantised(o, err));
     CPA_TRY(cpa_check_skip_tiles("context", o->skip_tiles, err));
     if (o->max_rows < 1 || o->max_rows > INT32_MAX) {

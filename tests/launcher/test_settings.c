@@ -201,6 +201,8 @@ static void a_bad_command_line_is_refused_in_one_line(void) {
         {"--preemption-mode swap", "--preemption-mode: found swap without --swap-space"},
         {"--device-ring 1", "--device-ring: found without --host-cache, expected with it"},
         {"--host-cache 1 --swap-space 1", "--swap-space: found with --host-cache, expected one of the two"},
+        {"--host-cache 1 --kv-cache-dtype int8 --kv-cache-dtype-skip-layers 0",
+         "--kv-cache-dtype-skip-layers: found with --host-cache, expected one of the two"},
         {"--trace t --input-len 4", "--input-len: found with --trace"},
         {"--trace t --time-scale 1 --request-rate 3", "--request-rate: found with --time-scale"},
         {"--cp-kv-cache-interleave-size 24", "found 24, expected a divisor or a multiple of the block size 16"},
