@@ -27,13 +27,14 @@ struct row_states {
     }
     /* NaN if one is, and -inf if all are. */
     __device__ float joint_lse() const { return base + logf(weights); }
-    /* The weighted sum over the states `first`, first + step, ... of four columns. */
+    /* The weighted sum over the states `first`, first + step, ... of four columns, AT_ONCE loaded together. */
+    template <int AT_ONCE>
     __device__ void sum(float (&value)[4], int first, int step, int column, int lane) const {
         for (int begin = 0; begin < count; begin += WARP_LANES) {
             const int n = min(count - begin, WARP_LANES);
             const bool counts = lane < n && weights > 0;
             const float share = counts ? expf(lse[(int64_t)(begin + lane) * stride] - base) / weights : 0;
-#pragma unroll 16
+#pragma unroll AT_ONCE
             for (int s = first; s < n; s += step) {
                 const float weight = __shfl_sync(0xffffffff, share, s);
                 float part[4] = {0, 0, 0, 0};
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(WARPS *WARP_LANES, 4) attend_combine(const __g
         for (int begin = 0; begin < a.v_dim; begin += COLUMNS) {
             const int column = begin + lane * 4;
             float value[4] = {0, 0, 0, 0};
-            states.sum(value, part, parts, column, lane);
+            states.sum<16>(value, part, parts, column, lane);
             if (parts > 1) add_warps(value, sums, warp, lane);
             if (part == 0 && column < a.v_dim) sink.template store<Element>(column, value);
         }
@@ -83,34 +84,138 @@ __global__ void __launch_bounds__(WARPS *WARP_LANES, 4) attend_combine(const __g
     }
 }
 
-/* Of decode units, each of whose tiles is told of by its first piece, on the list of some CTA. Rows of latents are
- * wide, and have a state of nearly every multiprocessor where one sequence is long: the warps of a CTA share a row's
- * columns. */
-template <typename Element>
-__global__ void __launch_bounds__(WARPS *WARP_LANES, 4)
-    attend_combine_units(const __grid_constant__ cpa_cuda_attend_args a) {
-    const int kv_group = blockIdx.z, warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
-    dependent_allow();
-    dependent_wait();
-    for (int at = blockIdx.x, next; at >= 0; at = next) {
+/* ---- decode units ---- */
+
+constexpr int UNIT_WARPS = 8, UNIT_THREADS = UNIT_WARPS * WARP_LANES;
+
+/* How the warps of a CTA share the rows of a tile. Of few states, a warp has some columns of a row; of many, as where one
+ * sequence is long, all warps have the same columns of one row, each some of its states, and other CTAs the other
+ * columns: unless a row's state is resumed, whose LSE that is there all must have read before it is replaced. */
+struct unit_shares {
+    int columns; /* warps that have different columns of a row */
+    int parts;   /* warps that have different states */
+    int rows;    /* that the CTA has at once */
+    int spread;  /* CTAs that have different columns of them */
+
+    __device__ unit_shares(const cpa_cuda_attend_args &a, int states) {
+        const int all = (a.v_dim + COLUMNS - 1) / COLUMNS;
+        const bool many = states > MANY;
+        spread = many && !a.resume ? all : 1;
+        columns = all / spread;
+        parts = many ? UNIT_WARPS / columns : 1;
+        rows = UNIT_WARPS / (columns * parts);
+    }
+    /* How often so much is done for all of a tile. */
+    __device__ int turns(int tile_rows) const { return (tile_rows + rows - 1) / rows * spread; }
+};
+
+/* The first piece, from `at` on in a CTA's list, of those that a tile is split into; -1: there is none. */
+__device__ int first_of_tile(const cpa_cuda_attend_args &a, int at) {
+    for (; at >= 0; at = a.pieces[at].next) {
         const cpa_cuda_piece &piece = a.pieces[at];
-        const int rows = piece.row_end - piece.row_begin;
-        const int before = (piece.states - piece.pieces) * rows; /* states of shared keys come first */
-        next = piece.next;
-        if (piece.partial < 0 || piece.partial != piece.first_partial + before) continue;
-        for (int row = blockIdx.y; row < rows; row += gridDim.y) {
-            const int64_t first = kv_group * a.partial_rows + piece.first_partial + row;
-            const row_states states(a, piece.states, rows, first, lane);
-            const row_sink sink(a, piece.q_row, piece.state_shift, piece.row_begin + row, kv_group, states.joint_lse());
-            for (int column = warp * COLUMNS + lane * 4; column - lane * 4 < a.v_dim; column += WARPS * COLUMNS) {
-                float value[4] = {0, 0, 0, 0};
-                states.sum(value, 0, 1, column, lane);
-                if (column < a.v_dim) sink.template store<Element>(column, value);
-            }
-            __syncthreads(); /* all have read the LSE that is there */
-            if (threadIdx.x == 0) sink.store_lse();
+        const int before = (piece.states - piece.pieces) * (piece.row_end - piece.row_begin); /* shared keys' states */
+        if (piece.partial >= 0 && piece.partial == piece.first_partial + before) break;
+    }
+    return at;
+}
+
+/* Tiles that are told of by their first pieces, one by a thread at most, and how many turns they and those before them
+ * take. */
+struct split_tiles {
+    int pieces[UNIT_THREADS], turns[UNIT_THREADS], of_warps[UNIT_WARPS];
+
+    __device__ void list(const cpa_cuda_attend_args &a, int at) {
+        const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
+        int sum = 0;
+        if (at >= 0) {
+            const cpa_cuda_piece &piece = a.pieces[at];
+            sum = unit_shares(a, piece.states).turns(piece.row_end - piece.row_begin);
+        }
+        for (int step = 1; step < WARP_LANES; step *= 2) {
+            const int before = __shfl_up_sync(0xffffffff, sum, step);
+            if (lane >= step) sum += before;
+        }
+        if (lane == WARP_LANES - 1) of_warps[warp] = sum;
+        __syncthreads();
+        for (int other = 0; other < warp; other++) sum += of_warps[other];
+        pieces[threadIdx.x] = at;
+        turns[threadIdx.x] = sum;
+        __syncthreads();
+    }
+    __device__ int count() const { return turns[UNIT_THREADS - 1]; }
+    /* The tile of a turn. */
+    __device__ int find(int turn) const {
+        int low = 0, high = UNIT_THREADS - 1;
+        while (low < high) {
+            const int middle = (low + high) / 2;
+            if (turns[middle] > turn)
+                high = middle;
+            else
+                low = middle + 1;
+        }
+        return low;
+    }
+};
+
+/* Some rows of a tile: those of its turn `turn`. Called by all threads. */
+template <typename Element>
+__device__ void combine_turn(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int turn,
+                             float (&sums)[UNIT_WARPS][COLUMNS]) {
+    const unit_shares share(a, piece.states);
+    const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES, kv_group = blockIdx.y;
+    const int column = (turn % share.spread + warp % share.columns) * COLUMNS + lane * 4;
+    const int part = warp / share.columns % share.parts, row_of_turn = warp / (share.columns * share.parts);
+    const int row = turn / share.spread * share.rows + row_of_turn;
+    const int rows = piece.row_end - piece.row_begin;
+    const bool has_row = row_of_turn < share.rows && row < rows;
+    const int64_t first = kv_group * a.partial_rows + piece.first_partial + (has_row ? row : 0);
+    const row_states states(a, piece.states, rows, first, lane);
+    const row_sink sink(a, piece.q_row, piece.state_shift, piece.row_begin + (has_row ? row : 0), kv_group,
+                        states.joint_lse());
+    float value[4] = {0, 0, 0, 0};
+    states.sum<8>(value, part, share.parts, column, lane);
+    if (share.parts > 1) {
+        store_floats(&sums[warp][lane * 4], value);
+        __syncthreads();
+        for (int other = 1; other < share.parts && part == 0; other++) {
+            float more[4];
+            load_floats(&sums[warp + other * share.columns][lane * 4], more);
+            for (int e = 0; e < 4; e++) value[e] += more[e];
         }
     }
+    if (has_row && part == 0 && column < a.v_dim) sink.template store<Element>(column, value);
+    __syncthreads(); /* all have read the LSE that is there, and the sums */
+    if (has_row && part == 0 && column == 0) sink.store_lse();
+}
+
+struct combine_units_args {
+    cpa_cuda_attend_args a;
+    int32_t lists;
+};
+
+/* Each tile of decode units is told of by its first piece, on one of the lists, whose heads are the first pieces. */
+template <typename Element>
+__global__ void __launch_bounds__(UNIT_THREADS, 4)
+    attend_combine_units(const __grid_constant__ combine_units_args args) {
+    const cpa_cuda_attend_args &a = args.a;
+    const int lists = args.lists;
+    __shared__ __align__(16) float sums[UNIT_WARPS][COLUMNS];
+    __shared__ split_tiles tiles;
+    dependent_allow();
+    for (int begin = 0; begin < lists; begin += UNIT_THREADS) {
+        int at = begin + (int)threadIdx.x < lists ? begin + (int)threadIdx.x : -1;
+        while (__syncthreads_or((at = first_of_tile(a, at)) >= 0)) {
+            tiles.list(a, at);
+            dependent_wait();
+            for (int turn = blockIdx.x; turn < tiles.count(); turn += gridDim.x) {
+                const int tile = tiles.find(turn);
+                combine_turn<Element>(a, a.pieces[tiles.pieces[tile]], turn - (tile > 0 ? tiles.turns[tile - 1] : 0),
+                                      sums);
+            }
+            if (at >= 0) at = a.pieces[at].next;
+        }
+    }
+    dependent_wait(); /* what comes behind takes this kernel's end for that of the one before it */
 }
 
 } // namespace
@@ -125,12 +230,13 @@ extern "C" cpa_status cpa_cuda_attend_combine(const cpa_cuda_attend_args *args, 
         launch_dependent(kernel, grid, WARPS * WARP_LANES, *args, early, cpa_cuda_handle(stream)), "attend");
 }
 
-extern "C" cpa_status cpa_cuda_attend_combine_units(const cpa_cuda_attend_args *args, int32_t ctas,
+extern "C" cpa_status cpa_cuda_attend_combine_units(const cpa_cuda_attend_args *args, int32_t lists,
                                                     cpa_stream *stream) {
-    const int unit_parts = 32; /* CTAs that share a tile's rows */
-    const dim3 grid(ctas, unit_parts, args->kv_heads);
+    const int ctas = 4 * cpa_cuda_device_of(stream)->multiprocessors; /* at once */
+    const dim3 grid((ctas + args->kv_heads - 1) / args->kv_heads, args->kv_heads);
     const auto kernel = args->q_dtype == CPA_BF16 ? attend_combine_units<__nv_bfloat16> : attend_combine_units<__half>;
-    return cpa_cuda_check(
-        &stream->error,
-        launch_dependent(kernel, grid, WARPS * WARP_LANES, *args, args->early, cpa_cuda_handle(stream)), "attend");
+    return cpa_cuda_check(&stream->error,
+                          launch_dependent(kernel, grid, UNIT_THREADS, combine_units_args{*args, lists}, args->early,
+                                           cpa_cuda_handle(stream)),
+                          "attend");
 }
