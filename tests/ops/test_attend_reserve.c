@@ -130,7 +130,8 @@ static void latents(void) {
 }
 
 /* The latents of DeepSeek's models, whose values are narrower than their keys: groups that devices decode by a kernel for
- * few rows, and one of their others; as elements, by one scale, and by scales of tiles. */
+ * few rows, and one of their others; as elements, by one scale, and by scales of tiles. The host, whose code is the same
+ * for all of them, takes half. */
 static void latents_of_512_and_64(void) {
     static const struct {
         cpa_dtype kv_dtype;
@@ -140,6 +141,7 @@ static void latents_of_512_and_64(void) {
     for (size_t i = 0; i < sizeof caches / sizeof *caches; i++)
         for (size_t h = 0; h < sizeof heads / sizeof *heads; h++) {
             cpa_decode_case latent = SMALL;
+            if (cpa_test_promises_bits() && (i + h) % 2) continue;
             latent.q_heads = heads[h][0], latent.rows = heads[h][1], latent.kv_heads = 1;
             latent.dim = 576, latent.v_dim = 512, latent.v_in_k = 1;
             latent.kv_dtype = caches[i].kv_dtype, latent.k_scale = caches[i].k_scale;
