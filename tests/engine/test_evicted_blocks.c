@@ -99,14 +99,17 @@ static void run(job *j) {
     CU_ASSERT_EQUAL(j->stats.verify_violations, 0);
 }
 
-/* What an engine computes that forgets what it evicts. */
+/* What an engine computes that forgets what it evicts; of jobs of one interleave and mask it is the same. */
 static uint64_t plain_digest(const job *like) {
+    static uint64_t known[64];
     job plain = *like;
     plain.options.keep_evicted = 0;
     plain.options.swap_folder = NULL;
+    if (!like->options.model.layer_masks && known[like->options.interleave]) return known[like->options.interleave];
     run(&plain);
     CPA_ASSERT_ORDER(plain.stats.prefix_hits, <=, PROMPTS);
     CPA_ASSERT_ORDER(plain.stats.evictions, >, 0);
+    if (!like->options.model.layer_masks) known[like->options.interleave] = plain.stats.output_digest;
     return plain.stats.output_digest;
 }
 
@@ -132,10 +135,10 @@ static void remove_folder(const cpa_test_folder *folder) {
     if (cpa_test_rank() == 0) cpa_test_folder_remove(folder);
 }
 
-static const int32_t INTERLEAVES[] = {16, 4, 32};
+static const int32_t INTERLEAVES[] = {16, 4};
 
 static void what_was_evicted_comes_back_from_host_memory(void) {
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 2; i++) {
         job j = job_of(INTERLEAVES[i]);
         const uint64_t digest = plain_digest(&j);
         keep(&j, 40);
@@ -177,7 +180,7 @@ static void what_does_not_fit_is_computed(void) {
 
 /* The folder has more than host memory, which has what a prompt needs on the way. */
 static void the_next_engine_finds_what_is_in_the_folder(void) {
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 2; i++) {
         const cpa_test_folder folder = make_folder();
         job j = job_of(INTERLEAVES[i]);
         const uint64_t digest = plain_digest(&j);
@@ -228,27 +231,25 @@ static void damage_file(const cpa_test_folder *folder, int32_t rank, int64_t blo
 }
 
 static void what_is_damaged_is_computed_again(void) {
-    for (int32_t of = 0; of<ranks(); of += ranks()> 1 ? ranks() - 1 : 1) {
-        const cpa_test_folder folder = make_folder();
-        job j = job_of(16);
-        const uint64_t digest = plain_digest(&j);
-        keep(&j, 14);
-        use_folder(&j, &folder, 100);
-        run(&j);
-        if (cpa_test_rank() == 0) damage_file(&folder, of, cpa_engine_block_bytes(&j.options), 40);
-        MPI_Barrier(MPI_COMM_WORLD);
-        cpa_log_set(NULL, NULL, CPA_LOG_ERROR);
-        run(&j);
-        expect_digest(&j, digest);
-        CPA_ASSERT_ORDER(j.stats.damaged_blocks, >, 0);
-        CPA_ASSERT_ORDER(j.stats.prefix_hits, <, REQUESTS * blocks_of_a_prompt(&j));
-        /* It was written anew. */
-        run(&j);
-        expect_digest(&j, digest);
-        CU_ASSERT_EQUAL(j.stats.damaged_blocks, 0);
-        CU_ASSERT_EQUAL(j.stats.prefix_hits, REQUESTS * blocks_of_a_prompt(&j));
-        remove_folder(&folder);
-    }
+    const cpa_test_folder folder = make_folder();
+    job j = job_of(16);
+    const uint64_t digest = plain_digest(&j);
+    keep(&j, 14);
+    use_folder(&j, &folder, 100);
+    run(&j);
+    if (cpa_test_rank() == 0) damage_file(&folder, ranks() - 1, cpa_engine_block_bytes(&j.options), 40);
+    MPI_Barrier(MPI_COMM_WORLD);
+    cpa_log_set(NULL, NULL, CPA_LOG_ERROR);
+    run(&j);
+    expect_digest(&j, digest);
+    CPA_ASSERT_ORDER(j.stats.damaged_blocks, >, 0);
+    CPA_ASSERT_ORDER(j.stats.prefix_hits, <, REQUESTS * blocks_of_a_prompt(&j));
+    /* It was written anew. */
+    run(&j);
+    expect_digest(&j, digest);
+    CU_ASSERT_EQUAL(j.stats.damaged_blocks, 0);
+    CU_ASSERT_EQUAL(j.stats.prefix_hits, REQUESTS * blocks_of_a_prompt(&j));
+    remove_folder(&folder);
 }
 
 /* Every rank's files may have so many bytes. */
@@ -289,17 +290,8 @@ static void change_salt(cpa_engine_options *o) {
     o->swap_salt = "pepper";
 }
 
-static void change_model(cpa_engine_options *o) {
-    o->swap_model = "another";
-}
-
 static void change_layout(cpa_engine_options *o) {
     o->model.attention.layout = CPA_HEAD_MAJOR;
-}
-
-static void change_block_size(cpa_engine_options *o) {
-    o->block_size = 8;
-    o->num_blocks *= 2;
 }
 
 static void change_dtype(cpa_engine_options *o) {
@@ -309,9 +301,7 @@ static void change_dtype(cpa_engine_options *o) {
 static void a_folder_of_another_job_is_refused(void) {
     static const refusal refusals[] = {{"of seed 0; expected seed 1", change_seed},
                                        {"; expected salt ", change_salt},
-                                       {"of model without a name; expected model another", change_model},
                                        {"of layout 0; expected layout 1", change_layout},
-                                       {"of blocks of 16; expected blocks of 8", change_block_size},
                                        {"; expected dtype ", change_dtype}};
     const cpa_test_folder folder = make_folder();
     job j = job_of(16);
