@@ -4,16 +4,16 @@
     python3 -m venv VENV && VENV/bin/pip install torch safetensors
     VENV/bin/python tests/data/retrieval/train.py [--device cuda] [--seed N] [FOLDER]
 
-That takes 10 minutes of one core of a CPU, or 30 s on an H200, which has made the weights here (seed 0). At the end both
-sets of prompts are asked at 4,096 and 16,384 tokens; the exit code is 1 unless all answers are right. Of seeds 0 to 2,
-1 was wrong twice in 32.
+That takes 10 minutes of one core of a CPU, or 30 s on an H200, which has made the weights here (seed 0). At the end
+both sets of prompts are asked at 4,096 and 16,384 tokens; the exit code is 1 unless all answers are right. Of seeds 0
+to 2, 1 was wrong twice in 32.
 
-Two Llama layers of one head learn to answer questions (prompts.py) in sequences of 16 to 512 tokens that end with 32 of
-them, each of which is a target: what forms is an induction head (Elhage et al. 2021, Olsson et al. 2022). It comes sooner
-with a second loss, on what layer 0 knows of the token before (weight BEFORE), as the next layer needs that. Half of the
-sequences have positions far apart, pairs excepted, so that all distances up to 30,000 are seen (Ruoss et al. 2023); and as
-the scores of one key must stand out among more, the longer a context is, by the logarithm of its length, queries are
-made SHARPER times as long at the end (Nakanishi 2025).
+Two Llama layers of one head learn to answer questions (prompts.py) in sequences of 16 to 512 tokens that end with 32
+of them, each of which is a target: what forms is an induction head (Elhage et al. 2021, Olsson et al. 2022). It comes
+sooner with a second loss, on what layer 0 knows of the token before (weight BEFORE), as the next layer needs that.
+Half of the sequences have positions far apart, pairs excepted, so that all distances up to 30,000 are seen (Ruoss et
+al. 2023); and as the scores of one key must stand out among more, the longer a context is, by the logarithm of its
+length, queries are made SHARPER times as long at the end (Nakanishi 2025).
 
 The embeddings of tokens are drawn, and stay: what is like what is part of the language. Keys are families of 8 whose
 cosines are about 0.94, as of words that mean nearly the same; an opposite is its key, negated.
@@ -43,7 +43,7 @@ FAINT = 0.2  # length of the directions of filler
 
 STEPS, RATE, TOKENS = 2500, 1e-3, 4096
 LENGTHS = [16, 32, 64, 128, 256, 512]  # the longer ones come later, and the longest two alone in the last quarter
-ASKED, MOST_PAIRS = 32, 32
+N_ASKED, MOST_PAIRS = 32, 32
 BEFORE = 0.5
 FAR = 30000
 SHARPER = 3.0
@@ -123,7 +123,7 @@ def logits(w, x):
 
 
 def sequences(count, length, device):
-    """Tokens [count, length + ASKED], their positions, and the answers to the last ASKED of them."""
+    """Tokens [count, length + N_ASKED], their positions, and the answers to the last N_ASKED of them."""
     def choose(most, shape):
         return torch.randint(most, shape, device=device)
 
@@ -143,16 +143,16 @@ def sequences(count, length, device):
     at = torch.zeros_like(order).scatter(1, order, starts)
     opposites = keys.gather(1, choose(pairs, (count, others))) + p.OPPOSITES.start
     fillers = choose(p.N_FILLERS, (count, others)) + p.FILLERS.start
-    asked = choose(pairs, (count, ASKED))
-    asked[:, 1:] = torch.where(share(count, ASKED - 1) < 0.3, asked[:, :-1], asked[:, 1:])
-    ids = torch.full((count, length + ASKED), p.FIRST, device=device)
+    asked = choose(pairs, (count, N_ASKED))
+    asked[:, 1:] = torch.where(share(count, N_ASKED - 1) < 0.3, asked[:, :-1], asked[:, 1:])
+    ids = torch.full((count, length + N_ASKED), p.FIRST, device=device)
     ids.scatter_(1, at[:, pairs:], torch.where(share(count, others) < 0.7 * share(count, 1) ** 3, opposites, fillers))
     ids.scatter_(1, at[:, :pairs], keys + p.KEYS.start)
     ids.scatter_(1, at[:, :pairs] + 1, values + p.VALUES.start)
     ids[:, length:] = keys.gather(1, asked) + p.QUESTIONS.start
     # Gaps between units, of half of the sequences.
     far = (share(count, 1) < 0.5) * share(count, 1)
-    gaps = torch.ones((count, length + ASKED), device=device)
+    gaps = torch.ones((count, length + N_ASKED), device=device)
     gaps.scatter_(1, starts, 1 + (5 * FAR / length * far * share(count, pairs + others) ** 4).floor())
     gaps[:, length] += (1000 * far[:, 0]).floor()
     return ids, gaps.cumsum(1) - 1, values.gather(1, asked) + p.VALUES.start
@@ -170,13 +170,13 @@ def train(w, before, device):
     """Trains all but the embeddings."""
     trained = [weight.requires_grad_() for name, weight in w.items() if "embed" not in name] + [before]
     optimizer = torch.optim.AdamW(trained, betas=(0.9, 0.98), weight_decay=0)
-    start, right = time.time(), 0
+    start = time.time()
     for step in range(STEPS):
         rate = RATE * min(1, (step + 1) / 100, max(0.02, 4 * (1 - step / STEPS)))
         for group in optimizer.param_groups:
             group["lr"] = rate
         length = length_of(step)
-        ids, positions, answers = sequences(max(4, TOKENS // (length + ASKED)), length, device)
+        ids, positions, answers = sequences(max(4, TOKENS // (length + N_ASKED)), length, device)
         early, late = forward(w, ids, positions)
         told = logits(w, late[:, length:])
         known = norm(early[:, 1:], w["model.norm.weight"]) @ before.T
@@ -188,7 +188,7 @@ def train(w, before, device):
         optimizer.step()
         if step % 100 == 99:
             right = (told.argmax(-1) == answers).float().mean().item()
-            print(f"step {step + 1}: {time.time() - start:.0f} s, {length} tokens: {100 * right:.1f}% right", flush=True)
+            print(f"step {step + 1}: {time.time() - start:.0f} s, {length} tokens: {right:.1%} right", flush=True)
 
 
 def finish(w):
