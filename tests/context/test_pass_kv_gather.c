@@ -50,7 +50,7 @@ typedef struct step_facts {
 /* Nothing that was not packed, or did not come, may be read. */
 static void poison_staging(cpa_context *c) {
     const cpa_kv_transfers *t = &c->kv.transfers;
-    const int64_t bytes = t->memory ? t->staging.segments * t->staging.capacity * t->staging.layout.bytes : 0;
+    const int64_t bytes = t->memory ? t->staging.segments * t->staging.capacity * t->staging.block_bytes : 0;
     char *poison = cpa_test_poisoned(bytes, 1);
     CU_ASSERT_EQUAL(c->ops.device->table->copy(t->memory, poison, bytes, stream), CPA_OK);
     CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
