@@ -39,6 +39,8 @@ OPTIONS = {
     "tq_4bit": ["--kv-cache-dtype", "tq_4bit"],
     "tq_k3v4": ["--kv-cache-dtype", "tq_k3v4"],
     "tq_3bit": ["--kv-cache-dtype", "tq_3bit"],
+    "tq_3bit, not layer 0": ["--kv-cache-dtype", "tq_3bit", "--kv-cache-dtype-skip-layers", "0"],
+    "tq_3bit, not layer 1": ["--kv-cache-dtype", "tq_3bit", "--kv-cache-dtype-skip-layers", "1"],
     "xattn:0.9": ["--sparse", "xattn:0.9"],
     "xattn:0.9,16": ["--sparse", "xattn:0.9,16"],
     "xattn:0.99": ["--sparse", "xattn:0.99"],

@@ -7,10 +7,10 @@ FIRST = 0
 KEYS = range(1, 1 + FAMILIES * FAMILY)
 QUESTIONS = range(KEYS.stop, KEYS.stop + len(KEYS))  # the same keys, asked for
 VALUES = range(QUESTIONS.stop, QUESTIONS.stop + N_VALUES)
-OPPOSITES = range(VALUES.stop, VALUES.stop + FAMILIES)  # a token for each family: the opposite of its keys
+OPPOSITES = range(VALUES.stop, VALUES.stop + len(KEYS))  # a token for each key: its opposite
 FILLERS = range(OPPOSITES.stop, OPPOSITES.stop + N_FILLERS)
 VOCABULARY = FILLERS.stop
-ASKED = 64    # times that a question is repeated: as long as a few sentences
+ASKED = 96    # times that a question is repeated: as long as a few sentences
 BLOCK = 128   # keys of a block of XAttention
 STRIDE = 4    # the least distance of its antidiagonals
 
@@ -48,7 +48,7 @@ def prompt(seed, length, pairs=32, cancelled=False):
         at = place(rng, tokens, spots)
         tokens[at:at + 2] = KEYS[key], value
         if index == 0 and cancelled:
-            cancel(tokens, at, OPPOSITES[family])
+            cancel(tokens, at, OPPOSITES[asked])
             spots.update(range(at // BLOCK * BLOCK, at // BLOCK * BLOCK + BLOCK))
     tokens[-ASKED:] = [QUESTIONS[asked]] * ASKED
     return tokens, values[0]
