@@ -149,9 +149,42 @@ struct block_work {
         __syncwarp();
         return {};
     }
+    /* Results alone: a lane of a quad stores columns that lie together. */
+    static __device__ void store_out(const cpa_cuda_attend_args &a, const fetched_piece &fetched,
+                                     const typename C::walk &walk, const thread_state<C> &state, int row, int lane) {
+        using element = typename C::element;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int at = row + 8 * half;
+            const row_end end = walk.ends[at - fetched.piece.row_begin];
+            const row_place place(a, fetched.piece.q_row, at, fetched.head);
+            const merge_weights weights(end.lse);
+            const float sink = a.score.sink_logits ? sink_factor(a.score.sink_logits, place.head, weights.lse) : 1;
+            const float factor = weights.b != 0 ? weights.b * sink * end.inverse : 0;
+            char *out = a.out + (place.state_row * a.out_row_stride + place.head * a.out_head_stride) * 2;
+            const bool inside = at < fetched.piece.row_end;
+#pragma unroll
+            for (int column = 0; column < C::V_DIM; column += 32) {
+                uint32_t words[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const float *from = &state.o[column / C::PART][(column % C::PART + 8 * i) / 2 + 2 * half];
+                    words[i] = factor != 0 ? pack_pair<element>(from[0] * factor, from[1] * factor) : 0;
+                }
+                transpose_in_quad(words, lane);
+                if (inside)
+                    *(uint4 *)(out + (column + 8 * (lane % 4)) * 2) = make_uint4(words[0], words[1], words[2], words[3]);
+            }
+            if (inside && a.lse && lane % 4 == 0)
+                a.lse[place.state_row * a.lse_row_stride + place.head * a.lse_head_stride + fetched.piece.state_shift] =
+                    weights.lse;
+        }
+    }
     static __device__ void store(const blocks_args &args, const fetched_piece &fetched, const typename C::walk &walk,
                                  const thread_state<C> &state, const row_ends &, int row, int lane) {
         const cpa_cuda_attend_args &a = args.pools.a;
+        if (C::V_DIM == a.v_dim && a.out && !a.o && !a.resume && !a.out_scale)
+            return store_out(a, fetched, walk, state, row, lane);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             if (row + 8 * half >= fetched.piece.row_end) continue;

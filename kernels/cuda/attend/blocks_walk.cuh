@@ -95,12 +95,18 @@ struct blocks_walk : key_walk<TILE> {
     static __device__ int32_t in_sequence(int64_t tokens) { return (int32_t)min(tokens, ((int64_t)1 << 30) - 1); }
     __device__ void fill_bits(const cpa_cuda_piece &piece, const cpa_key_blocks &blocks, int32_t head, int32_t lane) {
         int32_t n = 0;
+        int64_t words[ROWS / 32]; /* whose loads are under way together */
+#pragma unroll
+        for (int32_t i = 0; i < ROWS / 32; i++) {
+            const int64_t row = piece.q_row + min(piece.row_begin + 32 * i + lane, piece.row_end - 1);
+            words[i] = blocks.row_word[blocks.row_map ? blocks.row_map[row] : row];
+        }
+#pragma unroll
+        for (int32_t i = 0; i < ROWS / 32; i++)
+            bits[32 * i + lane] = words[i] < 0 ? nullptr : blocks.bits + words[i] + head * blocks.head_stride;
+        __syncwarp();
 #pragma unroll 1
         for (int32_t i = lane; i < ROWS; i += 32) {
-            const int64_t row = piece.q_row + min(piece.row_begin + i, piece.row_end - 1);
-            const int64_t word = blocks.row_word[blocks.row_map ? blocks.row_map[row] : row];
-            bits[i] = word < 0 ? nullptr : blocks.bits + word + head * blocks.head_stride;
-            __syncwarp();
             const bool begins = i == 0 || bits[i] != bits[i - 1];
             const uint32_t with = __ballot_sync(0xffffffff, begins);
             if (begins) first[n + __popc(with & low_bits(lane))] = (uint8_t)i;

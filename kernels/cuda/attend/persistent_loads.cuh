@@ -82,11 +82,10 @@ struct persistent_shared {
     ring_barriers<C::KV_STAGES> k, v;
 };
 
-/* The rows of a piece that a consumer takes, counted by 64s; it may have no such rows. Those that take turns go
- * together. */
+/* The rows of a piece that a consumer takes, counted by 64s; it may have no such rows. Two go together. */
 template <typename C>
 __device__ int group_of(const fetched_piece &fetched, int consumer) {
-    return C::TURNS ? consumer : (consumer + C::CONSUMERS - fetched.first_consumer) % C::CONSUMERS;
+    return C::CONSUMERS == 2 ? consumer : (consumer + C::CONSUMERS - fetched.first_consumer) % C::CONSUMERS;
 }
 
 /* The keys of a packed row, of which one rank holds all. */
@@ -158,7 +157,7 @@ __device__ void copy_queries(const persistent_args &args, persistent_shared<C> &
 #pragma unroll
         for (int consumer = 0; consumer < C::CONSUMERS; consumer++) {
             const int row = fetched.piece.row_begin + group_of<C>(fetched, consumer) * GROUP_ROWS;
-            if (row >= fetched.piece.row_end && !C::TURNS) continue;
+            if (row >= fetched.piece.row_end && C::CONSUMERS != 2) continue;
             ring_barriers<C::Q_STAGES> &ring = shared.q[consumer];
             const uint32_t n = taken[consumer]++;
             ring.wait_empty(n);

@@ -16,7 +16,8 @@ typedef struct cpa_case_row {
      * i * k_stride, with its value at v. */
     const void *q, *k, *v;
     cpa_dtype q_dtype, kv_dtype;
-    int32_t rounds_rows; /* 1: devices round keys and values to the queries' dtype, as those of CPA_TQ_ */
+    /* 1: devices round keys and values to the queries' dtype, as those of CPA_TQ_, and of codes attended by blocks. */
+    int32_t rounds_rows;
     int64_t k_stride, v_stride, n_keys;
     const int64_t *key_indices; /* index of key i in its sequence; NULL: i */
     int64_t index;              /* index of the query in its sequence */
