@@ -280,9 +280,8 @@ static cpa_status end_row(check *c, const cpa_verify_group *g, int64_t i, cpa_re
     cpa_verify_wrong_row found = {.sample = g->first + i};
     double lse, *want = found.reference;
     cpa_reference_end(row, want, &lse, &found.tolerance);
-    const int rounds_rows = cpa_dtype_is_turboquant(cpa_verify_shape(c->verify, s).kv_dtype);
     const cpa_worker *worker = c->verify->worker;
-    const cpa_dtype cache = worker->options.model.attention.kv_dtype;
+    const cpa_dtype cache = cpa_verify_shape(c->verify, s).kv_dtype;
     const int by_blocks = worker->sparse && cpa_dtype_is_quantised(cache) && !worker->device->caps.bit_exact;
     const int rounds_rows = cpa_dtype_is_turboquant(cache) || by_blocks;
     if (form->is_expanded || rounds_rows) found.tolerance += cpa_reference_product_tolerance(row);
