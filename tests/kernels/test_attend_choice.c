@@ -514,6 +514,7 @@ static void take_away(cpa_cuda_attend_spec *spec, cpa_attention_shape *shape, co
     if (!strcmp(what, "256 columns")) spec->width = CPA_CUDA_576;
     if (!strcmp(what, "whole columns")) shape->k_dim = 120;
     if (!strcmp(what, "long blocks")) spec->block_size = 8, call->cache = CPA_CUDA_ELEMENTS_APART;
+    if (!strcmp(what, "16 tokens")) spec->block_size = 8;
     if (!strcmp(what, "room")) spec->prepared = 0;
     if (!strcmp(what, "codes for scales")) {
         shape->kv_dtype = call->kv_dtype = CPA_FP8_E4M3, shape->k_dim = 256;
@@ -561,7 +562,7 @@ static void a_kernel_says_what_it_misses(void) {
                  {&cpa_cuda_kernel_decode_packed, "9.0", "before 9.0"},
                  {&cpa_cuda_kernel_decode_packed, "no rules", "score rules"},
                  {&cpa_cuda_kernel_decode_packed, "whole columns", "other than 128 columns"},
-                 {&cpa_cuda_kernel_decode_packed, "long blocks", "fewer than 16 tokens"},
+                 {&cpa_cuda_kernel_decode_packed, "16 tokens", "fewer than 16 tokens"},
                  {&cpa_cuda_kernel_decode_packed, "even rows", "off 16 bytes"},
                  {&cpa_cuda_kernel_decode, "256 columns", "more than 256 columns"},
                  {&cpa_cuda_kernel_hopper, "256 columns", "more than 256 columns"},

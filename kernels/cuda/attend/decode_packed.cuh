@@ -1,5 +1,5 @@
-/* attend over few rows and many keys of a cache of TurboQuant (cpattn/shape.h), at the rate at which memory gives the
- * bytes of the codes. That leaves some 500 instructions of a scheduler for 16 keys and values of 128 columns, so that
+/* attend over few rows and many keys of a cache of codes (cpattn/shape.h), for the rate at which memory gives their
+ * bytes. That leaves some 500 instructions of a scheduler for 16 keys and values of 128 columns, so that
  *     keys are the rows of the products (packed_keys.cuh), and the query heads of a group their columns: half as many
  *       products as with rows of queries, and no column is empty from 8 heads on
  *     a byte of codes finds the two centroids that it stands for in a table, at once
@@ -7,7 +7,7 @@
  *     codes of values become fp16 by a mask (packed_values.cuh)
  * The scale of a value is part of its probability: with m the scale and b the least element of a value, P = 2^(score +
  * log2 m - reference), O = P codes + P b / m, and the sum of probabilities that of P / m. The reference is the largest
- * score + log2 m so far, less RAISED, since fp16 has few exponents.
+ * score + log2 m so far, less RAISED, since fp16 has few exponents, unless it is so large that this would be rounded.
  *
  * A warp takes two runs of 16 keys at a time, through stages of its own, without a barrier; plans, pieces, and what is
  * done at the end of one are those of decode_kernel.cuh. */
@@ -20,14 +20,20 @@
 #include "kernels/cuda/attend/attend.cuh"
 #include "kernels/cuda/attend/decode_warp.cuh"
 #include "kernels/cuda/attend/online_softmax.cuh"
+#include "kernels/cuda/attend/packed_feed.cuh"
 #include "kernels/cuda/attend/packed_keys.cuh"
 #include "kernels/cuda/attend/packed_values.cuh"
 
 namespace {
 
-constexpr int KEYS = 32, RUN = DECODE_RUN, RUNS = KEYS / RUN;
-constexpr float RAISED = 15;              /* log2 of the largest P */
-constexpr float LEAST_SCALE = 0x1p-80f;   /* that stands for 0, of values whose elements are all the same */
+constexpr float RAISED = 15;            /* log2 of the largest P */
+constexpr float MOST_RAISED = 0x1p23f;  /* scores from which on a difference of RAISED may be rounded to more */
+constexpr float LEAST_SCALE = 0x1p-80f; /* that stands for 0, of values whose elements are all the same */
+
+/* The reference of the probabilities of a column whose largest score + log2 m is `top`. */
+__device__ inline float reference_of(float top) {
+    return fabsf(top) < MOST_RAISED ? top - RAISED : top;
+}
 
 /* Ends: what is known of rows beside their codes. Ctas: of a multiprocessor, which 12 warps fill. */
 template <typename Element, typename Keys, typename Values, typename Ends, int Heads, int Ctas>
@@ -43,14 +49,17 @@ struct config {
     static constexpr int HEADS = Heads, TILES = 1, GANGS = WARPS / HEADS;
     static constexpr int K_BYTES = RUNS * k_rows::RUN_BYTES, WORDS_AT = K_BYTES + RUNS * v_rows::RUN_BYTES;
     static constexpr int STAGE_BYTES = WORDS_AT + (Ends::WORDS ? 2 * KEYS * 4 : 0);
-    static constexpr int WARP_BYTES = STAGES * STAGE_BYTES, PAIRS_AT = WARPS * WARP_BYTES;
-    static constexpr int SHARED_BYTES = PAIRS_AT + (keys::SQUARED ? CENTROID_PAIRS_BYTES : 0);
+    static constexpr int WARP_BYTES = STAGES * STAGE_BYTES, STAGES_AT = keys::SQUARED ? CENTROID_PAIRS_BYTES : 0;
+    static constexpr int SHARED_BYTES = STAGES_AT + WARPS * WARP_BYTES;
+    /* Whether registers are there for what is the same for all tiles of keys, beside so many tiles of queries. */
+    template <int Queries>
+    static constexpr bool HAS_ROOM = Queries == 1 && sums::TILES <= 8;
     static_assert(STAGE_BYTES % 128 == 0 || Ends::WORDS == false, "rows that change places begin with the banks");
 };
 
-/* The queries of a head of a piece as fp16, rotated as keys are, each over a power of two that leaves its largest element
- * between 1 and 2; what a row's products are to be multiplied by, for scores in powers of two; and the sums of rows, times
- * that. */
+/* The queries of a head of a piece as fp16, rotated as keys are, each over a power of two that leaves its largest
+ * element between 1 and 2; what a row's products are to be multiplied by, for scores in powers of two; and the sums of
+ * rows, times that. */
 struct packed_queries {
     __half row[CPA_CUDA_DECODE_ROWS][PACKED_DIM + 8];
     float scale[CPA_CUDA_DECODE_ROWS], sum[CPA_CUDA_DECODE_ROWS];
@@ -148,87 +157,6 @@ struct query_columns<C, 2> {
     }
 };
 
-/* How a warp brings tiles of keys of its head to its stages: every GANGS-th of the walk, each as runs of one block. */
-template <typename C>
-struct packed_feed {
-    const char *k, *v; /* first chunk of the head's row at token 0 of block 0 */
-    uint32_t k_phase, v_phase;
-    const typename C::k_rows k_rows;
-    const typename C::v_rows v_rows;
-    const int32_t *table;
-    int32_t blocks[RUNS];
-    int next, key, k_end, kv_head; /* tile that is filled next, its first key */
-
-    static __device__ uint32_t phase_of(const char *row) { return (uint32_t)(uintptr_t)row % CHUNK; }
-    static __device__ uint64_t product(int32_t n, int64_t bytes) { return (uint64_t)(uint32_t)n * (uint32_t)bytes; }
-
-    __device__ packed_feed(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const key_walk<KEYS> &walk,
-                           int head, int gang, int lane)
-        : k(a.k + head * a.k_head_stride), v(a.v + head * a.v_head_stride), k_phase(phase_of(k)),
-          v_phase(phase_of(v)), k_rows(a.k_token_stride, k_phase, lane), v_rows(a.v_token_stride, v_phase, lane),
-          table(a.tables + piece.table), next(gang), key(0), k_end(piece.k_end), kv_head(head) {
-        k -= k_phase;
-        v -= v_phase;
-        find(a, walk);
-    }
-    __device__ void find(const cpa_cuda_attend_args &a, const key_walk<KEYS> &walk) {
-        if (next >= walk.count) return;
-        key = walk.tile(next) * KEYS;
-#pragma unroll
-        for (int i = 0; i < RUNS; i++) blocks[i] = __ldg(table + (min(key + i * RUN, k_end - 1) >> a.block_shift));
-    }
-    __device__ uint64_t k_distance(const cpa_cuda_attend_args &a, int32_t block, int token) const {
-        return product(block, a.k_block_stride) + product(token, a.k_token_stride);
-    }
-    __device__ uint64_t v_distance(const cpa_cuda_attend_args &a, int32_t block, int token) const {
-        return product(block, a.v_block_stride) + product(token, a.v_token_stride);
-    }
-    /* Has the next tile copied to a stage, as a group of the lane's asynchronous copies. */
-    __device__ void fill(const cpa_cuda_attend_args &a, const key_walk<KEYS> &walk, uint32_t stage, int lane) {
-        if (next < walk.count) {
-#pragma unroll
-            for (int i = 0; i < RUNS; i++) {
-                const int token = (key + i * RUN) & ((1 << a.block_shift) - 1), keys = k_end - key - i * RUN;
-                k_rows.load(k + k_distance(a, blocks[i], token), (int32_t)a.k_token_stride, keys,
-                            stage + i * C::k_rows::RUN_BYTES);
-                v_rows.load(v + v_distance(a, blocks[i], token), (int32_t)a.v_token_stride, keys,
-                            stage + C::K_BYTES + i * C::v_rows::RUN_BYTES);
-            }
-            if (C::ends::WORDS && a.k_words_at) fill_words(a, stage, lane);
-            next += C::GANGS;
-            find(a, walk);
-        }
-        copy_async_commit();
-    }
-    /* The words of the rows: 16 bytes a lane of those of a run's keys, or of its values; zeros behind the last key. */
-    __device__ void fill_words(const cpa_cuda_attend_args &a, uint32_t stage, int lane) const {
-        const int of_run = lane / 4 % RUNS, first = (key + of_run * RUN) & ((1 << a.block_shift) - 1);
-        const bool of_keys = lane < 4 * RUNS;
-        const int64_t block = of_run == 0 ? blocks[0] : blocks[1];
-        const char *words = of_keys ? scale_word_at(a, a.k, a.k_block_stride, a.k_words_at, block, kv_head, first)
-                                    : scale_word_at(a, a.v, a.v_block_stride, a.v_words_at, block, kv_head, first);
-        const int left = k_end - key - of_run * RUN - lane % 4 * 4;
-        if (lane < 2 * 4 * RUNS)
-            asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
-                             stage + C::WORDS_AT + lane * CHUNK),
-                         "l"(words + lane % 4 * CHUNK), "r"(min(max(left, 0), 4) * 4));
-    }
-    /* Has the next tiles brought to the L2 cache, a row a lane. */
-    __device__ void prefetch(const cpa_cuda_attend_args &a, const key_walk<KEYS> &walk, int lane) const {
-        packed_feed early = *this;
-        for (int i = 0; i < C::STAGES && early.next < walk.count; i++) {
-            const int token = (early.key + lane) & ((1 << a.block_shift) - 1);
-            const int32_t block = lane < RUN ? early.blocks[0] : early.blocks[1];
-            if (early.key + lane < k_end) {
-                prefetch_l2(k + k_distance(a, block, token));
-                prefetch_l2(v + v_distance(a, block, token));
-            }
-            early.next += C::GANGS;
-            early.find(a, walk);
-        }
-    }
-};
-
 /* Where a warp finds a run's rows and their words. */
 struct run_places {
     uint32_t keys, values, k_words, v_words, k_phase, v_phase;
@@ -242,7 +170,7 @@ struct packed_ends {
     __device__ void take_value(int i, float m, float b) {
         const float divisor = fmaxf(m, LEAST_SCALE);
         log2_m[i] = log2_fast(divisor);
-        inverse_m[i] = __fdividef(1, divisor);
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse_m[i]) : "f"(divisor));
         least[i] = b * inverse_m[i];
     }
 };
@@ -267,7 +195,11 @@ struct turboquant_ends : packed_ends {
             if constexpr (Keys::SQUARED) {
                 const float square = row % 2 ? squares[i][2 * i + 1] : squares[i][2 * i];
                 const uint32_t length = at.keys + (row + 8 * i) * Keys::rows::PITCH + at.k_phase + Keys::CODE_BYTES;
-                factor[i] = half_at(length) * rsqrtf(__shfl_sync(0xffffffff, square, with_square));
+                float inverse;
+                asm("rsqrt.approx.ftz.f32 %0, %1;"
+                    : "=f"(inverse)
+                    : "f"(__shfl_sync(0xffffffff, square, with_square)));
+                factor[i] = half_at(length) * inverse;
             }
             const uint32_t behind = at.values + (row + 8 * i) * Values::rows::PITCH + at.v_phase + Values::CODE_BYTES;
             take_value(i, half_at(behind), half_at(behind + 2));
@@ -312,12 +244,15 @@ __device__ inline uint32_t transposed(uint32_t pairs) {
     return of_columns;
 }
 
+template <typename C, int TILES>
+using feed_of = packed_feed<C, C::template HAS_ROOM<TILES>>;
+
 /* N runs of a stage, from run `first` of it on. */
 template <typename C, int TILES, int N>
-__device__ void attend_packed(const cpa_cuda_attend_args &a, column_state<C, TILES> &state, const query_columns<C, TILES> &q,
-                              const packed_queries &queries, const typename C::keys &keys,
-                              const typename C::sums &sums, const packed_feed<C> &feed, uint32_t stage, int first,
-                              bool masked, int sinks, int key, int lane) {
+__device__ void attend_packed(const cpa_cuda_attend_args &a, column_state<C, TILES> &state,
+                              const query_columns<C, TILES> &q, const packed_queries &queries,
+                              const typename C::keys &keys, const typename C::sums &sums, const feed_of<C, TILES> &feed,
+                              uint32_t stage, int first, bool masked, int sinks, int key, int lane) {
     const uint32_t k_runs = stage + first * C::k_rows::RUN_BYTES,
                    v_runs = stage + C::K_BYTES + first * C::v_rows::RUN_BYTES;
     float s[N][TILES][4];
@@ -350,7 +285,8 @@ __device__ void attend_packed(const cpa_cuda_attend_args &a, column_state<C, TIL
             for (int t = 0; t < TILES; t++)
 #pragma unroll
                 for (int e = 0; e < 4; e++)
-                    if (!sees(queries.bounds[8 * t + 2 * (lane % 4) + e % 2], sinks, key + (first + run) * RUN + lane / 4 + e / 2 * 8))
+                    if (!sees(queries.bounds[8 * t + 2 * (lane % 4) + e % 2], sinks,
+                              key + (first + run) * RUN + lane / 4 + e / 2 * 8))
                         s[run][t][e] = -INFINITY;
     }
     uint32_t p[N][TILES][2];
@@ -363,9 +299,9 @@ __device__ void attend_packed(const cpa_cuda_attend_args &a, column_state<C, TIL
 #pragma unroll
             for (int run = 0; run < N; run++) top = fmaxf(top, fmaxf(s[run][t][e], s[run][t][2 + e]));
             for (int step = 4; step < WARP_LANES; step *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, step));
-            keep[e] = exp2_fast(state.top[t][e] - top);
+            base[e] = reference_of(top);
+            keep[e] = exp2_fast(reference_of(state.top[t][e]) - base[e]);
             state.top[t][e] = top;
-            base[e] = top - RAISED;
             float sum = 0, least_sum = 0;
 #pragma unroll
             for (int run = 0; run < N; run++) {
@@ -399,8 +335,9 @@ __device__ void attend_packed(const cpa_cuda_attend_args &a, column_state<C, TIL
 
 /* Leaves a warp's columns, `rows` of them, as rows where join_warps takes them from. */
 template <typename C, int TILES>
-__device__ void leave_columns(const column_state<C, TILES> &state, const typename C::sums &sums, const cpa_cuda_attend_args &a,
-                              int kv_head, int rows, warp_states<C> &states, float *o, int warp, int lane) {
+__device__ void leave_columns(const column_state<C, TILES> &state, const typename C::sums &sums,
+                              const cpa_cuda_attend_args &a, int kv_head, int rows, warp_states<C> &states, float *o,
+                              int warp, int lane) {
     const float worth = C::ends::values_scale(a, kv_head);
     o += states.rows_of(warp);
 #pragma unroll
@@ -414,7 +351,7 @@ __device__ void leave_columns(const column_state<C, TILES> &state, const typenam
                 least_sum += __shfl_xor_sync(0xffffffff, least_sum, step);
             }
             if (row < rows && lane / 4 == 0) {
-                states.max[warp][row] = fmaxf(__fdividef(state.top[t][e] - RAISED, a.scale_log2), -FLT_MAX);
+                states.max[warp][row] = fmaxf(__fdividef(reference_of(state.top[t][e]), a.scale_log2), -FLT_MAX);
                 states.sum[warp][row] = sum;
             }
             sums.store(o + row * states.PITCH, row < rows, state.o[t], e, worth, least_sum * worth, lane);
@@ -422,42 +359,54 @@ __device__ void leave_columns(const column_state<C, TILES> &state, const typenam
     }
 }
 
-/* The tiles of a piece that each warp takes. */
+/* A piece: the tiles that each warp takes of it. prefetches: while the kernel before this one ends. */
 template <typename C, int TILES>
 __device__ void attend_columns(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
-                               const key_walk<KEYS> &in_shared, packed_feed<C> &feed, const packed_queries &queries, warp_states<C> &states,
-                               char *shared, int warp, int lane) {
+                               const key_walk<KEYS> &in_shared, bool prefetches, packed_queries (&queries)[C::HEADS],
+                               warp_states<C> &states, char *shared, int kv_group, int warp, int lane) {
     /* In registers, if there are any. */
-    using own_walk = typename std::conditional<TILES == 1, const key_walk<KEYS>, const key_walk<KEYS> &>::type;
-    own_walk walk = in_shared;
-    column_state<C, TILES> state;
-    const query_columns<C, TILES> q(queries, feed.k_phase, lane);
-    const typename C::keys keys(shared_address(shared + C::PAIRS_AT), feed.k_phase, lane);
-    const typename C::sums sums(feed.v_phase, lane);
+    using walk_type = const key_walk<KEYS>;
+    typename std::conditional<C::template HAS_ROOM<TILES>, walk_type, walk_type &>::type walk = in_shared;
     const uint32_t stages = shared_address(shared) + warp * C::WARP_BYTES;
+    const packed_queries &own = queries[warp % C::HEADS];
+    const int gang = warp / C::HEADS;
+    feed_of<C, TILES> feed(a, piece, walk, kv_group + warp % C::HEADS, gang, lane);
+    if (prefetches) feed.prefetch(a, walk, gang, lane);
+    if (!piece.ready && !a.beside_shared) { /* only the plan, and what is ready, has been read so far */
+        dependent_wait();
+        dependent_allow();
+    }
+    for (int i = 0; i < C::STAGES; i++) feed.fill(a, walk, gang + i * C::GANGS, stages + i * C::STAGE_BYTES, lane);
+    take_packed_queries<C>(queries, a, piece, walk, kv_group, warp, lane);
+    column_state<C, TILES> state;
+    const query_columns<C, TILES> q(own, feed.k_phase, lane);
+    const typename C::keys keys(feed.k_phase, lane);
+    const typename C::sums sums(feed.v_phase, lane);
     uint32_t stage = stages;
-    for (int i = warp / C::HEADS; i < walk.count; i += C::GANGS) {
+    for (int i = gang; i < walk.count; i += C::GANGS) {
         const int tile = walk.tile(i);
         copy_async_wait<C::STAGES - 1>();
         __syncwarp();
         constexpr int AT_ONCE = TILES == 1 ? RUNS : 1; /* more would make registers spill */
 #pragma unroll 1
         for (int first = 0; first < RUNS; first += AT_ONCE)
-            attend_packed<C, TILES, AT_ONCE>(a, state, q, queries, keys, sums, feed, stage, first, walk.masked(tile),
+            attend_packed<C, TILES, AT_ONCE>(a, state, q, own, keys, sums, feed, stage, first, walk.masked(tile),
                                              walk.sinks, tile * KEYS, lane);
         __syncwarp();
-        feed.fill(a, walk, stage, lane);
+        feed.fill(a, walk, i + C::STAGES * C::GANGS, stage, lane);
         stage = stage + C::STAGE_BYTES == stages + C::WARP_BYTES ? stages : stage + C::STAGE_BYTES;
     }
     copy_async_wait<0>();
     __syncwarp();
-    leave_columns<C, TILES>(state, sums, a, feed.kv_head, piece.row_end - piece.row_begin, states, (float *)shared, warp,
-                            lane);
+    leave_columns<C, TILES>(state, sums, a, feed.kv_head, piece.row_end - piece.row_begin, states, (float *)shared,
+                            warp, lane);
 }
 
 template <typename C>
-__global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode_packed(const __grid_constant__ cpa_cuda_attend_args a) {
+__global__ void __launch_bounds__(C::THREADS, C::CTAS)
+    attend_decode_packed(const __grid_constant__ cpa_cuda_attend_args a) {
     extern __shared__ __align__(128) char shared[];
+    char *const stages = shared + C::STAGES_AT;
     __shared__ cpa_cuda_piece pieces[C::WARPS]; /* a copy for each warp, which waits for no other at the start */
     __shared__ key_walk<KEYS> walks[C::WARPS];
     __shared__ warp_states<C> states;
@@ -466,26 +415,18 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode_packed(cons
     const cpa_cuda_piece &piece = pieces[warp];
     key_walk<KEYS> &walk = walks[warp];
     bool waited = false;
-    if constexpr (C::keys::SQUARED) fill_centroid_pairs<C::keys::BITS>(shared + C::PAIRS_AT, threadIdx.x, C::THREADS);
+    if constexpr (C::keys::SQUARED) fill_centroid_pairs<C::keys::BITS>(shared, threadIdx.x, C::THREADS);
     for (int at = blockIdx.y; at >= 0; at = piece.next) {
         copy_piece(pieces[warp], a.pieces[at], lane);
         walk.start_warp(a, piece, lane);
-        packed_feed<C> feed(a, piece, walk, kv_group + warp % C::HEADS, warp / C::HEADS, lane);
-        if (a.early && !waited && !piece.ready && !a.beside_shared) feed.prefetch(a, walk, lane);
-        if (!piece.ready && !a.beside_shared) { /* only the plan, and what is ready, has been read so far */
-            dependent_wait();
-            dependent_allow();
-        }
+        const bool prefetches = a.early && !waited && !piece.ready && !a.beside_shared;
         waited |= !piece.ready;
-        for (int i = 0; i < C::STAGES; i++)
-            feed.fill(a, walk, shared_address(shared) + warp * C::WARP_BYTES + i * C::STAGE_BYTES, lane);
-        take_packed_queries<C>(queries, a, piece, walk, kv_group, warp, lane);
         if (piece.row_end - piece.row_begin <= 8) {
-            attend_columns<C, 1>(a, piece, walk, feed, queries[warp % C::HEADS], states, shared, warp, lane);
+            attend_columns<C, 1>(a, piece, walk, prefetches, queries, states, stages, kv_group, warp, lane);
         } else {
-            attend_columns<C, 2>(a, piece, walk, feed, queries[warp % C::HEADS], states, shared, warp, lane);
+            attend_columns<C, 2>(a, piece, walk, prefetches, queries, states, stages, kv_group, warp, lane);
         }
-        store_rows<C>(a, piece, kv_group, states, (const float *)shared, warp, lane);
+        store_rows<C>(a, piece, kv_group, states, (const float *)stages, warp, lane);
     }
     dependent_wait(); /* what comes behind takes this kernel's end for that of the one before it */
     dependent_allow();

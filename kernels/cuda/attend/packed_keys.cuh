@@ -1,94 +1,13 @@
-/* Rows of packed codes in shared memory, and keys of them as operands A of mma (mma.cuh), whose rows are then 16 keys
- * and whose columns of B are queries: a group of 8 query heads or fewer fills it.
+/* Keys of packed codes as operands A of mma (mma.cuh), whose rows are then 16 keys and whose columns of B are queries:
+ * a group of 8 query heads or fewer fills it.
  *
- * A row comes to shared memory as it lies, in whole chunks of 16 bytes, of which the first begins `phase` bytes before
- * the row: an even number, and the same for all rows of a head. ldmatrix gives lane c of a quad the c-th word of each
- * chunk. The inner product has no order, so that no code is moved: what lies in a word tells which dims of the queries
- * it meets, and the words before the row in the first chunk are taken from the one behind the last, as if the row were a
- * ring. */
+ * ldmatrix gives lane c of a quad the c-th word of each chunk of a row (packed_rows.cuh). The inner product has no
+ * order, so that no code is moved: what lies in a word tells which dims of the queries it meets. */
 #ifndef CPA_CUDA_PACKED_KEYS_CUH
 #define CPA_CUDA_PACKED_KEYS_CUH
 
-#include "kernels/cuda/attend/decode_loads.cuh"
-#include "kernels/cuda/attend/mma.cuh"
+#include "kernels/cuda/attend/packed_rows.cuh"
 #include "kernels/cuda/cache/turboquant.cuh"
-
-constexpr int PACKED_DIM = 128, CHUNK = 16; /* columns of a head; bytes */
-
-/* The chunks of a run of 16 rows as the lanes of a warp copy them, neighbouring ones at once. Bytes: of a row, with what
- * is behind its codes. Phased: rows begin anywhere; else with a chunk, of which there are 8, and these change places so
- * that the rows of a matrix lie in different banks. */
-template <int Bytes, bool Phased>
-struct packed_rows {
-    static_assert(Phased || Bytes == 8 * CHUNK, "what changes places fills a row");
-    static constexpr int CHUNKS = Phased ? (Bytes + 14 + CHUNK - 1) / CHUNK : Bytes / CHUNK;
-    static constexpr int PITCH = (Phased ? CHUNKS | 1 : CHUNKS) * CHUNK;
-    static constexpr int COPIES = (DECODE_RUN * CHUNKS + 31) / 32, RUN_BYTES = DECODE_RUN * PITCH;
-    /* Whether a lane's chunks lie the same distance apart in the stage. */
-    static constexpr bool EVEN = Phased && (PITCH == CHUNKS * CHUNK || 32 % CHUNKS == 0);
-    static constexpr int STEP = 32 * PITCH / CHUNKS;
-    static constexpr bool ALL_THERE = !Phased || Bytes > (CHUNKS - 1) * CHUNK; /* in any phase */
-    int32_t from[COPIES];          /* from the run's first chunk; below 0: this lane has none to copy */
-    uint32_t to[EVEN ? 1 : COPIES]; /* in the stage */
-
-    static __device__ int row_of(int i, int lane) { return (32 * i + lane) / CHUNKS; }
-    static __device__ int chunk_of(int i, int lane) { return (32 * i + lane) % CHUNKS; }
-
-    __device__ packed_rows(int64_t token_bytes, uint32_t phase, int lane) {
-#pragma unroll
-        for (int i = 0; i < COPIES; i++) {
-            const int row = row_of(i, lane), chunk = chunk_of(i, lane);
-            const bool there = row < DECODE_RUN && chunk * CHUNK < (int)phase + Bytes;
-            from[i] = there ? row * (int32_t)token_bytes + chunk * CHUNK : -1;
-            if (!EVEN || i == 0) to[EVEN ? 0 : i] = row * PITCH + (Phased ? chunk : chunk ^ row % 8) * CHUNK;
-        }
-    }
-    /* Of the rows from `keys` on zeros. What is read of them, where rows lie closer than their chunks, means nothing. */
-    __device__ void load(const char *run, int32_t token_bytes, int keys, uint32_t stage) const {
-        uint32_t end = keys >= DECODE_RUN ? INT32_MAX : keys <= 0 ? 0 : (keys - 1) * token_bytes + CHUNKS * CHUNK;
-        run = kept<true>(run);
-#pragma unroll
-        for (int i = 0; i < COPIES; i++) {
-            const uint32_t place = stage + (EVEN ? to[0] + i * STEP : to[EVEN ? 0 : i]);
-            const char *chunk = run + (uint32_t)from[i];
-            const int bytes = (uint32_t)from[i] < end ? CHUNK : 0;
-            if (32 * (i + 1) <= DECODE_RUN * CHUNKS && ALL_THERE) {
-                asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(place), "l"(chunk),
-                             "r"(bytes));
-            } else {
-                asm volatile("{ .reg .pred there; setp.ge.s32 there, %3, 0;"
-                             "@there cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2; }" ::"r"(place),
-                             "l"(chunk), "r"(bytes), "r"(from[i]));
-            }
-        }
-    }
-    /* Where a lane's row of ldmatrix lies: of the first and the second 8 keys, of a chunk and of the next. */
-    static __device__ uint32_t matrix_row(int lane) {
-        const int chunk = lane >> 4;
-        return (lane % 8 + (lane >> 3 & 1) * 8) * PITCH + (Phased ? chunk : chunk ^ lane % 8) * CHUNK;
-    }
-    /* The same of chunks from an even one on. */
-    static __device__ uint32_t matrix_at(uint32_t run, uint32_t row, int chunk) {
-        return Phased ? run + row + chunk * CHUNK : (run + row) ^ chunk * CHUNK;
-    }
-};
-
-__device__ inline void load_two_matrices(uint32_t (&m)[2], uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(m[0]), "=r"(m[1])
-                 : "r"(address)
-                 : "memory");
-}
-__device__ inline uint32_t load_shared_word(uint32_t address) {
-    uint32_t word;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
-    return word;
-}
-__device__ inline uint32_t load_shared_half(uint32_t address) {
-    uint16_t half;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(half) : "r"(address) : "memory");
-    return half;
-}
 
 /* Two centroids for each byte that two codes fill: entry i of lane l lies at 256 i + 4 l, where byte_perm of i and l
  * points, and no two lanes meet in a bank. Behind each entry's 32 words as many lie idle. */
@@ -103,18 +22,18 @@ __device__ void fill_centroid_pairs(char *pairs, int thread, int threads) {
         *(uint4 *)(pairs + i / 8 * 256 + i % 8 * 16) = make_uint4(pair, pair, pair, pair);
     }
 }
-__device__ inline uint32_t centroid_pair(uint32_t pairs, uint32_t offset) {
-    uint32_t pair;
-    asm("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(pairs + offset));
-    return pair;
+/* They begin the shared memory of the CTA, as whose own they are read: with that address in a uniform register. */
+__device__ inline uint32_t centroid_pair(uint32_t offset) {
+    extern __shared__ __align__(128) char shared[];
+    return *(const uint32_t *)(shared + offset);
 }
 
 /* What a lane knows of a head's keys. Each kind has
  *     rows       as they come to shared memory
  *     dim        the first of the two dims of its pair `pair` of a step of 16
- *     score      the products of 16 keys with the queries' columns: s [tiles of 8 queries][C of mma]; and the squares of
- *                the keys, as the diagonals of their products with the first and the second 8 of themselves, if they are
- *                SQUARED */
+ *     score      the products of 16 keys with the queries' columns: s [tiles of 8 queries][C of mma]; and the squares
+ *                of the keys, as the diagonals of their products with the first and the second 8 of themselves, if
+ *                they are SQUARED */
 template <int BITS>
 struct turboquant_keys;
 
@@ -148,9 +67,20 @@ __device__ void multiply_keys(float (&s)[TILES][4], const uint32_t (&keys)[4], c
 #pragma unroll
     for (int t = 0; t < TILES; t++) mma_from(step == 0, s[t], keys, q.pair_of(t, step, 0), q.pair_of(t, step, 1));
 }
+/* c += a b of 8 inner elements: a half of the keys is an operand B as it is. */
+__device__ inline void mma_half(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(b));
+}
 __device__ inline void square_keys(float (&squares)[2][4], const uint32_t (&keys)[4], int step) {
-    mma_from(step == 0, squares[0], keys, keys[0], keys[2]);
-    mma_from(step == 0, squares[1], keys, keys[1], keys[3]);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (step == 0)
+            for (int e = 0; e < 4; e++) squares[i][e] = 0;
+        mma_half(squares[i], keys[0], keys[1], keys[i]);
+        mma_half(squares[i], keys[2], keys[3], keys[2 + i]);
+    }
 }
 
 /* Codes of a byte as fp16, whose UNIT-fold they are: four neighbouring ones of a key, and two columns' of two values
@@ -188,7 +118,7 @@ struct byte_keys {
     using rows = packed_rows<PACKED_DIM, Phased>;
     uint32_t at, behind;
 
-    __device__ byte_keys(uint32_t, uint32_t phase, int lane)
+    __device__ byte_keys(uint32_t phase, int lane)
         : at(rows::matrix_row(lane)), behind(bits_before(phase, lane)) {}
     static __device__ int dim(int step, int pair, uint32_t phase, int lane) {
         return (16 * step + 4 * (lane % 4) + 2 * pair - (int)phase) & (PACKED_DIM - 1);
@@ -220,16 +150,16 @@ struct turboquant_keys<4> {
     static constexpr int BITS = 4, CODE_BYTES = PACKED_DIM / 2, BYTES = CODE_BYTES + 2;
     static constexpr bool SQUARED = true;
     using rows = packed_rows<BYTES, true>;
-    uint32_t at, behind, pairs, column;
+    uint32_t at, behind, column;
 
-    __device__ turboquant_keys(uint32_t centroid_pairs, uint32_t phase, int lane)
-        : at(rows::matrix_row(lane)), behind(bits_before(phase, lane)), pairs(centroid_pairs), column(lane * 4) {}
+    __device__ turboquant_keys(uint32_t phase, int lane)
+        : at(rows::matrix_row(lane)), behind(bits_before(phase, lane)), column(lane * 4) {}
     static __device__ int dim(int step, int pair, uint32_t phase, int lane) {
         return (32 * (step / 2) + 8 * (lane % 4) + 4 * (step % 2) + 2 * pair - 2 * (int)phase) & (PACKED_DIM - 1);
     }
     template <int BYTE>
     __device__ uint32_t pair_of(uint32_t word) const {
-        return centroid_pair(pairs, __byte_perm(word, column, 0x5504 | BYTE << 4));
+        return centroid_pair(__byte_perm(word, column, 0x5504 | BYTE << 4));
     }
     template <int TILES, typename Queries>
     __device__ void score(float (&s)[TILES][4], float (&squares)[2][4], const Queries &q, uint32_t keys) const {
@@ -258,11 +188,11 @@ struct turboquant_keys<3> {
     static constexpr int BITS = 3, CODE_BYTES = PACKED_DIM * 3 / 8, BYTES = CODE_BYTES + 2, WORDS = 3;
     static constexpr bool SQUARED = true;
     using rows = packed_rows<BYTES, true>;
-    uint32_t at, shift, pairs, column; /* shift: bits before the first code in its word */
+    uint32_t at, shift, column; /* shift: bits before the first code in its word */
 
-    __device__ turboquant_keys(uint32_t centroid_pairs, uint32_t phase, int lane)
+    __device__ turboquant_keys(uint32_t phase, int lane)
         : at(lane / 4 * rows::PITCH + (phase & ~3u) + lane % 4 * (WORDS * 4)), shift(8 * (phase & 2)),
-          pairs(centroid_pairs), column(lane * 4) {}
+          column(lane * 4) {}
     static __device__ int dim(int step, int pair, uint32_t, int lane) {
         return 32 * (lane % 4) + 4 * step + 2 * pair;
     }
@@ -279,7 +209,7 @@ struct turboquant_keys<3> {
         const uint32_t high = bit < 8    ? codes[word] << (8 - bit)
                               : bit < 27 ? codes[word] >> (bit - 8)
                                          : __funnelshift_r(codes[word], codes[(word + 1) % WORDS], bit - 8);
-        return centroid_pair(pairs, (high & 0x3f00) | column);
+        return centroid_pair((high & 0x3f00) | column);
     }
     template <int TILES, typename Queries>
     __device__ void score(float (&s)[TILES][4], float (&squares)[2][4], const Queries &q, uint32_t keys) const {

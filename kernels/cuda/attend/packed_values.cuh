@@ -3,7 +3,7 @@
  * code out of both: in the lowest bits of fp16, where it is the number code * 2^(its first bit - 24), exactly. What is
  * common to all codes of a row, its scale, is part of the probabilities, and the least value is summed apart.
  *
- * Half words before the row in its first chunk are taken from the chunk behind the last (packed_keys.cuh). */
+ * Half words before the row in its first chunk are taken from the chunk behind the last (packed_rows.cuh). */
 #ifndef CPA_CUDA_PACKED_VALUES_CUH
 #define CPA_CUDA_PACKED_VALUES_CUH
 
@@ -72,7 +72,9 @@ struct byte_values {
     __device__ byte_values(uint32_t, int) {}
     static __host__ __device__ constexpr float factor(int) { return Codes::UNIT; }
     static __device__ int column(int half_word, int i) { return 2 * half_word + i; }
-    __device__ void cut(uint32_t (&pieces)[PIECES], uint32_t word, int) const { Codes::cut(word, pieces[0], pieces[1]); }
+    __device__ void cut(uint32_t (&pieces)[PIECES], uint32_t word, int) const {
+        Codes::cut(word, pieces[0], pieces[1]);
+    }
 };
 
 /* O of a warp: tiles of 16 columns, of the pieces 2 i and 2 i + 1 of a chunk's half words. */
