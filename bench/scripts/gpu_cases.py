@@ -108,10 +108,10 @@ XATTN = {f"{size}x{size}x{stride}x90": size for size in XATTN_SIZES for stride i
 ATTEND_BLOCKS = [f"64Kx64Kx{kept}" for kept in (10, 25, 100)]
 # Caches on the host, through rings of an eighth of them: prompts beside the same in memory, and decode.
 OFFLOADED_PREFILL, OFFLOADED_DECODE = ("1x16Kx128K", "1x128Kx128K"), ("1x1x128K", "1x1x128K:block-size=16", "64x1x16K")
-# Tiles of keys left out, of prefill and of decode: least rate beside the same with all, where so many keys are light; and
-# where nothing can be left out, beside no such option.
-SKIP_TILES = ":skip-tiles=6"
-LIGHT = {":light-keys=0.5": 1.2, ":light-keys=0.7": 1.4}
+# Tiles of keys left out, of prefill and of decode: where so many keys are light, the distance that leaves out about as
+# many tiles of prefill, and the least rate beside the same with all; and where nothing can be left out, beside no such
+# option.
+LIGHT = {":light-keys=0.5": (":skip-tiles=8", 1.2), ":light-keys=0.7": (":skip-tiles=6", 1.4)}
 SKIPPING, SKIPPING_NONE = (*(prefill(size) for size in ("16K", "64K", "128K")), "64x1x16K", "1x1x128K"), 0.99
 # Products of experts, 8 of 256 for each of 4K tokens, beside a dense one of the same work.
 DENSE_PRODUCT, EXPERT_PRODUCTS = "32Kx4Kx7K", [f"4Kx4Kx7K:experts=256{codes}" for codes in ("", ":fp8-weights=true")]
@@ -146,7 +146,7 @@ LISTS = {
     "offload-memory": [*OFFLOADED_PREFILL],
     "offload": [*OFFLOADED_PREFILL, *OFFLOADED_DECODE],
     "skip-tiles": [f"{case}{light}{skip}" for case in SKIPPING for light, skip in
-                   [("", ""), ("", ":skip-tiles=1000"), *((light, skip) for light in LIGHT for skip in ("", SKIP_TILES))]],
+                   [("", ""), ("", ":skip-tiles=1000"), *((light, skip) for light, (distance, _) in LIGHT.items() for skip in ("", distance))]],
     "xattn-dense": [*XATTN_DENSE.values()],
     "index_logits": [*INDEX_FLOPS, *INDEX_READ, "1x1x128K"],
     "topk": [*TOPK, "1x128Kx2K"],

@@ -231,8 +231,8 @@ def skip_rows(runs, table):
     for case in cases.SKIPPING:
         table.compare(f"attend {case}, tiles left out if any were", ours(f"{case}:skip-tiles=1000"), ours(case), "without",
                       cases.SKIPPING_NONE, Calls)
-        for light, least in cases.LIGHT.items():
-            row = ours(case + light + cases.SKIP_TILES)
+        for light, (distance, least) in cases.LIGHT.items():
+            row = ours(case + light + distance)
             share = f", {row['tiles_left_out']:.2f} of its tiles left out" if row else ""
             table.compare(f"attend {case}{light}{share}", row, ours(case + light), "all tiles", least, Calls)
 
