@@ -10,6 +10,7 @@
 set -euo pipefail
 most_bytes=60000000
 
+[ $# -gt 0 ] || { echo "usage: make_wheel.sh FOLDER [OPTION OF pip wheel...]" >&2 && exit 2; }
 here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
 mkdir -p "$1"
 folder=$(realpath "$1")
