@@ -1,10 +1,10 @@
 /* attend over keys that blocks select (cpattn/selection.h), on compute capability 9.0, by the persistent kernel: each
  * query head has pieces of its own, of 128 neighbouring rows, which walk through the tiles alone of which one of these
- * attends a key. So what is multiplied is what the bits of a head say, whatever the other heads of its group attend; and
+ * attends a key. So what is multiplied is what the bits of a head say, whatever other heads of its group attend; and
  * where that is little, what a piece takes to begin and to end lies under the products of others.
  *
- * The pieces are made of the items of a plan: its own have the heads of a group in one tile. Those of a KV head come one
- * behind the other, as far as may be: their keys then lie in L2, of which single tiles of many heads leave little. */
+ * The pieces are made of the items of a plan: its own have the heads of a group in one tile. Those of a KV head come
+ * one behind the other, as far as may be: its keys then lie in L2, of which single tiles of many heads leave little. */
 #include "kernels/cuda/attend/blocks_walk.cuh"
 #include "kernels/cuda/attend/persistent_kernel.cuh"
 
@@ -122,8 +122,8 @@ struct block_work {
             if (none_left) return;
         }
     }
-    /* Which of 32 keys of the i-th tile a thread's two rows see. Looked up while the scores of the tile are no registers yet.
-     */
+    /* Which of 32 keys of the i-th tile a thread's two rows see. Looked up while the scores of the tile are no registers
+     * yet. */
     struct looked_up {
         uint32_t shown[2];
     };

@@ -188,7 +188,8 @@ static cpa_status launch_persistent(const cpa_cuda_attend_launch *launch, cpa_st
     return cpa_cuda_attend_persistent(a, &maps, launch->count, tickets_of(launch->plan), stream);
 }
 
-cpa_status cpa_cuda_launch_items(const cpa_cuda_attend_launch *launch, const cpa_cuda_pass *pass, cpa_stream *stream) {
+/* The items of a pass, or with NULL all, by query heads. */
+static cpa_status launch_items(const cpa_cuda_attend_launch *launch, const cpa_cuda_pass *pass, cpa_stream *stream) {
     const cpa_cuda_attend_args *a = launch->args;
     const cpa_cuda_plan *plan = launch->plan;
     const int32_t box = cpa_cuda_blocks_box(a->k_dim, a->v_dim, launch->kv->block_size);
@@ -209,10 +210,9 @@ static cpa_status launch_blocks(const cpa_cuda_attend_launch *launch, cpa_stream
     static const cpa_cuda_attend_kernel widened = {
         .name = "widen+blocks", .prepares = &cpa_cuda_widen_scaled, .over = &cpa_cuda_kernel_blocks};
     cpa_cuda_attend_launch own = *launch;
-    if (!cpa_cuda_has_codes(launch->spec) && !cpa_cuda_in_runs(launch->spec))
-        return cpa_cuda_launch_items(launch, NULL, stream);
+    if (!cpa_cuda_has_codes(launch->spec) && !cpa_cuda_in_runs(launch->spec)) return launch_items(launch, NULL, stream);
     own.kernel = &widened;
-    return cpa_cuda_launch_passes(&own, &launch->plan->memory->source->prefill, stream);
+    return cpa_cuda_launch_passes_by(&own, &launch->plan->memory->source->prefill, launch_items, stream);
 }
 
 /* Latents, or wide heads. The rows of a token may be those of a team of two CTAs. */

@@ -18,7 +18,8 @@ cpa_status cpa_cuda_launch_prefill(const cpa_cuda_attend_launch *launch, const c
 }
 
 /* What a pass has is prepared and attended, with the arguments of the launch but for the keys. */
-static cpa_status run_pass(const cpa_cuda_attend_launch *launch, const cpa_cuda_pass *pass, cpa_stream *stream) {
+static cpa_status run_pass(const cpa_cuda_attend_launch *launch, const cpa_cuda_pass *pass,
+                           cpa_cuda_pass_launcher *attend, cpa_stream *stream) {
     const cpa_cuda_plan *plan = launch->plan;
     const char *image = plan->memory->image;
     const int32_t *blocks = (const int32_t *)(image + plan->listed_blocks_at) + pass->first_place;
@@ -31,8 +32,7 @@ static cpa_status run_pass(const cpa_cuda_attend_launch *launch, const cpa_cuda_
     own.kernel = launch->kernel->over;
     own.args = &a;
     own.kv = &kv;
-    return own.kernel->whole ? cpa_cuda_launch_items(&own, pass, stream)
-                             : cpa_cuda_launch_prefill(&own, &pass->pieces, stream);
+    return attend(&own, pass, stream);
 }
 
 /* ---- rows whose keys are in several passes ---- */
@@ -98,7 +98,7 @@ static int sees(const cpa_cuda_attend_args *a, const cpa_cuda_pass *pass) {
 /* The same rows over all their keys, in n passes. What no row sees is not prepared. Each pass goes on from the states of
  * the one before; the last leaves results, unless the state has to be whole too, which a resumed one is not then. */
 static cpa_status run_rows(const cpa_cuda_attend_launch *launch, const cpa_cuda_pass *passes, int64_t n,
-                           cpa_stream *stream) {
+                           cpa_cuda_pass_launcher *attend, cpa_stream *stream) {
     const cpa_cuda_attend_args *given = launch->args;
     int64_t first = 0, last = n - 1;
     while (first < last && !sees(given, &passes[first])) first++;
@@ -112,22 +112,31 @@ static cpa_status run_rows(const cpa_cuda_attend_launch *launch, const cpa_cuda_
         if (first < last && !sees(given, &passes[i])) continue;
         a.resume = given->resume || i > first;
         a.out = i < last || keeps ? NULL : given->out;
-        CPA_TRY(run_pass(&own, &passes[i], stream));
+        CPA_TRY(run_pass(&own, &passes[i], attend, stream));
     }
     a.out = given->out;
     return keeps ? round_states(&a, &passes[first].item, stream) : CPA_OK;
 }
 
-cpa_status cpa_cuda_launch_passes(const cpa_cuda_attend_launch *launch, const cpa_cuda_passes *passes,
-                                  cpa_stream *stream) {
+cpa_status cpa_cuda_launch_passes_by(const cpa_cuda_attend_launch *launch, const cpa_cuda_passes *passes,
+                                     cpa_cuda_pass_launcher *attend, cpa_stream *stream) {
     for (int64_t i = 0, n = 1; i < passes->n; i += n, n = 1) {
         const cpa_cuda_pass *pass = &passes->list[i];
         if (pass->is_cut && launch->args->rows == NULL) {
             while (!pass[n - 1].ends) n++;
-            CPA_TRY(run_rows(launch, pass, n, stream));
+            CPA_TRY(run_rows(launch, pass, n, attend, stream));
         } else {
-            CPA_TRY(run_pass(launch, pass, stream));
+            CPA_TRY(run_pass(launch, pass, attend, stream));
         }
     }
     return CPA_OK;
+}
+
+static cpa_status launch_pieces(const cpa_cuda_attend_launch *launch, const cpa_cuda_pass *pass, cpa_stream *stream) {
+    return cpa_cuda_launch_prefill(launch, &pass->pieces, stream);
+}
+
+cpa_status cpa_cuda_launch_passes(const cpa_cuda_attend_launch *launch, const cpa_cuda_passes *passes,
+                                  cpa_stream *stream) {
+    return cpa_cuda_launch_passes_by(launch, passes, launch_pieces, stream);
 }

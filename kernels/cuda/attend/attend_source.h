@@ -84,12 +84,15 @@ uint64_t cpa_cuda_source_shape(const struct cpa_cuda_source *source);
 /* Launches a set of prefill pieces, and what joins the states of their splits. */
 cpa_status cpa_cuda_launch_prefill(const cpa_cuda_attend_launch *launch, const cpa_cuda_prefill *pieces,
                                    cpa_stream *stream);
-/* The same of what a kernel takes that is `whole`: the items of a pass, or with NULL all. (attend_boxes.c) */
-cpa_status cpa_cuda_launch_items(const cpa_cuda_attend_launch *launch, const cpa_cuda_pass *pass, cpa_stream *stream);
 /* For kernels that know no scales of keys: these are rounded as values are. (attend_widened.c) */
 extern const cpa_cuda_preparation cpa_cuda_widen_scaled;
 /* Prepares and attends one pass after the other: all prefill items of a plan, or all keys that decode items share. */
 cpa_status cpa_cuda_launch_passes(const cpa_cuda_attend_launch *launch, const cpa_cuda_passes *passes,
                                   cpa_stream *stream);
+/* The same by kernels that take items, which attend what is prepared of a pass. */
+typedef cpa_status cpa_cuda_pass_launcher(const cpa_cuda_attend_launch *launch, const cpa_cuda_pass *pass,
+                                          cpa_stream *stream);
+cpa_status cpa_cuda_launch_passes_by(const cpa_cuda_attend_launch *launch, const cpa_cuda_passes *passes,
+                                     cpa_cuda_pass_launcher *attend, cpa_stream *stream);
 
 #endif
