@@ -125,6 +125,7 @@ static void draw_service(combination *c, int ranks) {
     o->no_prefix_caching = draw(c, 0, 3) == 0;
     o->preemption = (cpa_preemption_mode)draw(c, CPA_PREEMPT_RECOMPUTE, CPA_PREEMPT_AUTO);
     o->swap_bytes = swap_bytes[draw(c, 0, 2)];
+    o->keep_evicted = !o->no_prefix_caching && o->swap_bytes == swap_bytes[2];
     o->policy = draw(c, 0, 1) ? CPA_POLICY_FCFS : CPA_POLICY_PRIORITY;
     o->ageing_s = draw(c, 0, 1) ? 0.001 : 0;
     o->long_prefill_token_threshold = draw(c, 0, 1) ? draw(c, 1, 50) : 0;
@@ -154,7 +155,7 @@ static cpa_engine_options plain(cpa_engine_options o) {
     o.tenant_block_quota = o.long_prefill_token_threshold = o.swap_bytes = 0;
     o.max_num_batched_tokens = 2048;
     o.max_num_seqs = MOST_REQUESTS;
-    o.adaptive_chunks = 0;
+    o.adaptive_chunks = o.keep_evicted = 0;
     o.algorithm = CPA_PASS_Q;
     o.no_prefix_caching = 1;
     o.model.attention.layout = CPA_TOKEN_MAJOR;
@@ -166,11 +167,13 @@ static void describe(const combination *c, uint64_t seed, int ranks) {
     const cpa_engine_options *o = &c->options;
     printf(
         "seed %llu on %d ranks: dtype %d in %d, scale %g, layout %d, blocks of %d, interleave %d, masks %d, algorithm "
-        "%d, %lld blocks, local context %lld, quota %lld, caching %d, preemption %d, %lld swap bytes\n",
+        "%d, %lld blocks, local context %lld, quota %lld, caching %d, preemption %d, %lld swap bytes, evicted "
+        "blocks kept %d\n",
         (unsigned long long)seed, ranks, (int)o->model.attention.dtype, (int)o->model.attention.kv_dtype,
         (double)o->model.attention.k_scale, (int)o->model.attention.layout, o->block_size, o->interleave,
         o->model.layer_masks != NULL, (int)o->algorithm, (long long)o->num_blocks, (long long)o->local_context,
-        (long long)o->tenant_block_quota, !o->no_prefix_caching, (int)o->preemption, (long long)o->swap_bytes);
+        (long long)o->tenant_block_quota, !o->no_prefix_caching, (int)o->preemption, (long long)o->swap_bytes,
+        o->keep_evicted);
 }
 
 /* Runs the requests of a combination with these options; whether all is well. */
@@ -186,6 +189,7 @@ static void add_seen(const cpa_engine_stats *stats) {
     seen.evictions += stats->evictions;
     seen.preemptions += stats->preemptions;
     seen.swapped_in += stats->swapped_in;
+    seen.fetched_blocks += stats->fetched_blocks;
     seen.cow_copies += stats->cow_copies;
     seen.verify_rows += stats->verify_rows;
 }
@@ -211,18 +215,19 @@ static void every_combination_gives_what_a_plain_run_gives(void) {
     }
 }
 
-static void the_combinations_shared_evicted_preempted_swapped_and_copied(void) {
+static void the_combinations_shared_evicted_fetched_preempted_swapped_and_copied(void) {
     CPA_ASSERT_ORDER(seen.prefix_hits, >, 0);
     CPA_ASSERT_ORDER(seen.evictions, >, 0);
     CPA_ASSERT_ORDER(seen.preemptions, >, 0);
     CPA_ASSERT_ORDER(seen.swapped_in, >, 0);
+    CPA_ASSERT_ORDER(seen.fetched_blocks, >, 0);
     CPA_ASSERT_ORDER(seen.cow_copies, >, 0);
     CPA_ASSERT_ORDER(seen.verify_rows, >, 1000);
 }
 
 static const cpa_test tests[] = {
     {"every combination gives what a plain run gives", every_combination_gives_what_a_plain_run_gives},
-    {"the combinations shared, evicted, preempted, swapped and copied",
-     the_combinations_shared_evicted_preempted_swapped_and_copied},
+    {"the combinations shared, evicted, fetched, preempted, swapped and copied",
+     the_combinations_shared_evicted_fetched_preempted_swapped_and_copied},
 };
 CPA_MPI_DEVICE_TEST_MAIN("combinations", tests)
