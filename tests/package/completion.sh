@@ -13,7 +13,7 @@ touch served.json
 
 # A command line up to its cursor, and the words that may stand there, sorted.
 cases='cp_attn se|serve
-cp_attn --kv|--kv-cache-dtype --kv-layout
+cp_attn --kv|--kv-cache-dtype --kv-cache-dtype-skip-layers --kv-layout
 cp_attn --kv-layout |head-major token-major vllm-x
 cp_attn --kv-layout=v|vllm-x
 cp_attn serve --por|--port
