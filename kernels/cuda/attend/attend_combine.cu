@@ -88,9 +88,9 @@ __global__ void __launch_bounds__(WARPS *WARP_LANES, 4) attend_combine(const __g
 
 constexpr int UNIT_WARPS = 8, UNIT_THREADS = UNIT_WARPS * WARP_LANES;
 
-/* How the warps of a CTA share the rows of a tile. Of few states, a warp has some columns of a row; of many, as where one
- * sequence is long, all warps have the same columns of one row, each some of its states, and other CTAs the other
- * columns: unless a row's state is resumed, whose LSE that is there all must have read before it is replaced. */
+/* How the warps of a CTA share the rows of a tile: the columns of a row, its states where they are many, and rows. Where
+ * they are more than a warp takes at once, as those of one long sequence, other CTAs have the other columns: unless a
+ * row's state is resumed, whose LSE that is there all must have read before it is replaced. */
 struct unit_shares {
     int columns; /* warps that have different columns of a row */
     int parts;   /* warps that have different states */
@@ -100,7 +100,7 @@ struct unit_shares {
     __device__ unit_shares(const cpa_cuda_attend_args &a, int states) {
         const int all = (a.v_dim + COLUMNS - 1) / COLUMNS;
         const bool many = states > MANY;
-        spread = many && !a.resume ? all : 1;
+        spread = states > WARP_LANES && !a.resume ? all : 1;
         columns = all / spread;
         parts = many ? UNIT_WARPS / columns : 1;
         rows = UNIT_WARPS / (columns * parts);
@@ -174,18 +174,19 @@ __device__ void combine_turn(const cpa_cuda_attend_args &a, const cpa_cuda_piece
                         states.joint_lse());
     float value[4] = {0, 0, 0, 0};
     states.sum<8>(value, part, share.parts, column, lane);
+    const bool is_first = has_row && part == 0;
     if (share.parts > 1) {
         store_floats(&sums[warp][lane * 4], value);
         __syncthreads();
-        for (int other = 1; other < share.parts && part == 0; other++) {
+        for (int other = 1; other < share.parts && is_first; other++) {
             float more[4];
             load_floats(&sums[warp + other * share.columns][lane * 4], more);
             for (int e = 0; e < 4; e++) value[e] += more[e];
         }
     }
-    if (has_row && part == 0 && column < a.v_dim) sink.template store<Element>(column, value);
+    if (is_first && column < a.v_dim) sink.template store<Element>(column, value);
     __syncthreads(); /* all have read the LSE that is there, and the sums */
-    if (has_row && part == 0 && column == 0) sink.store_lse();
+    if (is_first && column == 0) sink.store_lse();
 }
 
 struct combine_units_args {
