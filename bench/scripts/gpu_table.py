@@ -233,7 +233,8 @@ def skip_rows(runs, table):
                       cases.SKIPPING_NONE, Calls)
         for light, (distance, least) in cases.LIGHT.items():
             row = ours(case + light + distance)
-            share = f", {row['tiles_left_out']:.2f} of its tiles left out" if row else ""
+            left_out = row and row["tiles_left_out"]  # None where no kernel leaves any out
+            share = f", {left_out:.2f} of its tiles left out" if left_out is not None else ""
             table.compare(f"attend {case}{light}{share}", row, ours(case + light), "all tiles", least, Calls)
 
 

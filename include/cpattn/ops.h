@@ -304,18 +304,18 @@ enum { CPA_LOWEST_EXPONENT = -(1 << 24), CPA_HIGHEST_EXPONENT = 1 << 27 };
  * are left alone. A row that sees no key becomes (or stays) O = 0, LSE = -inf.
  *
  * Not finite: scores count as they are computed and rounded in fp32, and as the rules of cpattn/score.h leave them: a
- * softcap makes one of +inf finite. A row that sees a key whose score is NaN or +inf, be it by overflow, becomes NaN in
- * O and LSE, and stays NaN when it is resumed or merged. A score of -inf weighs nothing, as a key does that the row
- * does not see; and one far below CPA_LOWEST_EXPONENT (by 150 and more) weighs 0, so that a bias like -FLT_MAX may hide
- * keys whose values are finite. Tensor cores make NaN of a row with a score from CPA_HIGHEST_EXPONENT on, where
+ * softcap makes one of +inf finite. A row that sees a key whose score is NaN or +inf, be it by overflow, becomes NaN
+ * in O and LSE, and stays NaN when it is resumed or merged. A score of -inf weighs nothing, as a key does that the row
+ * does not see; and one far below CPA_LOWEST_EXPONENT (by 150 and more) weighs 0, so that a bias like -FLT_MAX may
+ * hide keys whose values are finite. Tensor cores make NaN of a row with a score from CPA_HIGHEST_EXPONENT on, where
  * exponents are off by several powers of two; over caches of 8 bits O may overflow from a quarter of that on. A value
  * of NaN or infinity makes the columns of O that it reaches what arithmetic makes of it; the LSE follows from the
- * scores alone. Keys and values that a row does not see weigh exactly nothing, whatever they hold, on the host and in
- * the plain kernels of a device. Tensor cores multiply values by weights of 0, and 0 * NaN is NaN: there all values of
- * an item's k_count keys have to be finite that lie within 256 keys of one that some row of the item, or of one that
- * begins with the same blocks, sees, or rows of that item may become NaN. Tokens past k_count, blocks that the item
- * does not name and the sequences of other items are exactly out. cpa_kv_write tells what is not finite as it is
- * written.
+ * scores alone (but on tensor cores over caches of codes, a value whose scale is not finite makes it NaN). Keys and
+ * values that a row does not see weigh exactly nothing, whatever they hold, on the host and in the plain kernels of a
+ * device. Tensor cores multiply values by weights of 0, and 0 * NaN is NaN: there all values of an item's k_count keys
+ * have to be finite that lie within 256 keys of one that some row of the item, or of one that begins with the same
+ * blocks, sees, or rows of that item may become NaN. Tokens past k_count, blocks that the item does not name and the
+ * sequences of other items are exactly out. cpa_kv_write tells what is not finite as it is written.
  *
  * With `out`, the result is also rounded to q_dtype and stored there; or with out_scale to fp8, code = e4m3(x * (1 /
  * *out_scale)), both in fp32, saturating, NaN as 0, as of a merge. `state.o` and `state.lse` may then be NULL if resume

@@ -1,5 +1,6 @@
 /* The kernels that copy boxes of keys and values by tensor maps, on compute capability 9.0, and the maps. */
 #include "base/check.h"
+#include "base/min_max.h"
 #include "kernels/cuda/attend/attend_blocks.h"
 #include "kernels/cuda/attend/attend_kernels.h"
 #include "kernels/cuda/attend/attend_skip.h"
@@ -159,6 +160,13 @@ static cpa_status launch_hopper_skip(const cpa_cuda_attend_launch *launch, cpa_s
     return cpa_cuda_attend_hopper_skip(a, &maps, launch->skip, launch->count, stream);
 }
 
+/* Rows that q holds: those that are ready are placed there too, and what a graph bakes in is for all that it may get. */
+static int64_t query_rows(const cpa_attend_plan *plan) {
+    const cpa_attend_fusion *fusion = &plan->fusion;
+    const int64_t ready_end = fusion->ready_rows > 0 ? fusion->ready_row + fusion->ready_rows : 0;
+    return cpa_max64(cpa_max64(plan->rows, fusion->padded_items), ready_end);
+}
+
 /* The queries as a tensor, for boxes of a warpgroup's rows, those of so many heads of a token being neighbours. */
 static cpa_status encode_queries(const cpa_cuda_attend_launch *launch, int32_t heads, int32_t tail,
                                  cpa_cuda_persistent_maps *maps, cpa_stream *stream) {
@@ -168,7 +176,7 @@ static cpa_status encode_queries(const cpa_cuda_attend_launch *launch, int32_t h
     const mapped_tensor q = {
         .memory = (void *)(uintptr_t)a->q,
         .dtype = a->q_dtype,
-        .dims = {(cuuint64_t)a->k_dim, (cuuint64_t)a->q_heads, (cuuint64_t)launch->plan->base.rows, 1},
+        .dims = {(cuuint64_t)a->k_dim, (cuuint64_t)a->q_heads, (cuuint64_t)query_rows(&launch->plan->base), 1},
         .strides = {head_bytes, row_bytes, row_bytes}};
     CPA_TRY(encode_map(&q, 64, heads, GROUP_ROWS / heads, &maps->q, stream));
     return tail ? encode_map(&q, tail, heads, GROUP_ROWS / heads, &maps->q_tail, stream) : CPA_OK;

@@ -1,6 +1,6 @@
 /* attend, last step: joins the partial states that pieces left in the work space, those of prefill tiles, and those of
- * decode units whose kernel does not join them itself. The order of the sums follows that of the keys, so the result
- * does not depend on when the states were written. */
+ * decode units whose kernel does not join them itself. The order of the sums is fixed by how many states there are, and
+ * by whether the row's state is resumed, so the result does not depend on when they were written. */
 #include "base/dependent.cuh"
 #include "kernels/cuda/attend/attend.cuh"
 #include "kernels/cuda/device/warp.cuh"

@@ -258,9 +258,9 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode_skip(const 
         leave_state<C>(state, piece.row_end - piece.row_begin, 1, states, (float *)shared, warp, lane);
         store_rows<C>(a, piece, kv_group, states, (const float *)shared, warp, lane);
     }
-    add_counts(tiles, looked, skipped, args.skip.counts, lane);
     dependent_wait(); /* what comes behind takes this kernel's end for that of the one before it */
     dependent_allow();
+    add_counts(tiles, looked, skipped, args.skip.counts, lane);
 }
 
 /* As launch_decode. */

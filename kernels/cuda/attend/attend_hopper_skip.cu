@@ -75,7 +75,7 @@ cpa_status launch(const skip_args &args, int32_t n_pieces, cpa_stream *stream) {
 extern "C" cpa_status cpa_cuda_attend_hopper_skip(const cpa_cuda_attend_args *a, const cpa_cuda_hopper_maps *maps,
                                                   cpa_cuda_tile_skip skip, int32_t n_pieces, cpa_stream *stream) {
     const int32_t box = cpa_cuda_hopper_box(a->k_dim, a->v_dim, 1 << a->block_shift, 0);
-    const skip_args args = {{*maps, *a, box, 0}, skip};
+    const skip_args args = {{*maps, *a, box, 1 << a->block_shift == CPA_TENSOR_BLOCK}, skip};
     return a->q_dtype == CPA_BF16 ? launch<skip_config<__nv_bfloat16>>(args, n_pieces, stream)
                                   : launch<skip_config<__half>>(args, n_pieces, stream);
 }

@@ -16,12 +16,12 @@ typedef struct cpa_cuda_pass {
     cpa_cuda_prefill pieces;
     /* Entries of the plan's list of blocks, which take the workspace from its beginning. */
     int64_t first_place, n_places;
-    int64_t first_item, n_items,
-        rows;             /* items of the plan from that of the first keys to that of the last; their rows */
-    int is_cut;           /* not 0: the pass has one item's rows over a part of its keys */
-    cpa_attend_item item; /* rows and keys of a cut pass */
-    int64_t state_shift;  /* of that item */
-    int ends;             /* not 0: a cut pass has the item's last keys */
+    int64_t first_item, n_items; /* items of the plan, from that of the first keys to that of the last */
+    int64_t rows;                /* theirs */
+    int is_cut;                  /* not 0: the pass has one item's rows over a part of its keys */
+    cpa_attend_item item;        /* rows and keys of a cut pass */
+    int64_t state_shift;         /* of that item */
+    int ends;                    /* not 0: a cut pass has the item's last keys */
 } cpa_cuda_pass;
 
 typedef struct cpa_cuda_passes {

@@ -1,6 +1,7 @@
 /* Blocks of a quantised cache in the dtype of the queries, for kernels that take no codes: a thread widens 8 codes at a
  * time, and a CTA TOKENS of a block, or as many blocks as hold them. Values are rounded; codes of keys are exact, and
- * their scales lie apart, if there is a place for them, else keys are as values. What lies past the last token of a block is widened too; nobody reads it into a result. */
+ * their scales lie apart, if there is a place for them, else keys are as values. What lies past the last token of a
+ * block is widened too; nobody reads it into a result. */
 #include "kernels/cuda/attend/widen.cuh"
 
 namespace {

@@ -27,7 +27,7 @@ struct thread_state {
     float tail[C::V_TAIL > 0 ? C::V_TAIL / 2 : 1]; /* the columns of O that are left over */
     float max[2], sum[2];                          /* max of raw scores; sum over this thread's columns */
     row_keys keys[2];
-    float top[2]; /* the largest raw score, where it is asked for (sparse_latent.cu) */
+    float top[2]; /* the largest raw score, where it is asked for (sparse_latent.cu, hopper_skip.cuh) */
     typename std::conditional<C::RULED, thread_rules, no_rules>::type rules;
 };
 

@@ -260,6 +260,7 @@ struct skip_flow {
             begin_due();
             end_due();
         }
+        retire(count); /* values that were asked for ahead may still be on their way: no CTA ends before */
     }
     /* To the caller's counts, by one thread of a warpgroup that has rows. */
     __device__ void count_tiles() const {
