@@ -181,7 +181,7 @@ void cpa_report_cache(const cpa_outcome *outcome, FILE *out) {
                         stats->imported_tokens, stats->exported_tokens, stats->import_failures);
     if (stats->kept_blocks > 0 || stats->restored_blocks > 0)
         cpa_report_line(out, "",
-                        "%" PRId64 " evicted blocks kept in host memory, %" PRId64 " of them found again; %" PRId64
+                        "%" PRId64 " evicted blocks kept in host memory, %" PRId64 " fetched from there; %" PRId64
                         " damaged or not there",
                         stats->kept_blocks, stats->fetched_blocks, stats->damaged_blocks);
     if (stats->stored_blocks > 0 || stats->restored_blocks > 0) report_folder(stats, out);

@@ -121,6 +121,8 @@ cpa_status cpa_settings_sparse(const cpa_settings *settings, cpa_sparse_prompts 
 /* What is evicted stays in host memory, and goes from there to a folder. */
 static cpa_status check_kept(const cpa_settings *settings, cpa_error *err) {
     const char *option = settings->swap_folder[0] ? "swap-folder" : "keep-evicted";
+    if (!settings->swap_folder[0] && cpa_settings_given(settings, "swap-folder-size"))
+        return cpa_fail(err, CPA_INVALID, "--swap-folder-size: found without --swap-folder, expected with it");
     if (!settings->keep_evicted && !settings->swap_folder[0]) return CPA_OK;
     if (settings->swap_space == 0)
         return cpa_fail(err, CPA_INVALID, "--%s: found without --swap-space, expected host memory for blocks", option);

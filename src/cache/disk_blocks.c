@@ -132,6 +132,7 @@ static int is_there(cpa_disk_blocks *disk, const cpa_disk_entry *where) {
     cpa_disk_entry *entry = entry_of(disk, where);
     if (entry->ranks == 0 || memcmp(entry->key, where->key, sizeof entry->key) != 0) return 0;
     entry->used = ++disk->used;
+    disk->changed = 1;
     return 1;
 }
 

@@ -227,6 +227,7 @@ static cpa_status agree_on_options(cpa_context *c) {
         {"n_forms", o->n_forms},
         {"state_dtype", o->state_dtype},
         {"ring_bytes", (double)o->ring_bytes},
+        {"ring_segments", o->ring_segments},
         {"has_unquantised", o->has_unquantised},
         {"skip_tiles", (double)o->skip_tiles},
     };

@@ -226,6 +226,7 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
         {"algorithm", o->algorithm},
         {"staging_bytes", (double)o->staging_bytes},
         {"ring_bytes", (double)o->ring_bytes},
+        {"ring_segments", o->ring_segments},
         {"state_dtype", o->state_dtype},
         {"short_prompts", o->short_prompts},
         {"verify", o->verify},

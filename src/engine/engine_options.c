@@ -1,7 +1,7 @@
 /* Defaults and bounds of the engine's options, and what they mean to the scheduler. */
-#include <stdio.h>
-
 #include <math.h>
+#include <stdio.h>
+#include <string.h>
 
 #include <cpattn/ngram.h>
 
@@ -308,10 +308,12 @@ static void describe_cache(const cpa_engine_options *o, uint64_t scales, char ou
     model.layers -= model.draft_layers;
     const cpa_attention_shape *shape = &m->attention;
     const uint64_t masks = hash_layers(m) ^ scales;
-    snprintf(out, CPA_IDENTITY_BYTES,
-             "%d layers, %d/%d heads of %d/%d, dtype %d in %d, scales %a %a, masks %llx, seed %llu", m->layers,
-             shape->q_heads, shape->kv_heads, shape->k_dim, shape->v_dim, (int)shape->dtype, (int)shape->kv_dtype,
-             (double)shape->k_scale, (double)shape->v_scale, (unsigned long long)masks, (unsigned long long)o->seed);
+    snprintf(
+        out, CPA_IDENTITY_BYTES,
+        "%d layers, %d/%d heads of %d/%d, dtype %d in %d, scales %a %a, masks %llx, sparse %d %a, skip %a, seed %llu",
+        m->layers, shape->q_heads, shape->kv_heads, shape->k_dim, shape->v_dim, (int)shape->dtype, (int)shape->kv_dtype,
+        (double)shape->k_scale, (double)shape->v_scale, (unsigned long long)masks, o->sparse_stride,
+        (double)o->sparse_tau, (double)o->skip_tiles, (unsigned long long)o->seed);
 }
 
 cpa_status cpa_engine_describe_folder(const cpa_engine_options *o, uint64_t scales, int32_t rank, int32_t cp_size,
@@ -322,13 +324,16 @@ cpa_status cpa_engine_describe_folder(const cpa_engine_options *o, uint64_t scal
     /* What tells salts apart, and no more of a secret. */
     if (!cpa_parcel_root("swap folder", NULL, o->swap_salt, 0, &salt))
         return cpa_fail(err, CPA_INTERNAL, "swap_folder: OpenSSL gives no SHA-256");
-    snprintf(out, CPA_FOLDER_IDENTITY_BYTES,
-             "model %s, %s, all layers %llx, layout %d, blocks of %d, interleave %d, back end %d, rank %d of %d, salt "
-             "%02x%02x%02x%02x",
-             o->swap_model && o->swap_model[0] ? o->swap_model : "without a name", cache,
-             (unsigned long long)hash_store_layers(&o->model), (int)o->model.attention.layout, o->block_size,
-             o->interleave, (int)o->device.backend, rank, cp_size, salt.bytes[0], salt.bytes[1], salt.bytes[2],
-             salt.bytes[3]);
+    const int n = snprintf(
+        out, CPA_FOLDER_IDENTITY_BYTES,
+        "model %s, %s, all layers %llx, layout %d, blocks of %d, interleave %d, back end %d, rank %d of %d, salt "
+        "%02x%02x%02x%02x",
+        o->swap_model && o->swap_model[0] ? o->swap_model : "without a name", cache,
+        (unsigned long long)hash_store_layers(&o->model), (int)o->model.attention.layout, o->block_size, o->interleave,
+        (int)o->device.backend, rank, cp_size, salt.bytes[0], salt.bytes[1], salt.bytes[2], salt.bytes[3]);
+    if (n >= CPA_FOLDER_IDENTITY_BYTES)
+        return cpa_fail(err, CPA_INVALID, "swap_model: found %zu characters, expected %d fewer at least",
+                        strlen(o->swap_model), n - CPA_FOLDER_IDENTITY_BYTES + 1);
     return CPA_OK;
 }
 

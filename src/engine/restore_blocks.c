@@ -69,12 +69,21 @@ static int by_unit(const void *a, const void *b) {
     return memcmp(x->entry.key, y->entry.key, sizeof x->entry.key);
 }
 
+/* The same; and of a rank's blocks of a unit the one that was used last comes last. */
+static int by_unit_and_use(const void *a, const void *b) {
+    const found_block *x = a, *y = b;
+    const int unit = by_unit(a, b);
+    if (unit != 0) return unit;
+    if (x->rank != y->rank) return x->rank < y->rank ? -1 : 1;
+    return x->entry.used < y->entry.used ? -1 : x->entry.used > y->entry.used;
+}
+
 static int by_use(const void *a, const void *b) {
     const cpa_restored_unit *x = a, *y = b;
     return x->used < y->used ? -1 : x->used > y->used;
 }
 
-/* The unit of blocks [first, end), where it is whole. */
+/* The unit of blocks [first, end), where it is whole. A block may be in a second slot, of a store that was dropped. */
 static void add_unit(gathered *all, int64_t first, int64_t end, int32_t ranks) {
     const cpa_disk_entry *entry = &all->blocks[first].entry;
     int32_t *slots = all->slots + all->n_units * ranks;
@@ -88,14 +97,14 @@ static void add_unit(gathered *all, int64_t first, int64_t end, int32_t ranks) {
     }
     int32_t there = 0;
     for (int32_t r = 0; r < ranks; r++) there += slots[r] >= 0;
-    if ((uint32_t)there == entry->ranks && there == end - first) all->units[all->n_units++] = unit;
+    if ((uint32_t)there == entry->ranks) all->units[all->n_units++] = unit;
 }
 
 static cpa_status join(gathered *all, int32_t ranks, cpa_error *err) {
     all->units = calloc((size_t)all->n + 1, sizeof *all->units);
     all->slots = calloc(((size_t)all->n + 1) * (size_t)ranks, sizeof *all->slots);
     if (!all->units || !all->slots) return cpa_fail(err, CPA_NO_MEMORY, "swap_folder: no memory for what is there");
-    if (all->n > 0) qsort(all->blocks, (size_t)all->n, sizeof *all->blocks, by_unit);
+    if (all->n > 0) qsort(all->blocks, (size_t)all->n, sizeof *all->blocks, by_unit_and_use);
     for (int64_t first = 0, end; first < all->n; first = end) {
         for (end = first + 1; end < all->n && by_unit(&all->blocks[first], &all->blocks[end]) == 0;) end++;
         add_unit(all, first, end, ranks);

@@ -374,7 +374,7 @@ static const cpa_tenant *let_arrive(cpa_scheduler *s, double now) {
 static double next_time(const cpa_scheduler *s, double now) {
     for (int32_t i = 0; s->plan->n_chunks == 0 && i < s->n_running; i++)
         if (s->running[i]->ready > s->step) return now;
-    if (s->plan->n_chunks == 0 && (s->awaits_confirmation || cpa_evicted_is_moving(s))) return now;
+    if (s->plan->n_chunks == 0 && (s->awaits_confirmation || cpa_evicted_is_moving(s) || s->n_holds > 0)) return now;
     return s->future.count > 0 ? cpa_sequence_queue_first(&s->future)->request.arrival : INFINITY;
 }
 

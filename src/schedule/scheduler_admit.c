@@ -270,6 +270,7 @@ static cpa_status try_fetch(cpa_scheduler *s, cpa_sequence *sequence, int64_t fo
     *out = look_for_room(s, sequence, found);
     if (*out == STOP) CPA_TRY(cpa_fair_make_room(s, sequence, s->lacks, &room, err));
     if (*out == FULL || !room) return CPA_OK;
+    found = cpa_found_units_again(s, sequence, sequence->placement); /* some may have been evicted since it looked */
     const int64_t units = cpa_fetch_units(s, sequence, found);
     *none = units <= found;
     if (*none) return CPA_OK;

@@ -71,6 +71,7 @@ static cpa_status start(cpa_scheduler *s, const cpa_sequence *sequence, const ne
  * are let go of last stay longest. */
 cpa_status cpa_fetch_plan(cpa_scheduler *s, cpa_sequence *sequence, int64_t units, int *coming, cpa_error *err) {
     const int32_t groups = s->options.groups.count;
+    const int64_t held = s->n_holds;
     needed n;
     int started;
     *coming = 0;
@@ -90,6 +91,11 @@ cpa_status cpa_fetch_plan(cpa_scheduler *s, cpa_sequence *sequence, int64_t unit
     if (!*coming && cpa_evicted_is_moving(s)) {
         sequence->fetched++;
         *coming = 1;
+    }
+    /* Where nothing comes, what would have waited for it is not kept. */
+    for (; !*coming && s->n_holds > held; s->n_holds--) {
+        const cpa_hold *last = &s->holds[s->n_holds - 1];
+        CPA_TRY(cpa_block_pool_release(s->pools[last->pool], last->block, err));
     }
     return CPA_OK;
 }

@@ -10,7 +10,9 @@ cpa_status cpa_worker_disk_open(cpa_worker *worker, cpa_error *err) {
     if (!o->disk_folder) return CPA_OK;
     const cpa_disk_blocks_options options = {
         .folder = o->disk_folder, .identity = o->disk_identity, .rank = worker->rank, .groups = &o->groups};
-    return cpa_disk_blocks_open(&options, &worker->disk, err);
+    const cpa_status status = cpa_disk_blocks_open(&options, &worker->disk, err);
+    worker->options.disk_folder = worker->options.disk_identity = NULL; /* the caller's */
+    return status;
 }
 
 void cpa_worker_disk_close(cpa_worker *worker) {

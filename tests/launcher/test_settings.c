@@ -199,6 +199,7 @@ static void a_bad_command_line_is_refused_in_one_line(void) {
         {"generate --model-dir m --prompt-ids 3 --given-ids 4 --speculative ngram:4",
          "--speculative: found with --given-ids"},
         {"--preemption-mode swap", "--preemption-mode: found swap without --swap-space"},
+        {"--swap-folder-size 2", "--swap-folder-size: found without --swap-folder, expected with it"},
         {"--device-ring 1", "--device-ring: found without --host-cache, expected with it"},
         {"--host-cache 1 --swap-space 1", "--swap-space: found with --host-cache, expected one of the two"},
         {"--host-cache 1 --kv-cache-dtype int8 --kv-cache-dtype-skip-layers 0",

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "src/schedule/evicted_units.h"
+#include "src/schedule/scheduler_tokens.h"
 #include "tests/fixtures/scheduler_fixture.h"
 
 /* One rank, blocks of 4 tokens, so many blocks on the device, in host memory and on disk. */
@@ -222,6 +223,45 @@ static void the_next_scheduler_finds_what_was_saved(void) {
     teardown(&f);
 }
 
+/* Blocks that were on the device when the request was queued, and moved out before there was room for it. */
+static void what_was_evicted_while_a_request_waited_is_fetched(void) {
+    fixture f;
+    setup(&f, 8, 12, 0);
+    run_alone(&f, 0, 16, 16);
+    add(&f, asked(2, 16, 16), 0); /* takes all blocks, of which those of 0 make room */
+    (void)step(&f, 0);
+    add(&f, asked(3, 30, 1), 12);
+    for (int i = 0; i < 40 && f.stats.finished < 2; i++) (void)step(&f, 0);
+    CU_ASSERT_EQUAL(f.stats.finished, 2);
+    for (int i = 0; i < 5 && (step(&f, 0) == 0 || f.plan.chunks[0].request != 3);) i++;
+    CU_ASSERT_EQUAL(f.plan.chunks[0].request, 3);
+    CU_ASSERT_EQUAL(f.plan.chunks[0].start, 12);
+    CU_ASSERT_EQUAL(f.stats.fetched_blocks, 3);
+    teardown(&f);
+}
+
+/* A request that fetches, and is ended: what was kept for it is there for the next one, and it is known when. */
+static void what_was_kept_for_who_ended_is_waited_for(void) {
+    fixture f;
+    int is_running;
+    setup(&f, 8, 12, 0);
+    run_alone(&f, 0, 16, 16);
+    run_alone(&f, 2, 24, 0);
+    add(&f, asked(3, 17, 1), 16);
+    add(&f, asked(4, 32, 1), 0);
+    (void)step(&f, 0);
+    (void)step(&f, 0);
+    CU_ASSERT_EQUAL(cpa_scheduler_end(f.scheduler, 3, &is_running, NULL), CPA_OK);
+    int chunks = 0;
+    for (int i = 0; i < 4 && chunks == 0; i++) {
+        chunks = step(&f, 0);
+        if (chunks == 0) CU_ASSERT_EQUAL(f.next, 0);
+    }
+    CU_ASSERT_EQUAL(chunks, 1);
+    CU_ASSERT_EQUAL(f.plan.chunks[0].request, 4);
+    teardown(&f);
+}
+
 static const cpa_test tests[] = {
     {"what makes room moves to host memory", what_makes_room_moves_to_host_memory},
     {"a request waits for what it needs of them", a_request_waits_for_what_it_needs_of_them},
@@ -232,6 +272,8 @@ static const cpa_test tests[] = {
     {"a full disk gets no more", a_full_disk_gets_no_more},
     {"host memory is first of all for requests that give way", host_memory_is_first_of_all_for_requests_that_give_way},
     {"the next scheduler finds what was saved", the_next_scheduler_finds_what_was_saved},
+    {"what was evicted while a request waited is fetched", what_was_evicted_while_a_request_waited_is_fetched},
+    {"what was kept for who ended is waited for", what_was_kept_for_who_ended_is_waited_for},
 };
 
 CPA_TEST_MAIN("evicted units", tests)
