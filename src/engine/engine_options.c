@@ -300,20 +300,22 @@ static uint64_t hash_store_layers(const cpa_model_shape *m) {
     return cpa_hash_bytes(hash_layers(m), counts, sizeof counts);
 }
 
-/* What keys and values depend on besides tokens. Where a sequence begins follows from it, and so the order of sums; layers
- * that draft are left out, as results are to have the bits that they have without. */
+/* What keys and values depend on besides tokens. Where a sequence begins follows from it, and so the order of sums: layers
+ * that draft are left out, as results are to have the bits that they have without, and so is what leaves keys out where
+ * nothing does. */
 static void describe_cache(const cpa_engine_options *o, uint64_t scales, char out[CPA_IDENTITY_BYTES]) {
     cpa_model_shape model = o->model;
     const cpa_model_shape *m = &model;
     model.layers -= model.draft_layers;
     const cpa_attention_shape *shape = &m->attention;
     const uint64_t masks = hash_layers(m) ^ scales;
-    snprintf(
-        out, CPA_IDENTITY_BYTES,
-        "%d layers, %d/%d heads of %d/%d, dtype %d in %d, scales %a %a, masks %llx, sparse %d %a, skip %a, seed %llu",
+    const int n = snprintf(
+        out, CPA_IDENTITY_BYTES, "%d layers, %d/%d heads of %d/%d, dtype %d in %d, scales %a %a, masks %llx, seed %llu",
         m->layers, shape->q_heads, shape->kv_heads, shape->k_dim, shape->v_dim, (int)shape->dtype, (int)shape->kv_dtype,
-        (double)shape->k_scale, (double)shape->v_scale, (unsigned long long)masks, o->sparse_stride,
-        (double)o->sparse_tau, (double)o->skip_tiles, (unsigned long long)o->seed);
+        (double)shape->k_scale, (double)shape->v_scale, (unsigned long long)masks, (unsigned long long)o->seed);
+    if (n < CPA_IDENTITY_BYTES && (o->sparse_stride > 0 || o->skip_tiles > 0))
+        snprintf(out + n, (size_t)(CPA_IDENTITY_BYTES - n), ", sparse %d %a, skip %a", o->sparse_stride,
+                 (double)o->sparse_tau, (double)o->skip_tiles);
 }
 
 cpa_status cpa_engine_describe_folder(const cpa_engine_options *o, uint64_t scales, int32_t rank, int32_t cp_size,
