@@ -12,8 +12,8 @@
 #include "src/engine/engine_options.h"
 #include "tests/fixtures/device_fixture.h"
 #include "tests/fixtures/engine_fixture.h"
-#include "tests/fixtures/folder_fixture.h"
 #include "tests/fixtures/mpi_unit.h"
+#include "tests/fixtures/shared_folder.h"
 
 enum { PROMPTS = 3, ROUNDS = 2, REQUESTS = PROMPTS * ROUNDS, PROMPT = 150, OUTPUTS = 4 };
 
@@ -123,18 +123,6 @@ static int64_t blocks_of_a_prompt(const job *j) {
     return PROMPT / unit * (unit / 16);
 }
 
-static cpa_test_folder make_folder(void) {
-    cpa_test_folder folder;
-    if (cpa_test_rank() == 0) folder = cpa_test_folder_make();
-    MPI_Bcast(&folder, sizeof folder, MPI_BYTE, 0, MPI_COMM_WORLD);
-    return folder;
-}
-
-static void remove_folder(const cpa_test_folder *folder) {
-    MPI_Barrier(MPI_COMM_WORLD);
-    if (cpa_test_rank() == 0) cpa_test_folder_remove(folder);
-}
-
 static const int32_t INTERLEAVES[] = {16, 4};
 
 static void what_was_evicted_comes_back_from_host_memory(void) {
@@ -181,7 +169,7 @@ static void what_does_not_fit_is_computed(void) {
 /* The folder has more than host memory, which has what a prompt needs on the way. */
 static void the_next_engine_finds_what_is_in_the_folder(void) {
     for (int i = 0; i < 2; i++) {
-        const cpa_test_folder folder = make_folder();
+        const cpa_test_folder folder = cpa_test_shared_folder_make();
         job j = job_of(INTERLEAVES[i]);
         const uint64_t digest = plain_digest(&j);
         const int64_t blocks = blocks_of_a_prompt(&j);
@@ -201,13 +189,13 @@ static void the_next_engine_finds_what_is_in_the_folder(void) {
         CPA_ASSERT_ORDER(j.stats.loaded_blocks, >=, PROMPTS * blocks);
         CU_ASSERT_EQUAL(j.stats.folder_bytes_read, j.stats.loaded_blocks * cpa_engine_block_bytes(&j.options));
         CPA_ASSERT_ORDER(j.stats.folder_blocks, >=, stored);
-        remove_folder(&folder);
+        cpa_test_shared_folder_remove(&folder);
     }
 }
 
 /* Nothing was evicted: what an engine can find when it has done its work is saved then. */
 static void an_engine_saves_what_it_has_when_it_ends(void) {
-    const cpa_test_folder folder = make_folder();
+    const cpa_test_folder folder = cpa_test_shared_folder_make();
     job j = job_of(16);
     keep(&j, 40);
     use_folder(&j, &folder, 100);
@@ -217,7 +205,7 @@ static void an_engine_saves_what_it_has_when_it_ends(void) {
     run_some(&j, 1);
     CU_ASSERT_EQUAL(j.stats.prefix_hits, blocks_of_a_prompt(&j));
     CU_ASSERT_EQUAL(j.stats.stored_blocks, 0);
-    remove_folder(&folder);
+    cpa_test_shared_folder_remove(&folder);
 }
 
 /* In the middle of every block of a rank's file. */
@@ -231,7 +219,7 @@ static void damage_file(const cpa_test_folder *folder, int32_t rank, int64_t blo
 }
 
 static void what_is_damaged_is_computed_again(void) {
-    const cpa_test_folder folder = make_folder();
+    const cpa_test_folder folder = cpa_test_shared_folder_make();
     job j = job_of(16);
     const uint64_t digest = plain_digest(&j);
     keep(&j, 14);
@@ -249,7 +237,7 @@ static void what_is_damaged_is_computed_again(void) {
     expect_digest(&j, digest);
     CU_ASSERT_EQUAL(j.stats.damaged_blocks, 0);
     CU_ASSERT_EQUAL(j.stats.prefix_hits, REQUESTS * blocks_of_a_prompt(&j));
-    remove_folder(&folder);
+    cpa_test_shared_folder_remove(&folder);
 }
 
 /* Every rank's files may have so many bytes. */
@@ -261,7 +249,7 @@ static void bound_files(rlim_t bytes) {
 }
 
 static void with_a_full_disk_the_engine_goes_on(void) {
-    const cpa_test_folder folder = make_folder();
+    const cpa_test_folder folder = cpa_test_shared_folder_make();
     job j = job_of(16);
     const uint64_t digest = plain_digest(&j);
     keep(&j, 40);
@@ -274,7 +262,7 @@ static void with_a_full_disk_the_engine_goes_on(void) {
     CU_ASSERT_EQUAL(j.stats.prefix_hits, PROMPTS * blocks_of_a_prompt(&j)); /* from host memory */
     run(&j);
     expect_digest(&j, digest);
-    remove_folder(&folder);
+    cpa_test_shared_folder_remove(&folder);
 }
 
 typedef struct refusal {
@@ -303,7 +291,7 @@ static void a_folder_of_another_job_is_refused(void) {
                                        {"; expected salt ", change_salt},
                                        {"of layout 0; expected layout 1", change_layout},
                                        {"; expected dtype ", change_dtype}};
-    const cpa_test_folder folder = make_folder();
+    const cpa_test_folder folder = cpa_test_shared_folder_make();
     job j = job_of(16);
     j.options.seed = 0;
     keep(&j, 14);
@@ -320,11 +308,11 @@ static void a_folder_of_another_job_is_refused(void) {
     }
     run(&j); /* it has taken no harm */
     CU_ASSERT_EQUAL(j.stats.prefix_hits, REQUESTS * blocks_of_a_prompt(&j));
-    remove_folder(&folder);
+    cpa_test_shared_folder_remove(&folder);
 }
 
 static void options_that_keep_nothing_are_refused(void) {
-    const cpa_test_folder folder = make_folder();
+    const cpa_test_folder folder = cpa_test_shared_folder_make();
     const struct {
         const char *message;
         int64_t host, disk;
@@ -349,7 +337,7 @@ static void options_that_keep_nothing_are_refused(void) {
     j.options.swap_folder_bytes = 100;
     run_some(&j, 0);
     CU_ASSERT_PTR_NOT_NULL(strstr(j.message, "swap_folder_bytes: 100 bytes hold no block of "));
-    remove_folder(&folder);
+    cpa_test_shared_folder_remove(&folder);
     run_some(&j, 0);
     CU_ASSERT_EQUAL(j.created, CPA_INVALID);
     j.options.swap_folder_bytes = 1 << 20;

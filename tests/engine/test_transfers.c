@@ -13,8 +13,8 @@
 #include "src/model/synthetic.h"
 #include "tests/fixtures/device_fixture.h"
 #include "tests/fixtures/engine_fixture.h"
-#include "tests/fixtures/folder_fixture.h"
 #include "tests/fixtures/mpi_unit.h"
+#include "tests/fixtures/shared_folder.h"
 
 enum { REQUESTS = 4, OUTPUTS = 5 };
 
@@ -143,18 +143,6 @@ static void run(job *j) {
     CU_ASSERT_EQUAL(j->stats.verify_violations, 0);
 }
 
-static cpa_test_folder make_folder(void) {
-    cpa_test_folder folder;
-    if (cpa_test_rank() == 0) folder = cpa_test_folder_make();
-    MPI_Bcast(&folder, sizeof folder, MPI_BYTE, 0, MPI_COMM_WORLD);
-    return folder;
-}
-
-static void remove_folder(const cpa_test_folder *folder) {
-    MPI_Barrier(MPI_COMM_WORLD);
-    if (cpa_test_rank() == 0) cpa_test_folder_remove(folder);
-}
-
 static int64_t sum_of_prompts(int64_t less) {
     int64_t sum = 0;
     for (int i = 0; i < REQUESTS; i++) sum += PROMPTS[i] - less;
@@ -200,7 +188,7 @@ static const cpa_attention_shape SHAPES[] = {
 /* What a job of `from` + 1 ranks has computed goes on in those of `first` + 1 to `last` + 1 ranks, which have the form
  * of another job. */
 static void go_on(const cpa_attention_shape *shape, int from, int first, int last) {
-    const cpa_test_folder folder = make_folder();
+    const cpa_test_folder folder = cpa_test_shared_folder_make();
     job exporting = job_with(job_of_form(from, shape), &folder, CPA_TRANSFER_EXPORT);
     for (int i = 0; i < REQUESTS; i++) exporting.requests[i].output_tokens = 1;
     run(&exporting);
@@ -212,7 +200,7 @@ static void go_on(const cpa_attention_shape *shape, int from, int first, int las
         job importing = job_with(alone, &folder, CPA_TRANSFER_IMPORT);
         expect_import(&importing, alone.stats.output_digest);
     }
-    remove_folder(&folder);
+    cpa_test_shared_folder_remove(&folder);
 }
 
 static void prompts_go_on_elsewhere(void) {
@@ -229,7 +217,7 @@ static void latents_go_on_elsewhere(void) {
     static const cpa_model_form form = {.layer_scales = scales};
     const cpa_attention_shape shape = {
         .q_heads = 4, .kv_heads = 1, .k_dim = 48, .v_dim = 32, .v_in_k = 1, .dtype = CPA_BF16, .kv_dtype = CPA_BF16};
-    const cpa_test_folder folder = make_folder();
+    const cpa_test_folder folder = cpa_test_shared_folder_make();
     job exporting = job_with(job_of_form(1, &shape), &folder, CPA_TRANSFER_EXPORT), alone = job_of_form(2, &shape);
     exporting.options.model.forms = alone.options.model.forms = &form;
     exporting.options.model.n_forms = alone.options.model.n_forms = 1;
@@ -237,13 +225,13 @@ static void latents_go_on_elsewhere(void) {
     run(&alone);
     job importing = job_with(alone, &folder, CPA_TRANSFER_IMPORT);
     expect_import(&importing, alone.stats.output_digest);
-    remove_folder(&folder);
+    cpa_test_shared_folder_remove(&folder);
 }
 
 /* Layers with a window have only what the next token sees. */
 static void windows_export_what_is_seen(void) {
     const cpa_mask masks[] = {{.causal = 1}, {.causal = 1, .window = 20, .sinks = 2}, {.causal = 1, .window = 40}};
-    const cpa_test_folder folder = make_folder();
+    const cpa_test_folder folder = cpa_test_shared_folder_make();
     job exporting = job_with(job_of(3), &folder, CPA_TRANSFER_EXPORT), alone = job_of(2);
     exporting.options.model.layer_masks = alone.options.model.layer_masks = masks;
     exporting.options.max_num_batched_tokens = 32;
@@ -253,12 +241,12 @@ static void windows_export_what_is_seen(void) {
     CU_ASSERT_EQUAL(exporting.stats.output_digest != 0, 1);
     job importing = job_with(alone, &folder, CPA_TRANSFER_IMPORT);
     expect_import(&importing, alone.stats.output_digest);
-    remove_folder(&folder);
+    cpa_test_shared_folder_remove(&folder);
 }
 
 /* Every layer has a window, so that nothing is kept of what lies before it. */
 static void a_window_of_all_layers_exports_what_is_seen(void) {
-    const cpa_test_folder folder = make_folder();
+    const cpa_test_folder folder = cpa_test_shared_folder_make();
     job exporting = job_with(job_of(2), &folder, CPA_TRANSFER_EXPORT), alone = job_of(3);
     exporting.options.model.mask.window = alone.options.model.mask.window = 24;
     exporting.options.max_num_batched_tokens = 16;
@@ -266,7 +254,7 @@ static void a_window_of_all_layers_exports_what_is_seen(void) {
     run(&alone);
     job importing = job_with(alone, &folder, CPA_TRANSFER_IMPORT);
     expect_import(&importing, alone.stats.output_digest);
-    remove_folder(&folder);
+    cpa_test_shared_folder_remove(&folder);
 }
 
 /* Rank 0 changes the files of a folder whose names begin with a digit below `end`: a byte of their rows, or their
@@ -295,7 +283,7 @@ static void what_is_damaged_or_missing_is_computed(void) {
     run(&alone);
     for (int way = 0; way < 3; way++) {
         const int all = way == 1;
-        const cpa_test_folder folder = make_folder();
+        const cpa_test_folder folder = cpa_test_shared_folder_make();
         job exporting = job_with(job_of(3), &folder, CPA_TRANSFER_EXPORT);
         run(&exporting);
         if (cpa_test_rank() == 0) damage(&folder, all ? 'g' : '8', way);
@@ -307,12 +295,12 @@ static void what_is_damaged_or_missing_is_computed(void) {
         CPA_ASSERT_ORDER(importing.stats.imported_tokens, <, sum_of_prompts(1));
         CU_ASSERT_EQUAL((importing.stats.imported_tokens == 0), all);
         if (cpa_test_promises_bits()) CU_ASSERT_EQUAL(importing.stats.output_digest, alone.stats.output_digest);
-        remove_folder(&folder);
+        cpa_test_shared_folder_remove(&folder);
     }
 }
 
 static void nothing_comes_from_another_salt_model_or_cache(void) {
-    const cpa_test_folder folder = make_folder();
+    const cpa_test_folder folder = cpa_test_shared_folder_make();
     job exporting = job_with(job_of(2), &folder, CPA_TRANSFER_EXPORT);
     exporting.model = "a";
     run(&exporting);
@@ -324,7 +312,7 @@ static void nothing_comes_from_another_salt_model_or_cache(void) {
         run(&importing);
         CU_ASSERT_EQUAL(importing.stats.imported_tokens, 0);
     }
-    remove_folder(&folder);
+    cpa_test_shared_folder_remove(&folder);
 }
 
 static uint32_t same_for_all(void *ctx, uint64_t request, int64_t position) {
@@ -335,7 +323,7 @@ static uint32_t same_for_all(void *ctx, uint64_t request, int64_t position) {
 /* The second request has computed 33 tokens that the first begins with, two full blocks, before that comes. */
 static void what_is_found_here_does_not_come(void) {
     const cpa_mask masks[] = {{.causal = 1}, {.causal = 1, .window = 20}, {.causal = 1, .window = 70, .sinks = 3}};
-    const cpa_test_folder folder = make_folder();
+    const cpa_test_folder folder = cpa_test_shared_folder_make();
     job exporting = job_with(job_of(3), &folder, CPA_TRANSFER_EXPORT), alone = job_of(2);
     exporting.options.token_at = alone.options.token_at = same_for_all;
     alone.options.block_size = alone.options.interleave = 16;
@@ -351,7 +339,7 @@ static void what_is_found_here_does_not_come(void) {
         CU_ASSERT_EQUAL(importing.stats.import_failures, 0);
         if (cpa_test_promises_bits()) CU_ASSERT_EQUAL(importing.stats.output_digest, alone.stats.output_digest);
     }
-    remove_folder(&folder);
+    cpa_test_shared_folder_remove(&folder);
 }
 
 /* Parts in the folder, as every rank sees them. */
@@ -369,7 +357,7 @@ static int count_parts(const cpa_test_folder *folder) {
 static void no_rank_exports_what_is_not_finite_on_another(void) {
     if (!cpa_test_promises_bits() || world_size() < 2) return;
     const cpa_mask masks[] = {{.causal = 1}, {.causal = 1, .window = 8}, {.causal = 1}};
-    const cpa_test_folder folder = make_folder();
+    const cpa_test_folder folder = cpa_test_shared_folder_make();
     job exporting = job_of(2);
     exporting.folder = folder.path;
     exporting.options.model.layer_masks = masks;
@@ -380,19 +368,19 @@ static void no_rank_exports_what_is_not_finite_on_another(void) {
     run(&exporting);
     CU_ASSERT_EQUAL(exporting.stats.exported_tokens, 17);
     CU_ASSERT_EQUAL(count_parts(&folder), 4); /* of each rank one a group of layers */
-    remove_folder(&folder);
-    const cpa_test_folder empty = make_folder();
+    cpa_test_shared_folder_remove(&folder);
+    const cpa_test_folder empty = cpa_test_shared_folder_make();
     exporting.folder = empty.path;
     use_poison(&exporting, 5);
     run_to_the_end(&exporting);
     CU_ASSERT_EQUAL(exporting.stats.requests_failed, 1);
     CU_ASSERT_EQUAL(exporting.stats.exported_tokens, 0);
     CU_ASSERT_EQUAL(count_parts(&empty), 0);
-    remove_folder(&empty);
+    cpa_test_shared_folder_remove(&empty);
 }
 
 static void what_a_store_does_not_take_is_not_counted(void) {
-    const cpa_test_folder folder = make_folder();
+    const cpa_test_folder folder = cpa_test_shared_folder_make();
     job exporting = job_with(job_of(1), &folder, CPA_TRANSFER_EXPORT);
     exporting.full_on = 0;
     run(&exporting);
@@ -403,12 +391,12 @@ static void what_a_store_does_not_take_is_not_counted(void) {
     run(&exporting);
     /* Sixteen tokens at most are on the first rank before the first of the other. */
     CPA_ASSERT_ORDER(exporting.stats.exported_tokens, <=, REQUESTS * 16);
-    remove_folder(&folder);
+    cpa_test_shared_folder_remove(&folder);
 }
 
 /* Prompts that come from elsewhere take blocks as others do: they wait for them, and give way. */
 static void imports_wait_for_blocks_and_give_way(void) {
-    const cpa_test_folder folder = make_folder();
+    const cpa_test_folder folder = cpa_test_shared_folder_make();
     job exporting = job_with(job_of(3), &folder, CPA_TRANSFER_EXPORT), alone = job_of(2);
     run(&exporting);
     for (int i = 0; i < REQUESTS; i++) alone.requests[i].output_tokens = 40 + 10 * i;
@@ -425,7 +413,7 @@ static void imports_wait_for_blocks_and_give_way(void) {
         CU_ASSERT_EQUAL(importing.stats.import_failures, 0);
         if (cpa_test_promises_bits()) CU_ASSERT_EQUAL(importing.stats.output_digest, alone.stats.output_digest);
     }
-    remove_folder(&folder);
+    cpa_test_shared_folder_remove(&folder);
 }
 
 static const cpa_test tests[] = {
