@@ -334,12 +334,7 @@ __device__ void attend_tile(const cpa_cuda_attend_args &a, const cpa_cuda_piece 
         state.max[half] = max;
         state.sum[half] = state.sum[half] * keep[half] + sum;
     }
-    if (__any_sync(0xffffffff, keep[0] != 1 || keep[1] != 1)) { /* maxima settle early: most tiles skip this */
-#pragma unroll
-        for (int n = 0; n < C::V_DIM / 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) state.o[n][e] *= keep[e / 2];
-    }
+    state.rescale(keep);
     const uint32_t values = ring.take();
     if (key + KEYS > piece.k_end) clear_past<C>(values, piece.k_end - key, lane);
     if constexpr (C::QUANTISED) {

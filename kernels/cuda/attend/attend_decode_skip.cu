@@ -134,20 +134,8 @@ struct skip_walk {
             }
             state.sum[half] = state.sum[half] * keep[half] + sum;
         }
-        if (__any_sync(0xffffffff, keep[0] != 1 || keep[1] != 1)) {
-#pragma unroll
-            for (int n = 0; n < C::V_DIM / 8; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) state.o[n][e] *= keep[e / 2];
-        }
-        const uint32_t values_at = values_base<C::V_DIM>(shared + C::VALUES_AT + stage * C::V_BYTES, lane);
-#pragma unroll
-        for (int n = 0; n < C::V_DIM / 16; n++) {
-            uint32_t values[4];
-            load_matrices_transposed(values, at_pair<C::V_DIM>(values_at, n));
-            mma<product>(state.o[2 * n], p, values[0], values[1]);
-            mma<product>(state.o[2 * n + 1], p, values[2], values[3]);
-        }
+        state.rescale(keep);
+        weigh_elements<C>(state.o, p, shared + C::VALUES_AT + stage * C::V_BYTES, lane);
     }
     /* Makes room for one more run. What is under way beside the oldest values came after them, but for the last group of
      * copies they are there. */

@@ -133,6 +133,19 @@ __device__ void rule_run(float (&s)[2][4], const cpa_cuda_attend_args &a, const 
     hide_keys<REORDERED>(s, shown);
 }
 
+/* O += P V of a run whose values are elements, row by row. */
+template <typename C>
+__device__ void weigh_elements(float (&o)[C::V_DIM / 8][4], const uint32_t (&p)[4], uint32_t values_of_run, int lane) {
+    const uint32_t at = values_base<C::V_DIM>(values_of_run, lane);
+#pragma unroll
+    for (int n = 0; n < C::V_DIM / 16; n++) {
+        uint32_t values[4];
+        load_matrices_transposed(values, at_pair<C::V_DIM>(at, n));
+        mma<typename C::element>(o[2 * n], p, values[0], values[1]);
+        mma<typename C::element>(o[2 * n + 1], p, values[2], values[3]);
+    }
+}
+
 /* One run of 16 keys. */
 template <typename C>
 __device__ void attend_keys(const cpa_cuda_attend_args &a, warp_state<C> &state,
@@ -208,25 +221,13 @@ __device__ void attend_keys(const cpa_cuda_attend_args &a, warp_state<C> &state,
         }
         state.sum[half] = state.sum[half] * keep[half] + sum;
     }
-    if (__any_sync(0xffffffff, keep[0] != 1 || keep[1] != 1)) { /* maxima settle early: most runs skip this */
-#pragma unroll
-        for (int n = 0; n < C::V_DIM / 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) state.o[n][e] *= keep[e / 2];
-    }
+    state.rescale(keep);
     if constexpr (C::RUNS) {
         weigh_columns<C>(state.o, p, stage + C::K_BYTES, lane);
     } else if constexpr (C::QUANTISED) {
         weigh_codes<C>(state.o, p, stage + C::K_BYTES, words, lane);
     } else {
-        const uint32_t values_at = values_base<C::V_DIM>(stage + C::K_BYTES, lane);
-#pragma unroll
-        for (int n = 0; n < C::V_DIM / 16; n++) {
-            uint32_t values[4];
-            load_matrices_transposed(values, at_pair<C::V_DIM>(values_at, n));
-            mma<product>(state.o[2 * n], p, values[0], values[1]);
-            mma<product>(state.o[2 * n + 1], p, values[2], values[3]);
-        }
+        weigh_elements<C>(state.o, p, stage + C::K_BYTES, lane);
     }
 }
 

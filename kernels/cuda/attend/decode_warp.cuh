@@ -64,6 +64,14 @@ struct warp_state {
 #pragma unroll
             for (int e = 0; e < 4; e++) o[n][e] = 0;
     }
+    /* O follows the maxima of the rows, which settle early: most runs skip this. Called by a warp. */
+    __device__ void rescale(const float (&keep)[2]) {
+        if (!__any_sync(0xffffffff, keep[0] != 1 || keep[1] != 1)) return;
+#pragma unroll
+        for (int n = 0; n < C::V_DIM / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) o[n][e] *= keep[e / 2];
+    }
 };
 
 /* The queries where mma takes them from: registers, or shared memory where these are needed. */
