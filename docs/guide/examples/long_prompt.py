@@ -3,7 +3,8 @@ then one token of decode, compared with PyTorch's attention of the whole sequenc
 
     torchrun --nproc-per-node 2 docs/guide/examples/long_prompt.py [TOKENS]
 
-On the host over gloo; with a GPU for each rank and a library with CUDA, there, in bf16 over NCCL.
+On the host over gloo; with GPUs and a library with CUDA, there, in bf16: over NCCL with one for each rank, and where
+ranks share one, through its memory.
 """
 import os
 import sys
@@ -19,7 +20,9 @@ from cpattn import ops
 
 Q_HEADS, KV_HEADS, DIM, BLOCK, CHUNK = 8, 2, 64, 16, 1024
 LOCAL_RANK = int(os.environ["LOCAL_RANK"])
-ON_GPU = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+GPUS = torch.cuda.device_count()
+ON_GPU = GPUS > 0
+ORDINAL = LOCAL_RANK % GPUS if ON_GPU else 0
 
 
 def prompt_of(tokens):
@@ -45,17 +48,17 @@ def step(context, cache, table, tensors, start, end):
 
 
 def main(tokens):
-    place = f"cuda:{LOCAL_RANK}" if ON_GPU else "cpu"
+    place = f"cuda:{ORDINAL}" if ON_GPU else "cpu"
     if ON_GPU:
-        torch.cuda.set_device(LOCAL_RANK)  # of PyTorch's own messages too
+        torch.cuda.set_device(ORDINAL)  # of PyTorch's own messages too
     dtype = torch.bfloat16 if ON_GPU else torch.float32
-    dist.init_process_group("nccl" if ON_GPU else "gloo")
+    dist.init_process_group("nccl" if GPUS >= int(os.environ["LOCAL_WORLD_SIZE"]) else "gloo")
     q, k, v = (x.to(place, dtype) for x in prompt_of(tokens + 1))
     want = reference(q, k, v)
 
     context = cpattn.Context(q_heads=Q_HEADS, kv_heads=KV_HEADS, k_dim=DIM, block_size=BLOCK, max_rows=CHUNK,
                              dtype="bf16" if ON_GPU else "fp32", backend="cuda" if ON_GPU else "host",
-                             ordinal=LOCAL_RANK if ON_GPU else 0)
+                             ordinal=ORDINAL)
     with context:
         blocks = -(-context.tokens_on(tokens + 1) // BLOCK)
         cache = cpattn.PagedCache(*(torch.zeros(blocks, BLOCK, KV_HEADS, DIM, dtype=dtype, device=place)
