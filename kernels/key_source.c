@@ -4,10 +4,6 @@
 
 enum { STATES_PART = 4 /* states have this part of a workspace, or as much as the least rows take */ };
 
-static int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
-
 int64_t cpa_key_room_least(const cpa_key_room *room) {
     return room->step * room->token_bytes + room->least_rows * room->row_bytes;
 }
@@ -24,11 +20,11 @@ static item_cut cut_item(const cpa_key_room *room, const cpa_key_item *item) {
         const int64_t beside = room->bytes - room->step * room->token_bytes; /* the least keys */
         const int64_t bytes = cpa_min64(room->bytes / STATES_PART, beside);
         const int64_t most = cpa_max64(bytes / room->row_bytes, room->least_rows);
-        cut.row_parts = cpa_max64(ceil_div(item->rows, most), 1);
-        left -= ceil_div(item->rows, cut.row_parts) * room->row_bytes;
+        cut.row_parts = cpa_max64(cpa_ceil_div(item->rows, most), 1);
+        left -= cpa_ceil_div(item->rows, cut.row_parts) * room->row_bytes;
     }
     const int64_t most_keys = left / room->token_bytes / room->step * room->step;
-    cut.keys = ceil_div(ceil_div(item->keys, ceil_div(item->keys, most_keys)), room->step) * room->step;
+    cut.keys = cpa_ceil_div(cpa_ceil_div(item->keys, cpa_ceil_div(item->keys, most_keys)), room->step) * room->step;
     return cut;
 }
 
@@ -59,7 +55,7 @@ int64_t cpa_key_passes(const cpa_key_room *room, const cpa_key_item *items, int6
     int is_open = 0; /* the last pass takes more whole items */
     if (room->bytes < cpa_key_room_least(room)) return 0;
     for (int64_t i = 0; i < n_items; i++) {
-        const int64_t units = ceil_div(items[i].keys, room->unit);
+        const int64_t units = cpa_ceil_div(items[i].keys, room->unit);
         if (units > most_units) {
             n += add_cut(room, items, i, passes ? passes + n : NULL);
             is_open = 0;

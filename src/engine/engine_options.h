@@ -4,13 +4,12 @@
 
 #include <cpattn/engine.h>
 
+#include "src/engine/engine_identity.h"
 #include "src/schedule/planner.h"
 #include "src/schedule/scheduler.h"
 
 /* Fills the defaults of the options and checks every value. */
 cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_options *out, cpa_error *err);
-
-enum { CPA_IDENTITY_BYTES = 256, CPA_FOLDER_IDENTITY_BYTES = 1024 };
 
 /* Bytes of one block of the cache with all layers. */
 int64_t cpa_engine_block_bytes(const cpa_engine_options *options);
@@ -18,10 +17,6 @@ int64_t cpa_engine_block_bytes(const cpa_engine_options *options);
 cpa_layer_groups cpa_engine_groups(const cpa_engine_options *options, int32_t cp_size);
 /* CPA_INVALID where what is evicted is to be kept and a group has no blocks for that. */
 cpa_status cpa_engine_check_room(const cpa_engine_options *options, const cpa_layer_groups *groups, cpa_error *err);
-/* What the blocks of a rank in swap_folder depend on: a text that is the same if they can be used again. `scales`: the
- * hash of scales of heads (head_scales.h). */
-cpa_status cpa_engine_describe_folder(const cpa_engine_options *options, uint64_t scales, int32_t rank, int32_t cp_size,
-                                      char out[CPA_FOLDER_IDENTITY_BYTES], cpa_error *err);
 /* The planner that these options, resolved, ask for, without rates. */
 cpa_planner cpa_engine_planner(const cpa_engine_options *options, int32_t cp_size);
 /* A request as the scheduler takes it, whose output tokens are given. */
@@ -31,7 +26,7 @@ cpa_status cpa_engine_check_sampling(uint64_t request, const cpa_sampling *given
 /* The same as ranks are told it. */
 cpa_plan_sampling cpa_engine_planned_sampling(const cpa_sampling *sampling);
 /* The scheduler that these options, resolved, ask for, with the groups of cpa_engine_groups and without rates; `scales`
- * as there. `options` must outlive the scheduler, and `identity`, which is filled, its creation. */
+ * as for engine_identity.h. `options` must outlive the scheduler, and `identity`, which is filled, its creation. */
 cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *options, const cpa_layer_groups *groups,
                                                    cpa_planner planner, uint64_t scales,
                                                    char identity[CPA_IDENTITY_BYTES]);
@@ -40,10 +35,5 @@ cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *options, 
 void cpa_engine_describe_groups(const cpa_layer_groups *groups, cpa_engine_stats *out);
 /* What the scheduler counts of cache and preemption; the groups are described. */
 void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stats *out);
-
-/* A hash of the rules of all layers, arrays included. */
-uint64_t cpa_engine_hash_rules(const cpa_model_shape *model);
-/* A hash of which layers are left unquantised. */
-uint64_t cpa_engine_hash_unquantised(const cpa_model_shape *model);
 
 #endif

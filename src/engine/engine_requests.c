@@ -41,8 +41,8 @@ static cpa_status submit_scheduled(cpa_engine *engine, const cpa_request *reques
     if (stops > 0) memcpy(ids + ends, sampling->stop_ids, (size_t)stops * sizeof *ids);
     cpa_status status = cpa_request_plan_biases(request->id, scheduled->draws ? sampling : &none, ids, ends + stops,
                                                 &scheduled->sampling, &biases, err);
-    const cpa_inbox_terms terms = {request->deadline_s, ids, ends + stops, request->constraint,
-                                   request->constraint_ctx};
+    const cpa_request_terms terms = {request->deadline_s, ids, ends + stops, request->constraint,
+                                     request->constraint_ctx};
     scheduled->biases = biases;
     if (status == CPA_OK) status = cpa_inbox_submit(engine->inbox, scheduled, &terms, err);
     free(biases);

@@ -4,39 +4,12 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/array.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "src/schedule/scheduler_tokens.h"
 #include "src/schedule/unconfirmed.h"
-
-void cpa_request_append(cpa_request_list *list, cpa_engine_request *request) {
-    request->next = NULL;
-    *(list->first ? &list->last->next : &list->first) = request;
-    list->last = request;
-}
-
-cpa_engine_request *cpa_request_take(cpa_request_list *list) {
-    cpa_engine_request *first = list->first;
-    if (first) list->first = first->next;
-    return first;
-}
-
-static void free_request(cpa_engine_request *request) {
-    if (request->constraint.close) request->constraint.close(request->constraint_ctx);
-    free(request->biases);
-    free(request->stop_ids);
-    free(request->salt);
-    free(request->tenant);
-    free(request->logprobs);
-    free(request->ranks);
-    free(request->prompt_ranks);
-    free(request->tokens);
-    free(request->token_s);
-    free(request);
-}
 
 cpa_status cpa_inbox_create(const cpa_scheduler *scheduler, int64_t max_requests, int64_t max_tokens, cpa_inbox **out,
                             cpa_error *err) {
@@ -57,7 +30,7 @@ void cpa_inbox_destroy(cpa_inbox *inbox) {
     cpa_engine_request *request, *next;
     HASH_ITER(hh, inbox->by_id, request, next) {
         HASH_DEL(inbox->by_id, request);
-        free_request(request);
+        cpa_request_free(request);
     }
     free(inbox->reports);
     free(inbox->passing);
@@ -146,35 +119,10 @@ static cpa_status insert(cpa_inbox *inbox, cpa_engine_request *request, double d
     return CPA_OK;
 }
 
-/* A copy of what is given, of n entries; NULL without memory. */
-static void *copy_of(const void *entries, int64_t n, size_t bytes) {
-    void *copy = malloc((size_t)n * bytes + 1);
-    if (copy && n > 0) memcpy(copy, entries, (size_t)n * bytes);
-    return copy;
-}
-
-/* Without its constraint, which is its own only if it is taken. NULL without memory. */
-static cpa_engine_request *create_request(const cpa_scheduler_request *given, const cpa_inbox_terms *terms) {
-    cpa_engine_request *request = calloc(1, sizeof *request);
-    if (!request) return NULL;
-    request->scheduled = *given;
-    request->salt = strdup(given->salt ? given->salt : "");
-    request->scheduled.salt = request->salt;
-    request->tenant = given->tenant ? strdup(given->tenant) : NULL;
-    request->scheduled.tenant = request->tenant;
-    request->stop_ids = copy_of(terms->stop_ids, terms->n_stop_ids, sizeof *request->stop_ids);
-    request->n_stop_ids = terms->n_stop_ids;
-    request->biases = copy_of(given->biases, cpa_plan_listed_biases(&given->sampling), sizeof *request->biases);
-    request->scheduled.biases = request->biases;
-    if (request->salt && request->stop_ids && request->biases && (request->tenant || !given->tenant)) return request;
-    free_request(request);
-    return NULL;
-}
-
-cpa_status cpa_inbox_submit(cpa_inbox *inbox, const cpa_scheduler_request *given, const cpa_inbox_terms *terms,
+cpa_status cpa_inbox_submit(cpa_inbox *inbox, const cpa_scheduler_request *given, const cpa_request_terms *terms,
                             cpa_error *err) {
     CPA_TRY(cpa_scheduler_check(inbox->scheduler, given, err));
-    cpa_engine_request *request = create_request(given, terms);
+    cpa_engine_request *request = cpa_request_create(given, terms);
     if (!request) return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory to queue it", given->id);
     pthread_mutex_lock(&inbox->lock);
     cpa_status status = insert(inbox, request, terms->deadline_s, err);
@@ -183,7 +131,7 @@ cpa_status cpa_inbox_submit(cpa_inbox *inbox, const cpa_scheduler_request *given
         request->constraint_ctx = terms->constraint_ctx;
     }
     pthread_mutex_unlock(&inbox->lock);
-    if (status != CPA_OK) free_request(request);
+    if (status != CPA_OK) cpa_request_free(request);
     return status;
 }
 
@@ -256,16 +204,6 @@ void cpa_inbox_end_run(cpa_inbox *inbox, double clock) {
     pthread_mutex_unlock(&inbox->lock);
 }
 
-int cpa_request_ends_with(const cpa_engine_request *request, int64_t position) {
-    return position + 1 == request->scheduled.prompt_tokens + request->scheduled.output_tokens;
-}
-
-static int is_stop(const cpa_engine_request *request, uint32_t token) {
-    for (int64_t i = 0; i < request->n_stop_ids; i++)
-        if (request->stop_ids[i] == token) return 1;
-    return 0;
-}
-
 /* A token that counts, of a request that goes on. */
 static cpa_status report(cpa_inbox *inbox, uint64_t id, uint32_t token, cpa_error *err) {
     if (!cpa_array_reserve(&inbox->reports, &inbox->cap_reports, inbox->n_reports + 1, sizeof *inbox->reports))
@@ -284,7 +222,7 @@ cpa_status cpa_inbox_take_token(cpa_inbox *inbox, uint64_t id, int64_t position,
         status = cpa_fail(err, CPA_INTERNAL, "a token of request %" PRIu64 ", which is not there", id);
     } else if (request->state != CPA_REQUEST_ENDED && !request->is_stopped) {
         const int is_last = cpa_request_ends_with(request, position);
-        request->is_stopped = is_stop(request, token);
+        request->is_stopped = cpa_request_stops_at(request, token);
         *meaning = request->is_stopped ? CPA_TOKEN_STOPS : is_last ? CPA_TOKEN_LAST : CPA_TOKEN_GOES_ON;
         if (!is_planned_last) status = report(inbox, id, token, err);
         if (request->is_stopped && !is_last) {
@@ -394,7 +332,7 @@ void cpa_inbox_withdraw(cpa_inbox *inbox, cpa_engine_request *request) {
 }
 
 void cpa_inbox_release(cpa_inbox *inbox, cpa_engine_request *request) {
-    free_request(request);
+    cpa_request_free(request);
     pthread_mutex_lock(&inbox->lock);
     if (--inbox->live == 0) pthread_cond_broadcast(&inbox->changed);
     pthread_mutex_unlock(&inbox->lock);

@@ -6,10 +6,6 @@
 #include "base/check.h"
 #include "base/min_max.h"
 
-static int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
-
 static cpa_status reserve(void *array, int64_t *capacity, int64_t n, size_t element, cpa_error *err) {
     if (cpa_array_reserve(array, capacity, n, element)) return CPA_OK;
     return cpa_fail(err, CPA_NO_MEMORY, "ring: no memory for %lld entries of a plan", (long long)n);
@@ -104,13 +100,13 @@ static cpa_status add_runs(cpa_ring_passes *p, cpa_ring_pass *pass, int64_t n, c
 static cpa_status place_blocks(cpa_ring_passes *p, cpa_ring_pass *pass, const cpa_attend_batch *batch, cpa_error *err) {
     const int64_t distinct = pass->is_cut ? 1 : pass->n_items; /* both items of a cut pass have one table */
     int64_t n = 0;
-    for (int64_t i = 0; i < distinct; i++) n += ceil_div(p->items[pass->first_item + i].k_count, batch->block_size);
+    for (int64_t i = 0; i < distinct; i++) n += cpa_ceil_div(p->items[pass->first_item + i].k_count, batch->block_size);
     CPA_TRY(reserve(&p->blocks, &p->blocks_capacity, n, sizeof *p->blocks, err));
     CPA_TRY(reserve(&p->tables, &p->tables_capacity, p->n_entries + n, sizeof *p->tables, err));
     n = 0;
     for (int64_t i = 0; i < distinct; i++) {
         const cpa_attend_item *item = &p->items[pass->first_item + i];
-        for (int64_t e = 0; e < ceil_div(item->k_count, batch->block_size); e++)
+        for (int64_t e = 0; e < cpa_ceil_div(item->k_count, batch->block_size); e++)
             p->blocks[n++] = batch->block_tables[item->table + e];
     }
     const int64_t blocks = sort_blocks(p->blocks, n);
@@ -120,7 +116,7 @@ static cpa_status place_blocks(cpa_ring_passes *p, cpa_ring_pass *pass, const cp
         cpa_attend_item *item = &p->items[pass->first_item + i];
         const int32_t *from = batch->block_tables + item->table;
         item->table = p->n_entries - pass->first_entry;
-        for (int64_t e = 0; e < ceil_div(item->k_count, batch->block_size); e++)
+        for (int64_t e = 0; e < cpa_ceil_div(item->k_count, batch->block_size); e++)
             p->tables[p->n_entries++] = place_of(p->blocks, blocks, from[e]);
     }
     for (int64_t i = distinct; i < pass->n_items; i++)

@@ -1,228 +1,35 @@
-/* The wire form of a step plan, little-endian, without padding:
- *     header   magic u32, version u32, step u64, flags u32, counts u64[18]: chunks, releases, swap_outs, swap_ins,
- *              copies, appends, nulled, discards, cuts, samplings, biases, blocks, tokens, transfer blocks,
- *              transfers, stores, loads, parents
- *     chunk    request u64, seq i32, placement u32, its rank i32, start i64, count i64, first_output i64,
- *              algorithm u32, flags u32, tokens i64, given i64, drafts i64, parents i64, sampling i64
- *     release  seq i32
- *     move     request u64, group i32, rank i32, from i32, to i32: swap_outs, swap_ins, copies
- *     append   seq i32, group i32, rank i32, count i32, blocks i64
- *     void     seq i32, group i32, rank i32, entry i32
- *     discard  request u64, position i64
- *     cut      seq i32, tokens i64
- *     sampling the fields of src/schedule/drawing.h, 4 bytes each, seed u64, logprobs u32, top_logprobs i32,
- *              prompt_logprobs u32, top_prompt_logprobs i32, prompt_tokens i64, constrained u32, min_tokens i64,
- *              biases i64, n_biases i64, n_ends i64
- *     bias     token u32, value f32
- *     block    i32, -1: none
- *     token    u32
- *     transfer block  group i32, rank i32, entry i32, block i32
- *     transfer request u64, placement u32, its rank i32, tokens i64, digests i64, blocks i64, their count i64,
- *              imports u32
- *     store, load  group i32, rank i32, host i32, slot i32, ranks u32, digest u64[4]
- *     parent   i32, -1: none */
+#include "src/schedule/step_plan_wire.h"
+
 #include <inttypes.h>
-#include <stddef.h>
-#include <string.h>
 
 #include "base/array.h"
 #include "base/check.h"
 #include "src/cache/parcel.h"
-#include "src/schedule/step_plan_wire.h"
+#include "src/schedule/step_plan_fields.h"
 
 enum {
     WIRE_MAGIC = 0x50415043, /* "CPAP" */
     WIRE_VERSION = 12,
+    HEADER_BYTES = 4 + 4 + 8 + 4 + CPA_WIRE_ARRAYS * 8,
     CHUNK_FLAGS = CPA_CHUNK_FIRST | CPA_CHUNK_EMITS | CPA_CHUNK_FINISHES | CPA_CHUNK_DECODE | CPA_CHUNK_DRAWN
 };
-
-/* ---- what a message is made of ---- */
-
-/* A field of an entry: where it lies there, and its bytes, 4 or 8, there and in a message. */
-typedef struct wire_field {
-    size_t offset, bytes;
-} wire_field;
-
-#define FIELD(type, name)                                                                                              \
-    { offsetof(type, name), sizeof((type *)NULL)->name }
-
-static const wire_field CHUNK[] = {
-    FIELD(cpa_plan_chunk, request),        FIELD(cpa_plan_chunk, seq),       FIELD(cpa_plan_chunk, placement.kind),
-    FIELD(cpa_plan_chunk, placement.rank), FIELD(cpa_plan_chunk, start),     FIELD(cpa_plan_chunk, count),
-    FIELD(cpa_plan_chunk, first_output),   FIELD(cpa_plan_chunk, algorithm), FIELD(cpa_plan_chunk, flags),
-    FIELD(cpa_plan_chunk, tokens),         FIELD(cpa_plan_chunk, given),     FIELD(cpa_plan_chunk, drafts),
-    FIELD(cpa_plan_chunk, parents),        FIELD(cpa_plan_chunk, sampling),
-};
-static const wire_field MOVE[] = {FIELD(cpa_block_move, request), FIELD(cpa_block_move, group),
-                                  FIELD(cpa_block_move, rank), FIELD(cpa_block_move, from), FIELD(cpa_block_move, to)};
-static const wire_field APPEND[] = {FIELD(cpa_plan_append, seq), FIELD(cpa_plan_append, group),
-                                    FIELD(cpa_plan_append, rank), FIELD(cpa_plan_append, count),
-                                    FIELD(cpa_plan_append, blocks)};
-static const wire_field NULLED[] = {FIELD(cpa_plan_nulled, seq), FIELD(cpa_plan_nulled, group),
-                                    FIELD(cpa_plan_nulled, rank), FIELD(cpa_plan_nulled, entry)};
-static const wire_field DISCARD[] = {FIELD(cpa_plan_discard, request), FIELD(cpa_plan_discard, position)};
-static const wire_field CUT[] = {FIELD(cpa_plan_cut, seq), FIELD(cpa_plan_cut, tokens)};
-#define DRAWING(type, field, least, most, none) FIELD(cpa_plan_sampling, field),
-static const wire_field SAMPLING[] = {
-    CPA_DRAWING_FIELDS(DRAWING) FIELD(cpa_plan_sampling, seed),
-    FIELD(cpa_plan_sampling, logprobs),
-    FIELD(cpa_plan_sampling, top_logprobs),
-    FIELD(cpa_plan_sampling, prompt_logprobs),
-    FIELD(cpa_plan_sampling, top_prompt_logprobs),
-    FIELD(cpa_plan_sampling, prompt_tokens),
-    FIELD(cpa_plan_sampling, constrained),
-    FIELD(cpa_plan_sampling, min_tokens),
-    FIELD(cpa_plan_sampling, biases),
-    FIELD(cpa_plan_sampling, n_biases),
-    FIELD(cpa_plan_sampling, n_ends),
-};
-#undef DRAWING
-static const wire_field BIAS[] = {FIELD(cpa_plan_bias, token), FIELD(cpa_plan_bias, value)};
-static const wire_field TRANSFER_BLOCK[] = {FIELD(cpa_plan_transfer_block, group), FIELD(cpa_plan_transfer_block, rank),
-                                            FIELD(cpa_plan_transfer_block, entry),
-                                            FIELD(cpa_plan_transfer_block, block)};
-static const wire_field TRANSFER[] = {
-    FIELD(cpa_plan_transfer, request),        FIELD(cpa_plan_transfer, placement.kind),
-    FIELD(cpa_plan_transfer, placement.rank), FIELD(cpa_plan_transfer, tokens),
-    FIELD(cpa_plan_transfer, digests),        FIELD(cpa_plan_transfer, blocks),
-    FIELD(cpa_plan_transfer, n_blocks),       FIELD(cpa_plan_transfer, imports)};
-static const wire_field DISK_MOVE[] = {
-    FIELD(cpa_disk_move, group),     FIELD(cpa_disk_move, rank),      FIELD(cpa_disk_move, host),
-    FIELD(cpa_disk_move, slot),      FIELD(cpa_disk_move, ranks),     FIELD(cpa_disk_move, digest[0]),
-    FIELD(cpa_disk_move, digest[1]), FIELD(cpa_disk_move, digest[2]), FIELD(cpa_disk_move, digest[3])};
-static const wire_field WORD[] = {{0, 4}};
-
-/* The arrays of a plan, in the order of a message. */
-typedef enum wire_array_index {
-    CHUNKS = 0,
-    RELEASES,
-    SWAP_OUTS,
-    SWAP_INS,
-    COPIES,
-    APPENDS,
-    NULLED_ENTRIES,
-    DISCARDS,
-    CUTS,
-    SAMPLINGS,
-    BIASES,
-    BLOCKS,
-    TOKENS,
-    TRANSFER_BLOCKS,
-    TRANSFERS,
-    STORES,
-    LOADS,
-    PARENTS,
-    ARRAYS
-} wire_array_index;
-
-static const struct {
-    const char *name;
-    size_t entries, count; /* offsets in cpa_step_plan of the array and of its count */
-    size_t stride;
-    size_t n_fields;
-    const wire_field *fields;
-} arrays[ARRAYS] = {
-#define ARRAY(text, name, fields)                                                                                      \
-    {                                                                                                                  \
-        text, offsetof(cpa_step_plan, name), offsetof(cpa_step_plan, n_##name), sizeof *((cpa_step_plan *)NULL)->name, \
-            sizeof fields / sizeof fields[0], fields                                                                   \
-    }
-    [CHUNKS] = ARRAY("chunks", chunks, CHUNK),
-    [RELEASES] = ARRAY("releases", releases, WORD),
-    [SWAP_OUTS] = ARRAY("swap-outs", swap_outs, MOVE),
-    [SWAP_INS] = ARRAY("swap-ins", swap_ins, MOVE),
-    [COPIES] = ARRAY("copies", copies, MOVE),
-    [APPENDS] = ARRAY("appends", appends, APPEND),
-    [NULLED_ENTRIES] = ARRAY("nulled", nulled, NULLED),
-    [BLOCKS] = ARRAY("blocks", block_ids, WORD),
-    [DISCARDS] = ARRAY("discards", discards, DISCARD),
-    [SAMPLINGS] = ARRAY("samplings", samplings, SAMPLING),
-    [BIASES] = ARRAY("biases", biases, BIAS),
-    [CUTS] = ARRAY("cuts", cuts, CUT),
-    [TOKENS] = ARRAY("tokens", token_ids, WORD),
-    [PARENTS] = ARRAY("parents", parents, WORD),
-    [TRANSFERS] = ARRAY("transfers", transfers, TRANSFER),
-    [STORES] = ARRAY("stores", stores, DISK_MOVE),
-    [LOADS] = ARRAY("loads", loads, DISK_MOVE),
-    [TRANSFER_BLOCKS] = ARRAY("transfer blocks", transfer_blocks, TRANSFER_BLOCK),
-#undef ARRAY
-};
-
-enum { HEADER_BYTES = 4 + 4 + 8 + 4 + ARRAYS * 8 };
-
-static int64_t entry_bytes(int index) {
-    size_t bytes = 0;
-    for (size_t i = 0; i < arrays[index].n_fields; i++) bytes += arrays[index].fields[i].bytes;
-    return (int64_t)bytes;
-}
-
-static void *entry_at(const cpa_step_plan *plan, int index, int64_t i) {
-    char *entries;
-    memcpy(&entries, (const char *)plan + arrays[index].entries, sizeof entries);
-    return entries + (size_t)i * arrays[index].stride;
-}
-
-static int64_t count_of(const cpa_step_plan *plan, int index) {
-    int64_t count;
-    memcpy(&count, (const char *)plan + arrays[index].count, sizeof count);
-    return count;
-}
-
-/* ---- bytes ---- */
-
-static void put(uint8_t **at, uint64_t value, size_t bytes) {
-    for (size_t i = 0; i < bytes; i++) *(*at)++ = (uint8_t)(value >> 8 * i);
-}
-
-static uint64_t get(const uint8_t **at, size_t bytes) {
-    uint64_t value = 0;
-    for (size_t i = 0; i < bytes; i++) value |= (uint64_t)(*at)[i] << 8 * i;
-    *at += bytes;
-    return value;
-}
-
-static void put_entry(uint8_t **at, int index, const void *entry) {
-    for (size_t i = 0; i < arrays[index].n_fields; i++) {
-        const wire_field *field = &arrays[index].fields[i];
-        const char *from = (const char *)entry + field->offset;
-        uint32_t word;
-        uint64_t wide;
-        memcpy(&word, from, sizeof word);
-        wide = word;
-        if (field->bytes == sizeof wide) memcpy(&wide, from, sizeof wide);
-        put(at, wide, field->bytes);
-    }
-}
-
-static void get_entry(const uint8_t **at, int index, void *entry) {
-    for (size_t i = 0; i < arrays[index].n_fields; i++) {
-        const wire_field *field = &arrays[index].fields[i];
-        const uint64_t wide = get(at, field->bytes);
-        const uint32_t word = (uint32_t)wide;
-        memcpy((char *)entry + field->offset, field->bytes == sizeof wide ? (const void *)&wide : &word, field->bytes);
-    }
-}
-
-static int32_t get_word(const uint8_t **at) {
-    return (int32_t)get(at, sizeof(int32_t));
-}
-
-/* ---- a plan ---- */
 
 cpa_status cpa_step_plan_encode(const cpa_step_plan *plan, uint8_t **buffer, int64_t *capacity, int64_t *bytes,
                                 cpa_error *err) {
     int64_t need = HEADER_BYTES;
-    for (int array = 0; array < ARRAYS; array++) need += count_of(plan, array) * entry_bytes(array);
+    for (int array = 0; array < CPA_WIRE_ARRAYS; array++)
+        need += cpa_wire_count(plan, array) * cpa_wire_entry_bytes(array);
     if (!cpa_array_reserve(buffer, capacity, need, 1))
         return cpa_fail(err, CPA_NO_MEMORY, "step plan: no memory for a message of %" PRId64 " bytes", need);
     uint8_t *at = *buffer;
-    put(&at, WIRE_MAGIC, 4);
-    put(&at, WIRE_VERSION, 4);
-    put(&at, plan->step, 8);
-    put(&at, plan->flags, 4);
-    for (int array = 0; array < ARRAYS; array++) put(&at, (uint64_t)count_of(plan, array), 8);
-    for (int array = 0; array < ARRAYS; array++) {
-        for (int64_t i = 0; i < count_of(plan, array); i++) put_entry(&at, array, entry_at(plan, array, i));
+    cpa_wire_put(&at, WIRE_MAGIC, 4);
+    cpa_wire_put(&at, WIRE_VERSION, 4);
+    cpa_wire_put(&at, plan->step, 8);
+    cpa_wire_put(&at, plan->flags, 4);
+    for (int array = 0; array < CPA_WIRE_ARRAYS; array++) cpa_wire_put(&at, (uint64_t)cpa_wire_count(plan, array), 8);
+    for (int array = 0; array < CPA_WIRE_ARRAYS; array++) {
+        for (int64_t i = 0; i < cpa_wire_count(plan, array); i++)
+            cpa_wire_put_entry(&at, array, cpa_wire_entry(plan, array, i));
     }
     *bytes = need;
     return CPA_OK;
@@ -231,19 +38,19 @@ cpa_status cpa_step_plan_encode(const cpa_step_plan *plan, uint8_t **buffer, int
 typedef struct wire_header {
     uint64_t step;
     uint32_t flags;
-    int64_t counts[ARRAYS];
+    int64_t counts[CPA_WIRE_ARRAYS];
     const uint8_t *blocks, *parents; /* the bytes of these arrays */
 } wire_header;
 
 /* One array that claims n entries: no more than the bytes left can hold, and no more than `most`. */
 static cpa_status check_count(int array, int64_t n, int64_t most, int64_t *bytes_left, cpa_error *err) {
-    const char *what = arrays[array].name;
-    if (n < 0 || n > *bytes_left / entry_bytes(array))
+    const char *what = cpa_wire_name(array);
+    if (n < 0 || n > *bytes_left / cpa_wire_entry_bytes(array))
         return cpa_fail(err, CPA_INVALID, "step plan: %" PRId64 " %s do not fit the %" PRId64 " bytes that are left", n,
                         what, *bytes_left);
     if (n > most)
         return cpa_fail(err, CPA_INVALID, "step plan: %" PRId64 " %s; expected at most %" PRId64, n, what, most);
-    *bytes_left -= n * entry_bytes(array);
+    *bytes_left -= n * cpa_wire_entry_bytes(array);
     return CPA_OK;
 }
 
@@ -252,26 +59,29 @@ static cpa_status get_header(const uint8_t **at, int64_t bytes, const cpa_plan_l
                              cpa_error *err) {
     if (bytes < HEADER_BYTES)
         return cpa_fail(err, CPA_INVALID, "step plan: %" PRId64 " bytes; the header alone has %d", bytes, HEADER_BYTES);
-    const uint32_t magic = (uint32_t)get(at, 4), version = (uint32_t)get(at, 4);
+    const uint32_t magic = (uint32_t)cpa_wire_get(at, 4), version = (uint32_t)cpa_wire_get(at, 4);
     if (magic != WIRE_MAGIC)
         return cpa_fail(err, CPA_INVALID, "step plan: begins with %08" PRIx32 "; expected %08x", magic, WIRE_MAGIC);
     if (version != WIRE_VERSION)
         return cpa_fail(err, CPA_INVALID, "step plan: version %" PRIu32 "; expected %d", version, WIRE_VERSION);
-    header->step = get(at, 8);
-    header->flags = (uint32_t)get(at, 4);
-    for (int array = 0; array < ARRAYS; array++) header->counts[array] = (int64_t)get(at, 8);
+    header->step = cpa_wire_get(at, 8);
+    header->flags = (uint32_t)cpa_wire_get(at, 4);
+    for (int array = 0; array < CPA_WIRE_ARRAYS; array++) header->counts[array] = (int64_t)cpa_wire_get(at, 8);
     if (header->flags & ~(uint32_t)CPA_PLAN_STOP)
         return cpa_fail(err, CPA_INVALID, "step plan: unknown flags %#" PRIx32, header->flags);
-    int64_t left = bytes - HEADER_BYTES, most[ARRAYS];
-    for (int array = 0; array < ARRAYS; array++) most[array] = INT64_MAX;
-    most[CHUNKS] = most[RELEASES] = most[DISCARDS] = most[CUTS] = most[SAMPLINGS] = most[TRANSFERS] = limits->max_seqs;
-    most[APPENDS] = most[COPIES] = (int64_t)limits->max_seqs * limits->cp_size * limits->groups.count;
-    for (int array = 0; array < ARRAYS; array++)
+    int64_t left = bytes - HEADER_BYTES, most[CPA_WIRE_ARRAYS];
+    for (int array = 0; array < CPA_WIRE_ARRAYS; array++) most[array] = INT64_MAX;
+    most[CPA_WIRE_CHUNKS] = most[CPA_WIRE_RELEASES] = most[CPA_WIRE_DISCARDS] = most[CPA_WIRE_CUTS] =
+        most[CPA_WIRE_SAMPLINGS] = most[CPA_WIRE_TRANSFERS] = limits->max_seqs;
+    most[CPA_WIRE_APPENDS] = most[CPA_WIRE_COPIES] = (int64_t)limits->max_seqs * limits->cp_size * limits->groups.count;
+    for (int array = 0; array < CPA_WIRE_ARRAYS; array++)
         CPA_TRY(check_count(array, header->counts[array], most[array], &left, err));
     if (left != 0) return cpa_fail(err, CPA_INVALID, "step plan: %" PRId64 " bytes too many", left);
-    header->parents = *at + bytes - HEADER_BYTES - header->counts[PARENTS] * entry_bytes(PARENTS);
+    header->parents =
+        *at + bytes - HEADER_BYTES - header->counts[CPA_WIRE_PARENTS] * cpa_wire_entry_bytes(CPA_WIRE_PARENTS);
     header->blocks = header->parents;
-    for (int array = BLOCKS; array < PARENTS; array++) header->blocks -= header->counts[array] * entry_bytes(array);
+    for (int array = CPA_WIRE_BLOCKS; array < CPA_WIRE_PARENTS; array++)
+        header->blocks -= header->counts[array] * cpa_wire_entry_bytes(array);
     return CPA_OK;
 }
 
@@ -296,7 +106,7 @@ static cpa_status check_range(const char *what, int64_t index, int64_t first, in
 static cpa_status check_drawing(const cpa_plan_chunk *chunk, int64_t index, const wire_header *header, cpa_error *err) {
     if (chunk->given != -1) CPA_TRY(check_index("chunk", index, "given token", chunk->given, 1LL << 32, err));
     if (chunk->sampling != -1)
-        CPA_TRY(check_index("chunk", index, "sampling", chunk->sampling, header->counts[SAMPLINGS], err));
+        CPA_TRY(check_index("chunk", index, "sampling", chunk->sampling, header->counts[CPA_WIRE_SAMPLINGS], err));
     if (chunk->flags & CPA_CHUNK_DRAWN && (chunk->count != 1 || chunk->flags & CPA_CHUNK_FIRST))
         return cpa_fail(err, CPA_INVALID,
                         "step plan: chunk %" PRId64 " of %" PRId64
@@ -308,10 +118,10 @@ static cpa_status check_drawing(const cpa_plan_chunk *chunk, int64_t index, cons
 /* Drafts of a tree come behind lower ones: nobody walks in circles. */
 static cpa_status check_tree(const cpa_plan_chunk *chunk, int64_t index, const wire_header *header, cpa_error *err) {
     if (chunk->parents == -1) return CPA_OK;
-    CPA_TRY(check_range("chunk", index, chunk->parents, chunk->drafts, header->counts[PARENTS], err));
-    const uint8_t *at = header->parents + chunk->parents * entry_bytes(PARENTS);
+    CPA_TRY(check_range("chunk", index, chunk->parents, chunk->drafts, header->counts[CPA_WIRE_PARENTS], err));
+    const uint8_t *at = header->parents + chunk->parents * cpa_wire_entry_bytes(CPA_WIRE_PARENTS);
     for (int64_t i = 0; i < chunk->drafts; i++) {
-        const int32_t parent = get_word(&at);
+        const int32_t parent = cpa_wire_get_word(&at);
         if (parent >= -1 && parent < i) continue;
         return cpa_fail(err, CPA_INVALID,
                         "step plan: draft %" PRId64 " of chunk %" PRId64 " comes behind draft %" PRId32
@@ -335,7 +145,7 @@ static cpa_status check_drafts(const cpa_plan_chunk *chunk, int64_t index, const
     CPA_TRY(check_tree(chunk, index, header, err));
     if (chunk->given == -1) return CPA_OK;
     return check_range("chunk", index, chunk->tokens, cpa_plan_chunk_tokens(chunk) + chunk->drafts,
-                       header->counts[TOKENS], err);
+                       header->counts[CPA_WIRE_TOKENS], err);
 }
 
 static cpa_status check_chunk(const cpa_plan_chunk *chunk, int64_t index, const wire_header *header,
@@ -345,9 +155,10 @@ static cpa_status check_chunk(const cpa_plan_chunk *chunk, int64_t index, const 
         return cpa_fail(err, CPA_INVALID, "step plan: chunk %" PRId64 " has unknown placement %u", index,
                         (unsigned)chunk->placement.kind);
     CPA_TRY(check_index("chunk", index, "rank", chunk->placement.rank, limits->cp_size, err));
-    CPA_TRY(check_range("chunk", index, chunk->tokens, chunk->count, header->counts[TOKENS], err));
+    CPA_TRY(check_range("chunk", index, chunk->tokens, chunk->count, header->counts[CPA_WIRE_TOKENS], err));
     CPA_TRY(check_index("chunk", index, "start", chunk->start, INT64_MAX - chunk->count, err));
-    CPA_TRY(check_range("chunk", index, chunk->tokens, cpa_plan_chunk_tokens(chunk), header->counts[TOKENS], err));
+    CPA_TRY(
+        check_range("chunk", index, chunk->tokens, cpa_plan_chunk_tokens(chunk), header->counts[CPA_WIRE_TOKENS], err));
     CPA_TRY(check_index("chunk", index, "first output", chunk->first_output, INT64_MAX, err));
     if (chunk->algorithm != CPA_PASS_KV && chunk->algorithm != CPA_PASS_Q)
         return cpa_fail(err, CPA_INVALID, "step plan: chunk %" PRId64 " has unknown algorithm %u", index,
@@ -367,15 +178,15 @@ static cpa_status check_pool(const char *what, int64_t index, int32_t group, int
 }
 
 /* Moves from and to the host's or the device's blocks. */
-static cpa_status check_moves(const char *what, const uint8_t **at, const wire_header *header, wire_array_index array,
+static cpa_status check_moves(const char *what, const uint8_t **at, const wire_header *header, cpa_wire_array array,
                               const cpa_plan_limits *limits, cpa_error *err) {
     for (int64_t i = 0; i < header->counts[array]; i++) {
         cpa_block_move move;
-        get_entry(at, array, &move);
+        cpa_wire_get_entry(at, array, &move);
         CPA_TRY(check_pool(what, i, move.group, move.rank, limits, err));
         const cpa_layer_group *group = &limits->groups.list[move.group];
-        const int64_t froms = array == SWAP_INS ? group->host_blocks : group->num_blocks;
-        const int64_t tos = array == SWAP_OUTS ? group->host_blocks : group->num_blocks;
+        const int64_t froms = array == CPA_WIRE_SWAP_INS ? group->host_blocks : group->num_blocks;
+        const int64_t tos = array == CPA_WIRE_SWAP_OUTS ? group->host_blocks : group->num_blocks;
         CPA_TRY(check_index(what, i, "source", move.from, froms, err));
         CPA_TRY(check_index(what, i, "destination", move.to, tos, err));
     }
@@ -384,10 +195,10 @@ static cpa_status check_moves(const char *what, const uint8_t **at, const wire_h
 
 /* Moves between host memory and disk. */
 static cpa_status check_disk_moves(const char *what, const uint8_t **at, const wire_header *header,
-                                   wire_array_index array, const cpa_plan_limits *limits, cpa_error *err) {
+                                   cpa_wire_array array, const cpa_plan_limits *limits, cpa_error *err) {
     for (int64_t i = 0; i < header->counts[array]; i++) {
         cpa_disk_move move;
-        get_entry(at, array, &move);
+        cpa_wire_get_entry(at, array, &move);
         CPA_TRY(check_pool(what, i, move.group, move.rank, limits, err));
         const cpa_layer_group *group = &limits->groups.list[move.group];
         CPA_TRY(check_index(what, i, "host block", move.host, group->host_blocks, err));
@@ -401,10 +212,10 @@ static cpa_status check_append(const cpa_plan_append *append, int64_t index, con
                                const cpa_plan_limits *limits, cpa_error *err) {
     CPA_TRY(check_index("append", index, "sequence", append->seq, limits->max_seqs, err));
     CPA_TRY(check_pool("append", index, append->group, append->rank, limits, err));
-    CPA_TRY(check_range("append", index, append->blocks, append->count, header->counts[BLOCKS], err));
-    const uint8_t *at = header->blocks + append->blocks * entry_bytes(BLOCKS);
+    CPA_TRY(check_range("append", index, append->blocks, append->count, header->counts[CPA_WIRE_BLOCKS], err));
+    const uint8_t *at = header->blocks + append->blocks * cpa_wire_entry_bytes(CPA_WIRE_BLOCKS);
     for (int64_t i = append->blocks; i < append->blocks + append->count; i++) {
-        const int32_t block = get_word(&at);
+        const int32_t block = cpa_wire_get_word(&at);
         const int64_t end = limits->groups.list[append->group].num_blocks;
         if (block != -1) CPA_TRY(check_index("block", i, "id", block, end, err));
     }
@@ -420,22 +231,23 @@ static cpa_status check_transfer(const cpa_plan_transfer *transfer, int64_t inde
     CPA_TRY(check_index("transfer", index, "rank", transfer->placement.rank, limits->cp_size, err));
     CPA_TRY(check_index("transfer", index, "length", transfer->tokens, INT64_MAX / 64, err));
     CPA_TRY(check_range("transfer", index, transfer->digests, cpa_parcels(transfer->tokens) * CPA_PLAN_DIGEST_WORDS,
-                        header->counts[TOKENS], err));
-    return check_range("transfer", index, transfer->blocks, transfer->n_blocks, header->counts[TRANSFER_BLOCKS], err);
+                        header->counts[CPA_WIRE_TOKENS], err));
+    return check_range("transfer", index, transfer->blocks, transfer->n_blocks,
+                       header->counts[CPA_WIRE_TRANSFER_BLOCKS], err);
 }
 
 static cpa_status check_transfers(const uint8_t **at, const wire_header *header, const cpa_plan_limits *limits,
                                   cpa_error *err) {
-    for (int64_t i = 0; i < header->counts[TRANSFER_BLOCKS]; i++) {
+    for (int64_t i = 0; i < header->counts[CPA_WIRE_TRANSFER_BLOCKS]; i++) {
         cpa_plan_transfer_block block;
-        get_entry(at, TRANSFER_BLOCKS, &block);
+        cpa_wire_get_entry(at, CPA_WIRE_TRANSFER_BLOCKS, &block);
         CPA_TRY(check_pool("transfer block", i, block.group, block.rank, limits, err));
         CPA_TRY(check_index("transfer block", i, "entry", block.entry, INT32_MAX, err));
         CPA_TRY(check_index("transfer block", i, "id", block.block, limits->groups.list[block.group].num_blocks, err));
     }
-    for (int64_t i = 0; i < header->counts[TRANSFERS]; i++) {
+    for (int64_t i = 0; i < header->counts[CPA_WIRE_TRANSFERS]; i++) {
         cpa_plan_transfer transfer;
-        get_entry(at, TRANSFERS, &transfer);
+        cpa_wire_get_entry(at, CPA_WIRE_TRANSFERS, &transfer);
         CPA_TRY(check_transfer(&transfer, i, header, limits, err));
     }
     return CPA_OK;
@@ -448,65 +260,65 @@ static cpa_status check_biases(const cpa_plan_sampling *sampling, int64_t index,
     CPA_TRY(check_index("sampling", index, "count of biases", sampling->n_biases, most, err));
     CPA_TRY(check_index("sampling", index, "count of ends", sampling->n_ends, most - sampling->n_biases, err));
     const int64_t n = sampling->n_biases + sampling->n_ends;
-    return n == 0 ? CPA_OK : check_range("sampling", index, sampling->biases, n, header->counts[BIASES], err);
+    return n == 0 ? CPA_OK : check_range("sampling", index, sampling->biases, n, header->counts[CPA_WIRE_BIASES], err);
 }
 
 /* Every entry within the limits, before anything is stored. */
 static cpa_status check_entries(const uint8_t *at, const wire_header *header, const cpa_plan_limits *limits,
                                 cpa_error *err) {
     int64_t tokens = 0;
-    for (int64_t i = 0; i < header->counts[CHUNKS]; i++) {
+    for (int64_t i = 0; i < header->counts[CPA_WIRE_CHUNKS]; i++) {
         cpa_plan_chunk chunk;
-        get_entry(&at, CHUNKS, &chunk);
+        cpa_wire_get_entry(&at, CPA_WIRE_CHUNKS, &chunk);
         CPA_TRY(check_chunk(&chunk, i, header, limits, err));
         if (chunk.count > limits->max_tokens - tokens)
             return cpa_fail(err, CPA_INVALID, "step plan: more than %" PRId64 " tokens up to chunk %" PRId64,
                             limits->max_tokens, i);
         tokens += chunk.count;
     }
-    for (int64_t i = 0; i < header->counts[RELEASES]; i++)
-        CPA_TRY(check_index("release", i, "sequence", get_word(&at), limits->max_seqs, err));
-    CPA_TRY(check_moves("swap-out", &at, header, SWAP_OUTS, limits, err));
-    CPA_TRY(check_moves("swap-in", &at, header, SWAP_INS, limits, err));
-    CPA_TRY(check_moves("copy", &at, header, COPIES, limits, err));
-    for (int64_t i = 0; i < header->counts[APPENDS]; i++) {
+    for (int64_t i = 0; i < header->counts[CPA_WIRE_RELEASES]; i++)
+        CPA_TRY(check_index("release", i, "sequence", cpa_wire_get_word(&at), limits->max_seqs, err));
+    CPA_TRY(check_moves("swap-out", &at, header, CPA_WIRE_SWAP_OUTS, limits, err));
+    CPA_TRY(check_moves("swap-in", &at, header, CPA_WIRE_SWAP_INS, limits, err));
+    CPA_TRY(check_moves("copy", &at, header, CPA_WIRE_COPIES, limits, err));
+    for (int64_t i = 0; i < header->counts[CPA_WIRE_APPENDS]; i++) {
         cpa_plan_append append;
-        get_entry(&at, APPENDS, &append);
+        cpa_wire_get_entry(&at, CPA_WIRE_APPENDS, &append);
         CPA_TRY(check_append(&append, i, header, limits, err));
     }
-    for (int64_t i = 0; i < header->counts[NULLED_ENTRIES]; i++) {
+    for (int64_t i = 0; i < header->counts[CPA_WIRE_NULLED_ENTRIES]; i++) {
         cpa_plan_nulled entry;
-        get_entry(&at, NULLED_ENTRIES, &entry);
+        cpa_wire_get_entry(&at, CPA_WIRE_NULLED_ENTRIES, &entry);
         CPA_TRY(check_index("void", i, "sequence", entry.seq, limits->max_seqs, err));
         CPA_TRY(check_pool("void", i, entry.group, entry.rank, limits, err));
         CPA_TRY(check_index("void", i, "entry", entry.entry, limits->groups.list[0].num_blocks, err));
     }
-    for (int64_t i = 0; i < header->counts[DISCARDS]; i++) {
+    for (int64_t i = 0; i < header->counts[CPA_WIRE_DISCARDS]; i++) {
         cpa_plan_discard discard;
-        get_entry(&at, DISCARDS, &discard);
+        cpa_wire_get_entry(&at, CPA_WIRE_DISCARDS, &discard);
         CPA_TRY(check_index("discard", i, "position", discard.position, INT64_MAX, err));
     }
-    for (int64_t i = 0; i < header->counts[CUTS]; i++) {
+    for (int64_t i = 0; i < header->counts[CPA_WIRE_CUTS]; i++) {
         cpa_plan_cut cut;
-        get_entry(&at, CUTS, &cut);
+        cpa_wire_get_entry(&at, CPA_WIRE_CUTS, &cut);
         CPA_TRY(check_index("cut", i, "sequence", cut.seq, limits->max_seqs, err));
         CPA_TRY(check_index("cut", i, "length", cut.tokens, INT64_MAX, err));
     }
-    for (int64_t i = 0; i < header->counts[SAMPLINGS]; i++) {
+    for (int64_t i = 0; i < header->counts[CPA_WIRE_SAMPLINGS]; i++) {
         cpa_plan_sampling sampling;
-        get_entry(&at, SAMPLINGS, &sampling);
+        cpa_wire_get_entry(&at, CPA_WIRE_SAMPLINGS, &sampling);
         CPA_TRY(check_index("sampling", i, "prompt length", sampling.prompt_tokens, INT64_MAX, err));
         CPA_TRY(check_biases(&sampling, i, header, err));
     }
-    at += header->counts[BIASES] * entry_bytes(BIASES); /* any value */
-    for (int64_t i = 0; i < header->counts[BLOCKS]; i++) {
-        int32_t block = get_word(&at);
+    at += header->counts[CPA_WIRE_BIASES] * cpa_wire_entry_bytes(CPA_WIRE_BIASES); /* any value */
+    for (int64_t i = 0; i < header->counts[CPA_WIRE_BLOCKS]; i++) {
+        int32_t block = cpa_wire_get_word(&at);
         if (block != -1) CPA_TRY(check_index("block", i, "id", block, limits->groups.list[0].num_blocks, err));
     }
-    at += header->counts[TOKENS] * entry_bytes(TOKENS); /* any value */
+    at += header->counts[CPA_WIRE_TOKENS] * cpa_wire_entry_bytes(CPA_WIRE_TOKENS); /* any value */
     CPA_TRY(check_transfers(&at, header, limits, err));
-    CPA_TRY(check_disk_moves("store", &at, header, STORES, limits, err));
-    return check_disk_moves("load", &at, header, LOADS, limits, err);
+    CPA_TRY(check_disk_moves("store", &at, header, CPA_WIRE_STORES, limits, err));
+    return check_disk_moves("load", &at, header, CPA_WIRE_LOADS, limits, err);
 }
 
 cpa_status cpa_step_plan_decode(const uint8_t *buffer, int64_t bytes, const cpa_plan_limits *limits, cpa_step_plan *out,
@@ -516,17 +328,20 @@ cpa_status cpa_step_plan_decode(const uint8_t *buffer, int64_t bytes, const cpa_
     CPA_TRY(get_header(&at, bytes, limits, &header, err));
     CPA_TRY(check_entries(at, &header, limits, err));
     const int64_t *n = header.counts;
-    if (!cpa_step_plan_reserve(out, n[CHUNKS], n[RELEASES], n[APPENDS], n[BLOCKS], n[TOKENS]) ||
-        !cpa_step_plan_reserve_moves(out, n[SWAP_OUTS], n[SWAP_INS], n[COPIES], n[NULLED_ENTRIES]) ||
-        !cpa_step_plan_reserve_drawing(out, n[DISCARDS], n[CUTS], n[SAMPLINGS], n[BIASES], n[PARENTS]) ||
-        !cpa_step_plan_reserve_transfers(out, n[TRANSFERS], n[TRANSFER_BLOCKS]) ||
-        !cpa_step_plan_reserve_disk(out, n[STORES], n[LOADS]))
+    if (!cpa_step_plan_reserve(out, n[CPA_WIRE_CHUNKS], n[CPA_WIRE_RELEASES], n[CPA_WIRE_APPENDS], n[CPA_WIRE_BLOCKS],
+                               n[CPA_WIRE_TOKENS]) ||
+        !cpa_step_plan_reserve_moves(out, n[CPA_WIRE_SWAP_OUTS], n[CPA_WIRE_SWAP_INS], n[CPA_WIRE_COPIES],
+                                     n[CPA_WIRE_NULLED_ENTRIES]) ||
+        !cpa_step_plan_reserve_drawing(out, n[CPA_WIRE_DISCARDS], n[CPA_WIRE_CUTS], n[CPA_WIRE_SAMPLINGS],
+                                       n[CPA_WIRE_BIASES], n[CPA_WIRE_PARENTS]) ||
+        !cpa_step_plan_reserve_transfers(out, n[CPA_WIRE_TRANSFERS], n[CPA_WIRE_TRANSFER_BLOCKS]) ||
+        !cpa_step_plan_reserve_disk(out, n[CPA_WIRE_STORES], n[CPA_WIRE_LOADS]))
         return cpa_fail(err, CPA_NO_MEMORY, "step plan: no memory for a plan of %" PRId64 " bytes", bytes);
     out->step = header.step;
     out->flags = header.flags;
-    for (int array = 0; array < ARRAYS; array++) {
-        memcpy((char *)out + arrays[array].count, &n[array], sizeof n[array]);
-        for (int64_t i = 0; i < n[array]; i++) get_entry(&at, array, entry_at(out, array, i));
+    for (int array = 0; array < CPA_WIRE_ARRAYS; array++) {
+        cpa_wire_set_count(out, array, n[array]);
+        for (int64_t i = 0; i < n[array]; i++) cpa_wire_get_entry(&at, array, cpa_wire_entry(out, array, i));
     }
     return CPA_OK;
 }

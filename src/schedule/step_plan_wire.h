@@ -1,4 +1,4 @@
-/* A step plan as bytes.
+/* A step plan as bytes (step_plan_fields.h).
  *
  * Wire form, little-endian: magic "CPAP", version, step, flags, the counts, then the arrays field by field. Decoding
  * checks the magic, the version, every count and index against the bytes and limits at hand, and that nothing is left
