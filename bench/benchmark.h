@@ -59,6 +59,7 @@ extern const cpa_bench cpa_bench_sparse;
 extern const cpa_bench cpa_bench_xattn;
 extern const cpa_bench cpa_bench_xattn_estimate;
 extern const cpa_bench cpa_bench_attend_blocks;
+extern const cpa_bench cpa_bench_attend_beside;
 extern const cpa_bench cpa_bench_merge;
 extern const cpa_bench cpa_bench_kv_write;
 extern const cpa_bench cpa_bench_kv_pack;

@@ -76,7 +76,7 @@ bool cpa_bench_is_timed(const cpa_bench_options *options, int64_t n, double tota
 /* The options, for the help text. */
 void cpa_bench_options_print_help(void);
 
-#define CPA_BENCH_MAX_DIMS 3
+#define CPA_BENCH_MAX_DIMS 5
 #define CPA_BENCH_MAX_CASES 64
 
 /* One case of a --shapes list: as written, its numbers, and its options. */

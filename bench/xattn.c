@@ -1,7 +1,8 @@
 /* bench xattn: the last queries of a prompt over its keys by XAttention, the estimate and attention over the blocks that
- * it selects; xattn_estimate, the former alone; and attend_blocks, the latter over blocks at random. Work is that of the
- * pairs that are attended, and of the estimate both passes over its scores: what a dense attend would need, times the
- * density plus 2 / (2 stride). */
+ * it selects; xattn_estimate, the former alone; attend_blocks, the latter over blocks at random; and attend_beside, that
+ * beside rows of decode of other sequences, which attend all keys of their own. Work is that of the pairs that are
+ * attended, and of the estimate both passes over its scores: what a dense attend would need, times the density plus
+ * 2 / (2 stride). */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,6 +24,7 @@ enum { BLOCK = CPA_XATTN_MOST_BLOCK, SAMPLED_ROWS = 8, SAMPLED_HEADS = 2 };
 typedef struct xattn_state {
     cpa_bench_site *site;
     int64_t queries, keys, q_blocks, k_blocks, words;
+    int64_t decodes, decode_keys; /* rows of decode before the queries, and keys of each */
     int estimates, attends;
     cpa_xattn_shape shape;
     float tau;
@@ -37,33 +39,77 @@ static cpa_status device_floats(xattn_state *s, int64_t bytes, float **out, cpa_
     return cpa_bench_poisoned(s->site, bytes, (void **)out, err);
 }
 
-/* The keys in pages, the queries, and the plan of one sequence. */
-static cpa_status make_prompt(xattn_state *s, cpa_error *err) {
+static int64_t pages_of(const xattn_state *s, int64_t keys) {
+    return (keys + s->site->options.block_size - 1) / s->site->options.block_size;
+}
+/* Of all rows. */
+static int64_t rows_of(const xattn_state *s) {
+    return s->decodes + s->queries;
+}
+
+/* The keys of a sequence and its last queries, in pages from one on, to rows from one on; and its item. */
+static cpa_status make_sequence(xattn_state *s, int64_t sequence, cpa_attend_item *item, const int32_t *table,
+                                cpa_error *err) {
     const cpa_bench_options *o = &s->site->options;
-    const int64_t blocks = (s->keys + o->block_size - 1) / o->block_size, first = s->keys - s->queries;
-    const int64_t element = cpa_dtype_bytes((cpa_dtype)o->dtype), heads = s->queries * o->q_heads;
-    int64_t *positions = cpa_bench_positions(0, s->keys);
-    int32_t *table = NULL;
+    const int64_t row_bytes = o->q_heads * o->k_dim * cpa_dtype_bytes((cpa_dtype)o->dtype);
+    int64_t *positions = cpa_bench_positions(0, item->k_count);
     cpa_status status = positions ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench xattn: no memory for positions");
-    if (status == CPA_OK) status = cpa_bench_block_order(o, blocks, &table, err);
-    if (status == CPA_OK) status = cpa_bench_make_cache(s->site, blocks, &s->kv, err);
-    if (status == CPA_OK) status = cpa_bench_fill_cache(s->site, 0, positions, s->keys, table, &s->kv, err);
-    if (status == CPA_OK) status = cpa_device_alloc(s->site->device, heads * o->k_dim * element, &s->q, err);
     if (status == CPA_OK)
-        status = cpa_bench_synthesize(s->site, CPA_SYNTH_Q, 0, positions + first, s->queries, s->q, err);
-    if (status == CPA_OK) status = cpa_bench_upload(s->site, table, blocks * (int64_t)sizeof *table, &s->table, err);
-    const cpa_attend_item item = {.q_count = s->queries, .q_first = first, .k_count = s->keys};
+        status = cpa_bench_fill_cache(s->site, sequence, positions, item->k_count, table + item->table, &s->kv, err);
+    if (status == CPA_OK)
+        status = cpa_bench_synthesize(s->site, CPA_SYNTH_Q, sequence, positions + item->q_first, item->q_count,
+                                      (char *)s->q + item->q_row * row_bytes, err);
+    free(positions);
+    return status;
+}
+
+/* The prompt is sequence 0, and the last item. */
+static void list_items(const xattn_state *s, cpa_attend_item *items) {
+    const int64_t pages = pages_of(s, s->decode_keys);
+    for (int64_t i = 0; i < s->decodes; i++)
+        items[i] = (cpa_attend_item){
+            .q_row = i, .q_count = 1, .q_first = s->decode_keys - 1, .k_count = s->decode_keys, .table = i * pages};
+    items[s->decodes] = (cpa_attend_item){.q_row = s->decodes,
+                                          .q_count = s->queries,
+                                          .q_first = s->keys - s->queries,
+                                          .k_count = s->keys,
+                                          .table = s->decodes * pages};
+}
+
+static cpa_status set_plan(xattn_state *s, const cpa_attend_item *items, const int32_t *table, int64_t pages,
+                           cpa_error *err) {
+    const cpa_bench_options *o = &s->site->options;
     const cpa_attend_batch batch = {.size = sizeof batch,
                                     .map = {.cp_size = 1, .interleave = (int32_t)o->block_size},
                                     .shape = cpa_bench_shape(o),
                                     .block_size = (int32_t)o->block_size,
-                                    .items = &item,
-                                    .n_items = 1,
+                                    .items = items,
+                                    .n_items = s->decodes + 1,
                                     .block_tables = table,
-                                    .n_table_entries = blocks};
-    if (status == CPA_OK) status = cpa_attend_plan_create(s->site->device, &s->plan, err);
-    if (status == CPA_OK) status = cpa_attend_plan_set(s->plan, &batch, err);
-    free(positions);
+                                    .n_table_entries = pages};
+    CPA_TRY(cpa_attend_plan_create(s->site->device, &s->plan, err));
+    return cpa_attend_plan_set(s->plan, &batch, err);
+}
+
+/* The keys in pages, the queries, and the plan. */
+static cpa_status make_prompt(xattn_state *s, cpa_error *err) {
+    const cpa_bench_options *o = &s->site->options;
+    const int64_t pages = s->decodes * pages_of(s, s->decode_keys) + pages_of(s, s->keys);
+    const int64_t element = cpa_dtype_bytes((cpa_dtype)o->dtype), heads = rows_of(s) * o->q_heads;
+    cpa_attend_item *items = malloc((size_t)(s->decodes + 1) * sizeof *items);
+    int32_t *table = NULL;
+    cpa_status status = items ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench xattn: no memory for items");
+    if (status == CPA_OK) status = cpa_bench_block_order(o, pages, &table, err);
+    if (status == CPA_OK) status = cpa_bench_make_cache(s->site, pages, &s->kv, err);
+    if (status == CPA_OK) status = cpa_device_alloc(s->site->device, heads * o->k_dim * element, &s->q, err);
+    if (status == CPA_OK) list_items(s, items);
+    for (int64_t i = 0; status == CPA_OK && i <= s->decodes; i++)
+        status = make_sequence(s, s->decodes - i, &items[i], table, err);
+    if (status == CPA_OK)
+        status = cpa_bench_upload(s->site, table + items[s->decodes].table,
+                                  pages_of(s, s->keys) * (int64_t)sizeof *table, &s->table, err);
+    if (status == CPA_OK) status = set_plan(s, items, table, pages, err);
+    free(items);
     free(table);
     CPA_TRY(status);
     CPA_TRY(cpa_bench_poisoned(s->site, heads * o->v_dim * element, &s->out, err));
@@ -84,16 +130,17 @@ static cpa_status make_estimate(xattn_state *s, cpa_error *err) {
 static cpa_status make_bits(xattn_state *s, int64_t percent, cpa_error *err) {
     const int64_t rows = s->shape.q_heads * s->q_blocks, first = s->k_blocks - s->q_blocks;
     uint32_t *bits = calloc((size_t)(rows * s->words), sizeof *bits);
-    int64_t *row_word = malloc((size_t)s->queries * sizeof *row_word);
+    int64_t *row_word = malloc((size_t)rows_of(s) * sizeof *row_word);
     cpa_status status = bits && row_word ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench xattn: no memory for bits");
     for (int64_t row = 0; status == CPA_OK && row < rows; row++)
         for (int64_t block = 0, own = first + row % s->q_blocks; block <= own; block++) {
             const int taken = (int64_t)(cpa_bench_hash((uint64_t)(row * s->k_blocks + block)) % 100) < percent;
             if (taken || block == 0 || block == own) bits[row * s->words + block / 32] |= 1u << block % 32;
         }
-    for (int64_t row = 0; status == CPA_OK && row < s->queries; row++) row_word[row] = row / BLOCK * s->words;
+    for (int64_t row = 0; status == CPA_OK && row < rows_of(s); row++)
+        row_word[row] = row < s->decodes ? -1 : (row - s->decodes) / BLOCK * s->words;
     if (status == CPA_OK) status = cpa_bench_upload(s->site, bits, rows * s->words * 4, &s->bits, err);
-    if (status == CPA_OK) status = cpa_bench_upload(s->site, row_word, s->queries * 8, &s->row_word, err);
+    if (status == CPA_OK) status = cpa_bench_upload(s->site, row_word, rows_of(s) * 8, &s->row_word, err);
     if (status == CPA_OK) status = cpa_bench_poisoned(s->site, rows * 4, (void **)&s->counts, err);
     free(bits);
     free(row_word);
@@ -195,7 +242,8 @@ static cpa_status count_work(xattn_state *s, cpa_bench_row *row, cpa_error *err)
     cpa_status status = read_bits(s, &bits, err);
     if (status == CPA_OK) {
         const double pairs = attended_pairs(s, bits);
-        row->flops = (s->attends ? pairs * widths : 0) +
+        const double decoded = (double)(s->decodes * s->decode_keys) * (double)o->q_heads;
+        row->flops = (s->attends ? (pairs + decoded) * widths : 0) +
                      (s->estimates ? 2 * dense * 2.0 * (double)o->k_dim / s->shape.stride : 0);
         row->bytes = -1;
         printf("# %lld x %lld: density %.4f\n", (long long)s->queries, (long long)s->keys, pairs / dense);
@@ -204,8 +252,8 @@ static cpa_status count_work(xattn_state *s, cpa_bench_row *row, cpa_error *err)
     return status;
 }
 
-static cpa_status prepare(cpa_bench_site *site, int estimates, int attends, const int64_t *shape, cpa_bench_row *row,
-                          void **state, cpa_error *err) {
+static cpa_status prepare(cpa_bench_site *site, int estimates, int attends, int decodes, const int64_t *shape,
+                          cpa_bench_row *row, void **state, cpa_error *err) {
     const cpa_bench_options *o = &site->options;
     xattn_state *s = calloc(1, sizeof *s);
     if (!s) return cpa_fail(err, CPA_NO_MEMORY, "bench xattn: no memory");
@@ -218,6 +266,8 @@ static cpa_status prepare(cpa_bench_site *site, int estimates, int attends, cons
                        .keys = shape[1],
                        .q_blocks = shape[0] / BLOCK,
                        .k_blocks = shape[1] / BLOCK,
+                       .decodes = decodes ? shape[3] : 0,
+                       .decode_keys = decodes ? shape[4] : 0,
                        .estimates = estimates,
                        .attends = attends,
                        .shape = {.stride = estimates ? (int32_t)shape[2] : 8,
@@ -243,17 +293,22 @@ static cpa_status prepare(cpa_bench_site *site, int estimates, int attends, cons
 
 static cpa_status prepare_whole(cpa_bench_site *site, const int64_t *shape, cpa_bench_row *row, void **state,
                                 cpa_error *err) {
-    return prepare(site, 1, 1, shape, row, state, err);
+    return prepare(site, 1, 1, 0, shape, row, state, err);
 }
 
 static cpa_status prepare_estimate(cpa_bench_site *site, const int64_t *shape, cpa_bench_row *row, void **state,
                                    cpa_error *err) {
-    return prepare(site, 1, 0, shape, row, state, err);
+    return prepare(site, 1, 0, 0, shape, row, state, err);
 }
 
 static cpa_status prepare_blocks(cpa_bench_site *site, const int64_t *shape, cpa_bench_row *row, void **state,
                                  cpa_error *err) {
-    return prepare(site, 0, 1, shape, row, state, err);
+    return prepare(site, 0, 1, 0, shape, row, state, err);
+}
+
+static cpa_status prepare_beside(cpa_bench_site *site, const int64_t *shape, cpa_bench_row *row, void **state,
+                                 cpa_error *err) {
+    return prepare(site, 0, 1, 1, shape, row, state, err);
 }
 
 /* ---- checks ---- */
@@ -264,18 +319,18 @@ typedef struct recalled {
     float *k, *v; /* room for the keys of a row */
 } recalled;
 
-/* A row and head of attention over the keys that its bits show. */
-static cpa_status check_row(xattn_state *s, recalled *r, int64_t at, int64_t head, cpa_bench_row *row, cpa_error *err) {
+/* A row and head of attention over the first `end` of the keys, or those of them that bits show, if there are any. */
+static cpa_status check_row(xattn_state *s, recalled *r, const uint32_t *bits, int64_t at, int64_t end, int64_t head,
+                            cpa_bench_row *row, cpa_error *err) {
     const cpa_bench_options *o = &s->site->options;
     const int64_t element = cpa_dtype_bytes((cpa_dtype)o->dtype), kv_head = head / (o->q_heads / o->kv_heads);
-    const uint32_t *bits = r->bits + (head * s->q_blocks + at / BLOCK) * s->words;
-    const int64_t end = s->keys - s->queries + at + 1, place = at * o->q_heads + head;
+    const int64_t place = at * o->q_heads + head;
     char q[CPA_MAX_HEAD_DIM * sizeof(float)], out[CPA_MAX_HEAD_DIM * sizeof(float)];
     float lse;
     cpa_case_expected expected;
     int64_t n = 0;
     for (int64_t key = 0; key < end; key++) {
-        if (!(bits[key / BLOCK / 32] >> key / BLOCK % 32 & 1)) continue;
+        if (bits && !(bits[key / BLOCK / 32] >> key / BLOCK % 32 & 1)) continue;
         cpa_bench_recalled_row(&r->kv, CPA_SYNTH_K, key, kv_head, r->k + n * o->k_dim);
         cpa_bench_recalled_row(&r->kv, CPA_SYNTH_V, key, kv_head, r->v + n++ * o->v_dim);
     }
@@ -297,6 +352,13 @@ static cpa_status check_row(xattn_state *s, recalled *r, int64_t at, int64_t hea
     row->wrong += !cpa_case_is_right(&expected, &got, NULL);
     row->checked++;
     return CPA_OK;
+}
+
+/* The same of a query of the prompt. */
+static cpa_status check_query(xattn_state *s, recalled *r, int64_t at, int64_t head, cpa_bench_row *row,
+                              cpa_error *err) {
+    const uint32_t *bits = r->bits + (head * s->q_blocks + at / BLOCK) * s->words;
+    return check_row(s, r, bits, s->decodes + at, s->keys - s->queries + at + 1, head, row, err);
 }
 
 /* The statistics of a group of queries beside float64. */
@@ -333,6 +395,23 @@ static cpa_status check_group(xattn_state *s, const recalled *r, int64_t group, 
     return status;
 }
 
+/* Rows of decode, each with keys of its own. */
+static cpa_status check_decodes(xattn_state *s, cpa_bench_row *row, cpa_error *err) {
+    const cpa_bench_options *o = &s->site->options;
+    recalled r = {.k = malloc((size_t)(s->decode_keys * o->k_dim) * sizeof(float)),
+                  .v = malloc((size_t)(s->decode_keys * o->v_dim) * sizeof(float))};
+    cpa_status status = r.k && r.v ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench xattn: no memory for keys");
+    for (int64_t at = 0; status == CPA_OK && at < s->decodes; at += 1 + s->decodes / SAMPLED_ROWS) {
+        status = cpa_bench_recall(s->site, s->decodes - at, 0, s->decode_keys, &r.kv, err);
+        for (int64_t head = 0; status == CPA_OK && head < o->q_heads; head += o->q_heads / SAMPLED_HEADS)
+            status = check_row(s, &r, NULL, at, s->decode_keys, head, row, err);
+        free(r.kv.k), free(r.kv.v);
+        r.kv = (cpa_kv_view){0};
+    }
+    free(r.k), free(r.v);
+    return status;
+}
+
 static cpa_status check(void *state, cpa_bench_row *row, cpa_error *err) {
     xattn_state *s = state;
     const cpa_bench_options *o = &s->site->options;
@@ -345,13 +424,13 @@ static cpa_status check(void *state, cpa_bench_row *row, cpa_error *err) {
     for (int64_t i = 0; status == CPA_OK && i < SAMPLED_ROWS * SAMPLED_HEADS; i++) {
         const int64_t at = (i / SAMPLED_HEADS + 1) * s->queries / SAMPLED_ROWS - 1 - 37 * (i / SAMPLED_HEADS);
         const int64_t head = (i % SAMPLED_HEADS + 1) * o->q_heads / SAMPLED_HEADS - 1;
-        if (s->attends) status = check_row(s, &r, cpa_max64(at, 0), head, row, err);
+        if (s->attends) status = check_query(s, &r, cpa_max64(at, 0), head, row, err);
         if (status == CPA_OK && s->estimates && i / SAMPLED_HEADS % 4 == 3)
             status = check_group(s, &r, cpa_max64(at, 0) / s->shape.stride, head, row, err);
     }
     void *const made[] = {r.k, r.v, r.bits, r.kv.k, r.kv.v};
     for (size_t i = 0; i < sizeof made / sizeof *made; i++) free(made[i]);
-    return status;
+    return status == CPA_OK ? check_decodes(s, row, err) : status;
 }
 
 static void release(void *state) {
@@ -401,6 +480,20 @@ const cpa_bench cpa_bench_attend_blocks = {
     .checked = "sampled rows, of some heads",
     .min_ranks = 1,
     .prepare = prepare_blocks,
+    .run = run,
+    .check = check,
+    .release = release,
+};
+
+const cpa_bench cpa_bench_attend_beside = {
+    .name = "attend_beside",
+    .dims = "queries x keys x density in % x rows of decode x keys of each",
+    .n_dims = 5,
+    .shapes_host = "1Kx2Kx20x3x2K",
+    .shapes_cuda = "16Kx64Kx25x63x16K",
+    .checked = "sampled rows, of some heads",
+    .min_ranks = 1,
+    .prepare = prepare_beside,
     .run = run,
     .check = check,
     .release = release,

@@ -158,6 +158,59 @@ static void codes_are_attended_too(void) {
         }
 }
 
+/* Rows [first, first + n) of a fixture as an item. */
+static cpa_attend_item rows_as_item(const blocks_case *b, int64_t first, int64_t n) {
+    return cpa_attend_fixture_item(&b->fixture, 0, first, n, 0, 0, b->fixture.shape.length);
+}
+
+/* Whether the first rows have the same bits. */
+static int rows_are_same(const blocks_case *b, const cpa_attend_result *other, int64_t rows) {
+    const cpa_attend_case *shape = &b->fixture.shape;
+    const size_t heads = (size_t)(rows * shape->q_heads), width = heads * (size_t)shape->v_dim;
+    return !memcmp(b->result.o, other->o, width * sizeof(float)) &&
+           !memcmp(b->result.lse, other->lse, heads * sizeof(float)) &&
+           !memcmp(b->result.out, other->out, width * (size_t)cpa_dtype_bytes(shape->q_dtype));
+}
+
+/* Items of few rows, which attend all keys, beside others that select blocks: the former have the bits that they have
+ * without a selection. `select`: some of few rows select as well. */
+static void few_rows_lie_beside(const cpa_attend_case *shape, int select) {
+    enum { FEW = 6 };
+    blocks_case b;
+    cpa_attend_result plain;
+    begin(&b, shape, 0, 30);
+    const int64_t all = b.fixture.q_count[0], end_of_chunk = all - (select ? 5 : 0);
+    const cpa_attend_item items[] = {rows_as_item(&b, 0, 1),
+                                     rows_as_item(&b, 1, 1),
+                                     rows_as_item(&b, FEW, 300),
+                                     rows_as_item(&b, 2, 2),
+                                     rows_as_item(&b, FEW + 300, end_of_chunk - FEW - 300),
+                                     rows_as_item(&b, 4, 2),
+                                     rows_as_item(&b, end_of_chunk, 2),
+                                     rows_as_item(&b, end_of_chunk + 2, 3)};
+    const int64_t n_items = select ? 8 : 6;
+    CU_ASSERT_EQUAL(cpa_attend_fixture_run(&b.fixture, items, n_items, 0, &b.result), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_attend_fixture_check(&b.fixture, 0, 1, &b.result, NULL), 0);
+    cpa_attend_result_init(&plain, &b.fixture);
+    b.fixture.score = NULL;
+    CU_ASSERT_EQUAL(cpa_attend_fixture_run(&b.fixture, items, n_items, 0, &plain), CPA_OK);
+    CU_ASSERT(rows_are_same(&b, &plain, FEW));
+    CU_ASSERT_FALSE(cpa_attend_result_same(&b.result, &plain));
+    cpa_attend_result_destroy(&plain);
+    end(&b);
+}
+
+static void decode_lies_beside(void) {
+    static const cpa_dtype caches[] = {CPA_BF16, CPA_FP8_E4M3, CPA_INT8};
+    for (int c = 0; c < 3; c++)
+        for (int select = 0; select < 2; select++) {
+            cpa_attend_case shape = case_of(CPA_BF16, 8, 2, select ? 64 : 128, 1103);
+            shape.kv_dtype = caches[c];
+            shape.start = 402;
+            few_rows_lie_beside(&shape, select);
+        }
+}
+
 /* Over blocks that are all selected a row has the result that it has without a selection, on the host to the bit. */
 static void all_blocks_are_no_selection(void) {
     cpa_attend_case shape = case_of(CPA_BF16, 4, 2, 128, 1111);
@@ -252,6 +305,7 @@ static const cpa_test tests[] = {
     {"chunks begin anywhere", chunks_begin_anywhere},
     {"windows and shards stay", windows_and_shards_stay},
     {"codes are attended too", codes_are_attended_too},
+    {"decode lies beside", decode_lies_beside},
     {"all blocks are no selection", all_blocks_are_no_selection},
     {"blocks that nobody selects may hold anything", blocks_that_nobody_selects_may_hold_anything},
     {"patterns are those of their formula", patterns_are_those_of_their_formula},

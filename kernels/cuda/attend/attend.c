@@ -188,8 +188,32 @@ typedef struct attend_call {
     cpa_cuda_attend_args args;
     const cpa_key_selection *selection;
     const cpa_cuda_attend_choice *choice;
+    cpa_cuda_attend_choice few; /* what few rows have, and keys that they share: the same, or that of no blocks */
+    int leaves_few;             /* not 0: the latter; the kernel of blocks has the other rows */
     cpa_cuda_tile_skip skip;
 } attend_call;
+
+/* Beside rows that select blocks, few ones mostly attend all keys, by the kernels that they have without a selection.
+ * Those of them that do select are attended again, which a state that is gone on from does not allow. */
+static int leaves_few(const cpa_cuda_plan *plan, const cpa_attend_args *args) {
+    return args->selection && args->selection->blocks && !args->resume && plan->decode_ctas > 0 &&
+           plan->prefill.n_pieces > 0 && plan->base.reservation.sequences == 0;
+}
+
+static void choose_kernels(const cpa_cuda_plan *plan, const cpa_attend_args *args, const cpa_cuda_attend_call *asked,
+                           attend_call *call) {
+    call->choice = cpa_cuda_plan_choice(plan, asked);
+    if (!call->choice->plain && leaves_few(plan, args)) {
+        cpa_cuda_attend_call of_few = *asked;
+        of_few.rules &= ~CPA_CUDA_BLOCKS;
+        const cpa_cuda_attend_choice *few = cpa_cuda_plan_choice(plan, &of_few);
+        call->few = *few;
+        call->leaves_few = !few->plain;
+        call->choice = few->plain ? few : cpa_cuda_plan_choice(plan, asked);
+    } else {
+        call->few = *call->choice;
+    }
+}
 
 static attend_call call_of(const cpa_cuda_plan *plan, const cpa_attend_args *args, const void *ready_q) {
     attend_call call = {.kv = cpa_kv_view_resolve(args->kv), .selection = args->selection};
@@ -198,7 +222,7 @@ static attend_call call_of(const cpa_cuda_plan *plan, const cpa_attend_args *arg
     cpa_cuda_attend_call asked =
         cpa_cuda_call_of(((const cpa_cuda_device *)plan->base.device)->path, &call.args, &call.kv, args->selection);
     if (args->skip_tiles > 0) asked.oddities |= CPA_CUDA_TILES_SKIP;
-    call.choice = cpa_cuda_plan_choice(plan, &asked);
+    choose_kernels(plan, args, &asked, &call);
     call.skip = (cpa_cuda_tile_skip){args->skip_tiles / call.args.scale, (unsigned long long *)args->tile_counts};
     scale_what_rules_give(&call.args);
     return call;
@@ -215,19 +239,23 @@ void cpa_cuda_attend_kernels_of(const cpa_attend_plan *base, const cpa_attend_ar
         cpa_cuda_planned_call(base->device, &base->shape, base->block_size, base->fusion);
     *out = (cpa_attend_kernels){0};
     if (is_empty(plan) || cpa_cuda_select(base->device, NULL) != CPA_OK) return;
-    const cpa_cuda_attend_choice *choice =
-        args ? call_of(plan, args, NULL).choice : cpa_cuda_plan_choice(plan, &planned);
-    out->decode = named(&choice->of[CPA_CUDA_DECODE]);
-    out->prefill = named(&choice->of[CPA_CUDA_PREFILL]);
-    out->shared = named(&choice->of[CPA_CUDA_SHARED]);
+    attend_call call = {.choice = args ? NULL : cpa_cuda_plan_choice(plan, &planned)};
+    if (args)
+        call = call_of(plan, args, NULL);
+    else
+        call.few = *call.choice;
+    out->decode = named(&call.few.of[CPA_CUDA_DECODE]);
+    out->prefill = named(&call.choice->of[CPA_CUDA_PREFILL]);
+    out->shared = named(&call.few.of[CPA_CUDA_SHARED]);
 }
 
 /* What the kernel of some pieces is told; how many they are is left. */
 static cpa_cuda_attend_launch launch_of(const cpa_cuda_plan *plan, const attend_call *call,
                                         const cpa_cuda_attend_args *a, cpa_cuda_pieces pieces) {
-    return (cpa_cuda_attend_launch){.kernel = call->choice->of[pieces].kernel,
+    const cpa_cuda_attend_choice *choice = pieces == CPA_CUDA_PREFILL ? call->choice : &call->few;
+    return (cpa_cuda_attend_launch){.kernel = choice->of[pieces].kernel,
                                     .plan = plan,
-                                    .spec = &call->choice->spec,
+                                    .spec = &choice->spec,
                                     .args = a,
                                     .kv = &call->kv,
                                     .selection = call->selection,
@@ -251,6 +279,7 @@ static cpa_status launch_prefill(const cpa_cuda_plan *plan, const attend_call *c
                                  cpa_stream *stream) {
     const cpa_cuda_attend_launch launch = launch_of(plan, call, a, CPA_CUDA_PREFILL);
     a->early = 0;
+    if (call->leaves_few) return launch.kernel->launch(&launch, stream);
     return launch.kernel->over ? cpa_cuda_launch_passes(&launch, &plan->memory->source->prefill, stream)
                                : cpa_cuda_launch_prefill(&launch, &plan->prefill, stream);
 }
@@ -304,7 +333,7 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     cpa_attend_log_kernels(base, args);
     attend_call call = call_of(plan, args, ready_q);
     cpa_cuda_attend_args *a = &call.args;
-    const cpa_cuda_attend_kernel *whole = call.choice->plain ? NULL : whole_kernel(&call);
+    const cpa_cuda_attend_kernel *whole = call.choice->plain || call.leaves_few ? NULL : whole_kernel(&call);
     if (call.choice->plain || whole || plan->prefill.n_pieces > 0)
         CPA_TRY(place_ready_queries(plan, a, ready_q, stream));
     if (call.choice->plain) return launch_plain(plan, &call, stream);

@@ -48,7 +48,14 @@ __device__ int32_t first_place(const blocks_args &args, const cpa_cuda_item *ite
     return (int32_t)(items[i].begin - items[0].begin) / args.sharers / ROWS + 2 * i;
 }
 
-/* The piece at a place; without rows where there is none. */
+__device__ bool selects_blocks(const cpa_key_blocks &blocks, const cpa_attend_item &item) {
+    bool selects = false;
+    for (int64_t row = item.q_row; row < item.q_row + item.q_count; row++)
+        selects |= blocks.row_word[blocks.row_map ? blocks.row_map[row] : row] >= 0;
+    return selects;
+}
+
+/* The piece at a place; without rows where there is none, or other kernels have them. */
 __device__ void find_piece(cpa_cuda_piece &piece, const blocks_args &args, int32_t place) {
     const cpa_cuda_item *items = args.items.is_cut ? &args.items.cut : args.pools.a.items + args.items.first;
     int32_t low = 0, high = (int32_t)args.items.n;
@@ -59,6 +66,7 @@ __device__ void find_piece(cpa_cuda_piece &piece, const blocks_args &args, int32
     const cpa_cuda_item &found = items[low];
     const cpa_attend_item &item = found.item;
     const int64_t first = item.q_first / ROWS * ROWS + (place - first_place(args, items, low)) * ROWS;
+    const bool is_left = item.q_count <= args.items.few && (args.items.leaves_all || !selects_blocks(args.blocks, item));
     const int64_t begin = max(first, item.q_first) - item.q_first, end = min(first + ROWS - item.q_first, item.q_count);
     piece = {};
     piece.q_row = item.q_row;
@@ -67,7 +75,7 @@ __device__ void find_piece(cpa_cuda_piece &piece, const blocks_args &args, int32
     piece.k_first = item.k_first;
     piece.table = item.table;
     piece.row_begin = (int32_t)min(begin, item.q_count);
-    piece.row_end = (int32_t)max(end, (int64_t)piece.row_begin);
+    piece.row_end = is_left ? piece.row_begin : (int32_t)max(end, (int64_t)piece.row_begin);
     piece.k_end = (int32_t)item.k_count;
     piece.q_set = item.q_set;
     piece.k_set = item.k_set;

@@ -16,6 +16,8 @@ typedef struct cpa_cuda_block_items {
     int64_t first, n, rows;
     int32_t is_cut;
     cpa_cuda_item cut;
+    /* Items of so many rows and fewer are left out, all of them or those alone of which no row selects blocks. */
+    int32_t few, leaves_all;
 } cpa_cuda_block_items;
 
 /* The arguments are those of a plan. The maps have boxes of cpa_cuda_blocks_box tokens, and of 64 rows of a query head.
@@ -23,6 +25,9 @@ typedef struct cpa_cuda_block_items {
 cpa_status cpa_cuda_attend_blocks(const cpa_cuda_attend_args *args, const cpa_cuda_persistent_maps *maps,
                                   const cpa_key_blocks *blocks, const cpa_cuda_block_items *items, uint32_t *tickets,
                                   cpa_stream *stream);
+/* Rows that select blocks of the items of `few` rows and fewer, as the plain kernel attends them (attend_simple.cu). */
+cpa_status cpa_cuda_attend_few_by_blocks(const cpa_cuda_attend_args *args, const cpa_key_blocks *blocks, int32_t few,
+                                         cpa_stream *stream);
 /* Keys of a tile of such heads, and tokens in a box of the maps. */
 int32_t cpa_cuda_blocks_keys(int32_t k_dim, int32_t v_dim);
 int32_t cpa_cuda_blocks_box(int32_t k_dim, int32_t v_dim, int32_t block_size);

@@ -47,9 +47,11 @@ static const char *persistent_refuses(const cpa_cuda_attend_spec *spec) {
 }
 
 static const char *blocks_refuse(const cpa_cuda_attend_spec *spec) {
-    const int few = spec->pieces & (1 << CPA_CUDA_DECODE | 1 << CPA_CUDA_SHARED);
+    /* Beside others few rows are left to other kernels, unless a state is gone on from. */
+    const int left = spec->pieces & 1 << CPA_CUDA_PREFILL && !(spec->call.oddities & CPA_CUDA_STATE);
+    const int few = left ? 0 : spec->pieces & (1 << CPA_CUDA_DECODE | 1 << CPA_CUDA_SHARED);
     const int widened = cpa_cuda_has_codes(spec) || cpa_cuda_in_runs(spec);
-    if (spec->pieces & 1 << CPA_CUDA_SHARED) return "keys by blocks for rows that share keys";
+    if (few & 1 << CPA_CUDA_SHARED) return "keys by blocks for rows that share keys";
     if (widened && few) return "keys by blocks over codes, or over rows in runs, for few rows too";
     if (widened && !spec->prepared) return "keys by blocks that there is no memory to widen in";
     if ((!widened && spec->block_size < CPA_CUDA_LEAST_BOX) || spec->block_size == CPA_TENSOR_BLOCK)
@@ -196,6 +198,17 @@ static cpa_status launch_persistent(const cpa_cuda_attend_launch *launch, cpa_st
     return cpa_cuda_attend_persistent(a, &maps, launch->count, tickets_of(launch->plan), stream);
 }
 
+static int widens(const cpa_cuda_attend_spec *spec) {
+    return cpa_cuda_has_codes(spec) || cpa_cuda_in_runs(spec);
+}
+
+/* Rows of the items that are left to the kernels of decode, at most; 0: none are, where it takes the whole plan. */
+static int32_t few_rows(const cpa_cuda_attend_launch *launch) {
+    const cpa_cuda_plan *plan = launch->plan;
+    const int32_t most = cpa_cuda_most_decode_rows(&plan->base.shape, plan->base.block_size);
+    return launch->pieces == CPA_CUDA_PREFILL ? most / launch->args->group : 0;
+}
+
 /* The items of a pass, or with NULL all, by query heads. */
 static cpa_status launch_items(const cpa_cuda_attend_launch *launch, const cpa_cuda_pass *pass, cpa_stream *stream) {
     const cpa_cuda_attend_args *a = launch->args;
@@ -208,19 +221,25 @@ static cpa_status launch_items(const cpa_cuda_attend_launch *launch, const cpa_c
         items.is_cut = pass->is_cut;
         items.cut = (cpa_cuda_item){.item = pass->item, .state_shift = pass->state_shift};
     }
+    items.few = few_rows(launch);
+    items.leaves_all = widens(launch->spec);
     CPA_TRY(encode_queries(launch, 1, 0, &maps, stream));
     CPA_TRY(encode_pools(launch->kv, box, 0, &maps.pools, stream));
     return cpa_cuda_attend_blocks(a, &maps, launch->selection->blocks, &items, tickets_of(plan), stream);
 }
 
-/* Codes, and rows in runs, are widened first: all keys, of which the tiles of a head take some. */
+/* Codes, and rows in runs, are widened first: all keys, of which the tiles of a head take some; not those of few rows,
+ * which the plain kernel has if they select blocks. */
 static cpa_status launch_blocks(const cpa_cuda_attend_launch *launch, cpa_stream *stream) {
     static const cpa_cuda_attend_kernel widened = {
         .name = "widen+blocks", .prepares = &cpa_cuda_widen_scaled, .over = &cpa_cuda_kernel_blocks};
     cpa_cuda_attend_launch own = *launch;
-    if (!cpa_cuda_has_codes(launch->spec) && !cpa_cuda_in_runs(launch->spec)) return launch_items(launch, NULL, stream);
+    if (!widens(launch->spec)) return launch_items(launch, NULL, stream);
     own.kernel = &widened;
-    return cpa_cuda_launch_passes_by(&own, &launch->plan->memory->source->prefill, launch_items, stream);
+    CPA_TRY(cpa_cuda_launch_passes_by(&own, &launch->plan->memory->source->prefill, launch_items, stream));
+    return few_rows(launch) > 0
+               ? cpa_cuda_attend_few_by_blocks(launch->args, launch->selection->blocks, few_rows(launch), stream)
+               : CPA_OK;
 }
 
 /* Latents, or wide heads. The rows of a token may be those of a team of two CTAs. */

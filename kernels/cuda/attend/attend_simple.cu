@@ -1,5 +1,6 @@
 /* attend for any dtype, width and block size, in fp32 without tensor cores: what the other kernels do not take, and
  * what tests compare them with. A warp a row and head. */
+#include "kernels/cuda/attend/attend_blocks.h"
 #include "kernels/cuda/attend/attend_kernels.h"
 #include "kernels/cuda/attend/score.cuh"
 #include "kernels/cuda/attend/simple_rows.cuh"
@@ -77,15 +78,11 @@ __device__ void attend_key(const cpa_cuda_attend_args &a, row_state<ELEMENTS> &s
     add_key(a, state, score, of.v, lane);
 }
 
+/* A row of an item, by a warp. */
 template <bool RULED, int ELEMENTS>
-__global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a,
-                              const __grid_constant__ selected_keys selected, int64_t rows) {
-    const int64_t index = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP_LANES;
-    const int kv_group = blockIdx.y, lane = threadIdx.x % WARP_LANES;
-    if (index >= rows) return;
-    const cpa_cuda_item *found = item_of_row(a, index);
+__device__ void attend_row(const cpa_cuda_attend_args &a, const selected_keys &selected, const cpa_cuda_item *found,
+                           int row, int kv_group, int lane) {
     const cpa_attend_item item = found->item;
-    const int row = (int)(index - found->begin);
     const cpa_cuda_piece piece = {.q_row = item.q_row,
                                   .q_first = item.q_first,
                                   .k_first = item.k_first,
@@ -97,8 +94,6 @@ __global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a,
                                   .q_set = item.q_set,
                                   .k_set = item.k_set,
                                   .partial = -1};
-    /* Items that fill a padded plan up have none; those of a reserved one may begin behind rows that are nobody's. */
-    if (row < 0 || row >= item.q_count * a.group) return;
     const row_place place(a, item.q_row, row, kv_group);
     row_keys keys = keys_of_row(a, piece, row);
     row_score rules;
@@ -127,6 +122,38 @@ __global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a,
     store_row<RULED, ELEMENTS>(a, state, place.state_row, found->state_shift, found->refused, place.head, lane);
 }
 
+template <bool RULED, int ELEMENTS>
+__global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a,
+                              const __grid_constant__ selected_keys selected, int64_t rows) {
+    const int64_t index = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP_LANES;
+    const int kv_group = blockIdx.y, lane = threadIdx.x % WARP_LANES;
+    if (index >= rows) return;
+    const cpa_cuda_item *found = item_of_row(a, index);
+    const int row = (int)(index - found->begin);
+    /* Items that fill a padded plan up have none; those of a reserved one may begin behind rows that are nobody's. */
+    if (row < 0 || row >= found->item.q_count * a.group) return;
+    attend_row<RULED, ELEMENTS>(a, selected, found, row, kv_group, lane);
+}
+
+/* The rows that select blocks, of items of few rows: a CTA an item and KV head. */
+template <int ELEMENTS>
+__global__ void attend_few(const __grid_constant__ cpa_cuda_attend_args a,
+                           const __grid_constant__ selected_keys selected, int32_t few) {
+    const cpa_cuda_item *found = a.items + blockIdx.x;
+    const int kv_group = blockIdx.y, lane = threadIdx.x % WARP_LANES;
+    const cpa_key_blocks &blocks = selected.blocks;
+    if (found->item.q_count > few) return;
+    for (int row = threadIdx.x / WARP_LANES; row < found->item.q_count * a.group; row += WARPS) {
+        const int64_t at = row_place(a, found->item.q_row, row, kv_group).state_row;
+        if (blocks.row_word[blocks.row_map ? blocks.row_map[at] : at] >= 0)
+            attend_row<true, ELEMENTS>(a, selected, found, row, kv_group, lane);
+    }
+}
+
+bool is_wide(const cpa_cuda_attend_args &a) {
+    return a.k_dim > NARROW * WARP_LANES || a.v_dim > NARROW * WARP_LANES || has_tiles(a.kv_dtype);
+}
+
 } // namespace
 
 extern "C" cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_launch *launch, cpa_stream *stream) {
@@ -141,10 +168,18 @@ extern "C" cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_launch *launc
     }
     if (selection && selection->blocks) selected.blocks = *selection->blocks;
     const bool ruled = args->score.any || args->score.sink_logits || selected.lists.unit > 0 || selected.blocks.bits;
-    const bool wide = args->k_dim > NARROW * WARP_LANES || args->v_dim > NARROW * WARP_LANES ||
-                      has_tiles(args->kv_dtype);
-    const auto kernel = wide ? (ruled ? attend_simple<true, WIDE> : attend_simple<false, WIDE>)
-                             : (ruled ? attend_simple<true, NARROW> : attend_simple<false, NARROW>);
+    const auto kernel = is_wide(*args) ? (ruled ? attend_simple<true, WIDE> : attend_simple<false, WIDE>)
+                                       : (ruled ? attend_simple<true, NARROW> : attend_simple<false, NARROW>);
     kernel<<<grid, WARPS * WARP_LANES, 0, cpa_cuda_handle(stream)>>>(*args, selected, rows);
+    return cpa_cuda_launched(stream, "attend");
+}
+
+extern "C" cpa_status cpa_cuda_attend_few_by_blocks(const cpa_cuda_attend_args *args, const cpa_key_blocks *blocks,
+                                                    int32_t few, cpa_stream *stream) {
+    const dim3 grid((unsigned)args->n_items, args->kv_heads);
+    selected_keys selected = {};
+    selected.blocks = *blocks;
+    const auto kernel = is_wide(*args) ? attend_few<WIDE> : attend_few<NARROW>;
+    kernel<<<grid, WARPS * WARP_LANES, 0, cpa_cuda_handle(stream)>>>(*args, selected, few);
     return cpa_cuda_launched(stream, "attend");
 }
