@@ -14,10 +14,17 @@ if(CPATTN_PYTHON) # A wheel has to load where there is no libcrypto, or another 
   set(CPATTN_CRYPTO ${CPATTN_CRYPTO_ARCHIVE})
 endif()
 
+# Optional; where the library runs the kernel decides. It lies within, since it is small and not every machine has it.
+find_library(CPATTN_URING_ARCHIVE liburing.a)
+set(CPATTN_URING)
+if(CPATTN_URING_ARCHIVE)
+  set(CPATTN_URING ${CPATTN_URING_ARCHIVE})
+endif()
+
 # What the library's objects see: its own folders and threads.
 add_library(cpattn_deps INTERFACE)
 target_include_directories(cpattn_deps INTERFACE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include)
-target_link_libraries(cpattn_deps INTERFACE ${CPATTN_CRYPTO} ${CPATTN_CUDA_LIBRARIES} Threads::Threads m)
+target_link_libraries(cpattn_deps INTERFACE ${CPATTN_CRYPTO} ${CPATTN_URING} ${CPATTN_CUDA_LIBRARIES} Threads::Threads m)
 if(CPATTN_CUDA)
   target_compile_definitions(cpattn_deps INTERFACE CPA_HAVE_CUDA)
   target_include_directories(cpattn_deps SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS}) # NVTX

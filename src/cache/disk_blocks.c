@@ -1,7 +1,6 @@
 #include "src/cache/disk_blocks.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <openssl/evp.h>
 #include <pthread.h>
@@ -9,18 +8,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <unistd.h>
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "src/cache/file_bytes.h"
+#include "src/cache/disk_files.h"
+#include "src/cache/disk_io.h"
 #include "src/cache/kv_cache.h"
 
 enum { THREADS = 4, QUEUE_BYTES = 256 << 20 /* of blocks that wait to be written */, NAME_BYTES = 128 };
 
-/* How often the index is written while blocks are, and how long a thread sleeps at most meanwhile. */
-static const double INDEX_SECONDS = 10, SLEEP_SECONDS = 1;
+static const double INDEX_SECONDS = 10; /* from one index to the next, while blocks are written */
 
 /* A block on its way. */
 typedef struct job {
@@ -36,6 +33,7 @@ typedef struct job {
 typedef struct lane {
     cpa_disk_blocks *disk;
     pthread_t thread;
+    cpa_disk_io io;
     pthread_cond_t more;
     job *first, *last;
 } lane;
@@ -43,22 +41,24 @@ typedef struct lane {
 struct cpa_disk_blocks {
     char *folder_name, *identity;
     int32_t rank, n_groups;
-    int folder;
-    int files[CPA_MAX_LAYER_GROUPS];
+    cpa_disk_files files;
     int64_t block_bytes[CPA_MAX_LAYER_GROUPS];
     int64_t first[CPA_MAX_LAYER_GROUPS + 1]; /* of each group the index of its first entry, and how many there are */
     cpa_disk_entry *found;                   /* [n_found] of the index that was there */
     int64_t n_found;
+    double index_s;
+    pthread_t index_thread;
+    int has_index_thread;
     lane lanes[THREADS];
     int32_t n_lanes;
 
     pthread_mutex_t lock;    /* over all that follows, and the jobs */
     pthread_cond_t done;     /* something was written, or all is loaded */
+    pthread_cond_t end;      /* nothing comes any more */
     cpa_disk_entry *entries; /* by slot */
     uint64_t used;
     int64_t loads, queued_bytes;
     int is_full, changed, ending;
-    double indexed; /* when the index was written last */
     cpa_disk_blocks_stats stats;
 };
 
@@ -100,51 +100,72 @@ static int is_sound(const cpa_disk_blocks *disk, const job *j) {
     return 0;
 }
 
-static void write_block(cpa_disk_blocks *disk, const job *j) {
-    const int64_t bytes = disk->block_bytes[j->where.group];
-    cpa_disk_entry now = j->where;
-    const char *why = "OpenSSL gives no SHA-256";
-    int ok = 0;
+/* Whether the block may be written; its SHA-256 is then in its entry. */
+static int prepare(cpa_disk_blocks *disk, job *j) {
+    if (!is_sound(disk, j)) return 0;
+    if (digest(&j->where, j->bytes, disk->block_bytes[j->where.group], j->where.sha256)) return 1;
     pthread_mutex_lock(&disk->lock);
-    entry_of(disk, &now)->ranks = 0;
+    give_up(disk, "a block", "OpenSSL gives no SHA-256");
     pthread_mutex_unlock(&disk->lock);
-    const int sound = is_sound(disk, j);
-    if (sound && digest(&now, j->bytes, bytes, now.sha256)) {
-        ok = cpa_file_write_at(disk->files[now.group], j->bytes, bytes, now.slot * bytes);
-        why = strerror(errno);
-    }
-    pthread_mutex_lock(&disk->lock);
-    disk->queued_bytes -= bytes;
-    pthread_cond_broadcast(&disk->done);
-    if (ok) {
-        now.used = ++disk->used;
-        *entry_of(disk, &now) = now;
-        disk->changed = 1;
-        disk->stats.bytes_written += bytes;
-    } else if (sound) {
-        give_up(disk, "a block", why);
-    }
-    pthread_mutex_unlock(&disk->lock);
+    return 0;
 }
 
 /* Locked. */
-static int is_there(cpa_disk_blocks *disk, const cpa_disk_entry *where) {
+static void note_written(cpa_disk_blocks *disk, job *j, const cpa_disk_run *run) {
+    disk->queued_bytes -= disk->block_bytes[j->where.group];
+    if (run->n == 0) return;
+    if (run->error) {
+        give_up(disk, "a block", strerror(run->error));
+        return;
+    }
+    j->where.used = ++disk->used;
+    *entry_of(disk, &j->where) = j->where;
+    disk->changed = 1;
+    disk->stats.bytes_written += run->n;
+}
+
+static cpa_disk_run run_of(const cpa_disk_blocks *disk, job *j) {
+    const int64_t bytes = disk->block_bytes[j->where.group];
+    return (cpa_disk_run){.file = disk->files.groups[j->where.group],
+                          .writes = j->to == NULL,
+                          .bytes = j->to ? j->to : j->bytes,
+                          .n = bytes,
+                          .at = j->where.slot * bytes};
+}
+
+static void write_blocks(lane *l, job *const *jobs, int32_t n) {
+    cpa_disk_blocks *disk = l->disk;
+    cpa_disk_run runs[CPA_DISK_RUNS];
+    pthread_mutex_lock(&disk->lock);
+    for (int32_t i = 0; i < n; i++) entry_of(disk, &jobs[i]->where)->ranks = 0;
+    pthread_mutex_unlock(&disk->lock);
+    for (int32_t i = 0; i < n; i++) {
+        runs[i] = run_of(disk, jobs[i]);
+        if (!prepare(disk, jobs[i])) runs[i].n = 0;
+    }
+    cpa_disk_io_do(&l->io, runs, n);
+    pthread_mutex_lock(&disk->lock);
+    for (int32_t i = 0; i < n; i++) note_written(disk, jobs[i], &runs[i]);
+    pthread_cond_broadcast(&disk->done);
+    pthread_mutex_unlock(&disk->lock);
+}
+
+/* Whether the slot has the unit of a load, whose SHA-256 is then in the load's entry. Locked. */
+static int is_there(cpa_disk_blocks *disk, cpa_disk_entry *where) {
     cpa_disk_entry *entry = entry_of(disk, where);
     if (entry->ranks == 0 || memcmp(entry->key, where->key, sizeof entry->key) != 0) return 0;
     entry->used = ++disk->used;
     disk->changed = 1;
+    memcpy(where->sha256, entry->sha256, sizeof where->sha256);
     return 1;
 }
 
-static void read_block(cpa_disk_blocks *disk, const job *j) {
-    const int64_t bytes = disk->block_bytes[j->where.group];
-    uint8_t found[32], expected[32];
-    pthread_mutex_lock(&disk->lock);
-    const int there = is_there(disk, &j->where);
-    memcpy(expected, entry_of(disk, &j->where)->sha256, sizeof expected);
-    pthread_mutex_unlock(&disk->lock);
-    const int ok = there && cpa_file_read_at(disk->files[j->where.group], j->to, bytes, j->where.slot * bytes) &&
-                   digest(&j->where, j->to, bytes, found) && memcmp(found, expected, sizeof found) == 0;
+/* What was read for a load is looked at, and told of. */
+static void end_load(cpa_disk_blocks *disk, const job *j, const cpa_disk_run *run) {
+    uint8_t found[32];
+    const int there = run->n > 0;
+    const int ok = there && run->error == 0 && digest(&j->where, j->to, run->n, found) &&
+                   memcmp(found, j->where.sha256, sizeof found) == 0;
     if (there && !ok)
         cpa_log(CPA_LOG_WARN,
                 "swap folder %s: slot %" PRId32 " of group %" PRId32 " of rank %" PRId32
@@ -152,7 +173,7 @@ static void read_block(cpa_disk_blocks *disk, const job *j) {
                 disk->folder_name, j->where.slot, j->where.group, disk->rank);
     pthread_mutex_lock(&disk->lock);
     *j->failed = !ok;
-    if (ok) disk->stats.bytes_read += bytes;
+    if (ok) disk->stats.bytes_read += run->n;
     if (there && !ok) {
         disk->stats.damaged++;
         entry_of(disk, &j->where)->ranks = 0;
@@ -160,6 +181,19 @@ static void read_block(cpa_disk_blocks *disk, const job *j) {
     }
     if (--disk->loads == 0) pthread_cond_broadcast(&disk->done);
     pthread_mutex_unlock(&disk->lock);
+}
+
+static void read_blocks(lane *l, job *const *jobs, int32_t n) {
+    cpa_disk_blocks *disk = l->disk;
+    cpa_disk_run runs[CPA_DISK_RUNS];
+    pthread_mutex_lock(&disk->lock);
+    for (int32_t i = 0; i < n; i++) {
+        runs[i] = run_of(disk, jobs[i]);
+        if (!is_there(disk, &jobs[i]->where)) runs[i].n = 0;
+    }
+    pthread_mutex_unlock(&disk->lock);
+    cpa_disk_io_do(&l->io, runs, n);
+    for (int32_t i = 0; i < n; i++) end_load(disk, jobs[i], &runs[i]);
 }
 
 /* The blocks go to disk before the index that tells of them. Called locked; the lock is open meanwhile. */
@@ -175,57 +209,68 @@ static void write_index(cpa_disk_blocks *disk) {
     disk->changed = 0;
     pthread_mutex_unlock(&disk->lock);
     name_index(disk, name);
-    for (int32_t g = 0; ok && g < disk->n_groups; g++) ok = fdatasync(disk->files[g]) == 0;
+    ok = ok && cpa_disk_files_sync(&disk->files);
     const char *what = entries ? strerror(errno) : "no memory for it";
-    if (ok && cpa_disk_index_write(disk->folder, name, disk->identity, entries, n, &why) != CPA_OK) {
+    if (ok && cpa_disk_index_write(disk->files.folder, name, disk->identity, entries, n, &why) != CPA_OK) {
         ok = 0;
         what = why.message;
     }
     free(entries);
     pthread_mutex_lock(&disk->lock);
-    disk->indexed = cpa_clock_now();
     if (!ok) give_up(disk, "the index", what);
 }
 
-/* Of the first thread, with nothing else to do, or in between. Locked. */
-static void look_after_index(cpa_disk_blocks *disk) {
-    if (disk->changed && !disk->is_full && cpa_clock_now() - disk->indexed >= INDEX_SECONDS) write_index(disk);
-}
-
-/* Takes the next job; NULL: there will be none. */
-static job *next_job(lane *l) {
-    cpa_disk_blocks *disk = l->disk;
+/* A thread of its own, as whoever waits for a load is not to wait for what makes blocks and index safe. It ends last, and
+ * writes the last index. */
+static void *keep_index(void *ctx) {
+    cpa_disk_blocks *disk = ctx;
     pthread_mutex_lock(&disk->lock);
-    for (;;) {
-        if (l == disk->lanes) look_after_index(disk);
-        if (l->first || disk->ending) break;
-        const struct timespec until = cpa_clock_after(SLEEP_SECONDS);
-        (void)pthread_cond_clockwait(&l->more, &disk->lock, CLOCK_MONOTONIC, &until);
+    while (!disk->ending) {
+        const struct timespec until = cpa_clock_after(disk->index_s);
+        int due = 0;
+        while (!disk->ending && !due)
+            due = pthread_cond_clockwait(&disk->end, &disk->lock, CLOCK_MONOTONIC, &until) != 0;
+        if (due && disk->changed && !disk->is_full) write_index(disk);
     }
-    job *j = l->first;
-    if (j) l->first = j->next;
     pthread_mutex_unlock(&disk->lock);
-    return j;
-}
-
-/* The first thread ends last, and writes the last index. */
-static void end_lanes(cpa_disk_blocks *disk) {
-    for (int i = 1; i < disk->n_lanes; i++) pthread_join(disk->lanes[i].thread, NULL);
+    for (int i = 0; i < disk->n_lanes; i++) pthread_join(disk->lanes[i].thread, NULL);
     pthread_mutex_lock(&disk->lock);
     if (disk->changed) write_index(disk);
     pthread_mutex_unlock(&disk->lock);
+    return NULL;
+}
+
+/* Whether a job can be done together with those before it: loads, or stores of different slots. */
+static int goes_with(const job *j, job *const *jobs, int32_t n) {
+    if (n == 0) return 1;
+    if (n == CPA_DISK_RUNS || (j->to == NULL) != (jobs[0]->to == NULL)) return 0;
+    for (int32_t i = 0; !j->to && i < n; i++)
+        if (jobs[i]->where.group == j->where.group && jobs[i]->where.slot == j->where.slot) return 0;
+    return 1;
+}
+
+/* Takes the next jobs, [CPA_DISK_RUNS] at most; 0: there will be none. */
+static int32_t next_jobs(lane *l, job **jobs) {
+    cpa_disk_blocks *disk = l->disk;
+    int32_t n = 0;
+    pthread_mutex_lock(&disk->lock);
+    while (!l->first && !disk->ending) pthread_cond_wait(&l->more, &disk->lock);
+    for (job *j; (j = l->first) && goes_with(j, jobs, n); l->first = j->next) jobs[n++] = j;
+    pthread_mutex_unlock(&disk->lock);
+    return n;
 }
 
 static void *work(void *ctx) {
     lane *l = ctx;
-    for (job *j; (j = next_job(l)); free(j)) {
-        if (j->to) {
-            read_block(l->disk, j);
+    job *jobs[CPA_DISK_RUNS];
+    for (int32_t n; (n = next_jobs(l, jobs)) > 0;) {
+        if (jobs[0]->to) {
+            read_blocks(l, jobs, n);
         } else {
-            write_block(l->disk, j);
+            write_blocks(l, jobs, n);
         }
+        for (int32_t i = 0; i < n; i++) free(jobs[i]);
     }
-    if (l == l->disk->lanes) end_lanes(l->disk);
     return NULL;
 }
 
@@ -313,32 +358,6 @@ const cpa_disk_entry *cpa_disk_blocks_found(const cpa_disk_blocks *disk, int64_t
 
 /* ---- begin and end ---- */
 
-/* A file of the rank, which no other process may have open; -1: see *err. */
-static int open_file(const cpa_disk_blocks *disk, const char *name, int locks, cpa_error *err) {
-    const int fd = openat(disk->folder, name, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (fd < 0) {
-        cpa_fail(err, CPA_IO, "swap_folder %s: %s cannot be opened: %s", disk->folder_name, name, strerror(errno));
-        return -1;
-    }
-    if (!locks || flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
-    cpa_fail(err, CPA_IO, "swap_folder %s: another process has %s open", disk->folder_name, name);
-    close(fd);
-    return -1;
-}
-
-static cpa_status open_files(cpa_disk_blocks *disk, cpa_error *err) {
-    char name[NAME_BYTES];
-    disk->folder = open(disk->folder_name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (disk->folder < 0)
-        return cpa_fail(err, CPA_IO, "swap_folder %s cannot be opened: %s", disk->folder_name, strerror(errno));
-    for (int32_t g = 0; g < disk->n_groups; g++) {
-        snprintf(name, sizeof name, "rank-%" PRId32 "-group-%" PRId32 ".blocks", disk->rank, g);
-        disk->files[g] = open_file(disk, name, g == 0, err);
-        if (disk->files[g] < 0) return CPA_IO;
-    }
-    return CPA_OK;
-}
-
 /* What the index says of slots that there are; a larger folder than the last time leaves the others empty. */
 static void take_found(cpa_disk_blocks *disk) {
     int64_t taken = 0;
@@ -359,7 +378,7 @@ static cpa_status read_index(cpa_disk_blocks *disk, cpa_error *err) {
     cpa_error why = {CPA_OK, ""};
     name_index(disk, name);
     const cpa_status status =
-        cpa_disk_index_read(disk->folder, name, disk->identity, &disk->found, &disk->n_found, &why);
+        cpa_disk_index_read(disk->files.folder, name, disk->identity, &disk->found, &disk->n_found, &why);
     if (status == CPA_IO) {
         cpa_log(CPA_LOG_WARN, "swap folder %s: %s; what is there is not used", disk->folder_name, why.message);
         return CPA_OK;
@@ -374,10 +393,10 @@ static cpa_status start_threads(cpa_disk_blocks *disk, cpa_error *err) {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int code = 0;
+    int code = pthread_create(&disk->index_thread, NULL, keep_index, disk);
+    disk->has_index_thread = code == 0;
     while (code == 0 && disk->n_lanes < THREADS) {
         lane *l = &disk->lanes[disk->n_lanes];
-        l->disk = disk;
         code = pthread_create(&l->thread, NULL, work, l);
         disk->n_lanes += code == 0;
     }
@@ -386,25 +405,37 @@ static cpa_status start_threads(cpa_disk_blocks *disk, cpa_error *err) {
                      : cpa_fail(err, CPA_NO_MEMORY, "swap_folder: no thread could be started (error %d)", code);
 }
 
+/* Each thread has a ring, if it can have one. */
+static void open_rings(cpa_disk_blocks *disk, int no_uring) {
+    const char *why_not = NULL;
+    for (int i = 0; i < THREADS; i++) {
+        disk->lanes[i].disk = disk;
+        const char *why = cpa_disk_io_open(&disk->lanes[i].io, !no_uring);
+        if (why) why_not = why;
+    }
+    cpa_log(CPA_LOG_INFO, "swap folder %s: %d threads of rank %" PRId32 " move blocks by %s%s", disk->folder_name,
+            THREADS, disk->rank, why_not ? "pread and pwrite; no io_uring: " : "io_uring", why_not ? why_not : "");
+}
+
 /* One without files. NULL without memory. */
 static cpa_disk_blocks *create(const cpa_disk_blocks_options *options) {
     cpa_disk_blocks *disk = calloc(1, sizeof *disk);
     if (!disk) return NULL;
     disk->rank = options->rank;
     disk->n_groups = options->groups->count;
-    disk->folder = -1;
-    for (int32_t g = 0; g < CPA_MAX_LAYER_GROUPS; g++) disk->files[g] = -1;
+    cpa_disk_files_init(&disk->files);
     for (int32_t g = 0; g < disk->n_groups; g++) {
         disk->block_bytes[g] = options->groups->list[g].block_bytes;
         disk->first[g + 1] = disk->first[g] + options->groups->list[g].disk_blocks;
     }
     pthread_mutex_init(&disk->lock, NULL);
     pthread_cond_init(&disk->done, NULL);
+    pthread_cond_init(&disk->end, NULL);
     for (int i = 0; i < THREADS; i++) pthread_cond_init(&disk->lanes[i].more, NULL);
     disk->folder_name = strdup(options->folder);
     disk->identity = strdup(options->identity);
     disk->entries = calloc((size_t)disk->first[disk->n_groups] + 1, sizeof *disk->entries);
-    disk->indexed = cpa_clock_now();
+    disk->index_s = options->index_s > 0 ? options->index_s : INDEX_SECONDS;
     if (disk->folder_name && disk->identity && disk->entries) return disk;
     cpa_disk_blocks_close(disk);
     return NULL;
@@ -413,9 +444,12 @@ static cpa_disk_blocks *create(const cpa_disk_blocks_options *options) {
 cpa_status cpa_disk_blocks_open(const cpa_disk_blocks_options *options, cpa_disk_blocks **out, cpa_error *err) {
     cpa_disk_blocks *disk = create(options);
     if (!disk) return cpa_fail(err, CPA_NO_MEMORY, "swap_folder: no memory for its slots");
-    cpa_status status = open_files(disk, err);
+    cpa_status status = cpa_disk_files_open(&disk->files, disk->folder_name, disk->rank, disk->n_groups, err);
     if (status == CPA_OK) status = read_index(disk, err);
-    if (status == CPA_OK) status = start_threads(disk, err);
+    if (status == CPA_OK) {
+        open_rings(disk, options->no_uring);
+        status = start_threads(disk, err);
+    }
     if (status != CPA_OK) {
         cpa_disk_blocks_close(disk);
         return status;
@@ -429,17 +463,20 @@ static void end_threads(cpa_disk_blocks *disk) {
     pthread_mutex_lock(&disk->lock);
     disk->ending = 1;
     for (int i = 0; i < disk->n_lanes; i++) pthread_cond_signal(&disk->lanes[i].more);
+    pthread_cond_signal(&disk->end);
     pthread_mutex_unlock(&disk->lock);
-    pthread_join(disk->lanes[0].thread, NULL);
+    pthread_join(disk->index_thread, NULL);
 }
 
 void cpa_disk_blocks_close(cpa_disk_blocks *disk) {
     if (!disk) return;
-    if (disk->n_lanes > 0) end_threads(disk);
-    for (int32_t g = 0; g < disk->n_groups; g++)
-        if (disk->files[g] >= 0) close(disk->files[g]);
-    if (disk->folder >= 0) close(disk->folder);
-    for (int i = 0; i < THREADS; i++) pthread_cond_destroy(&disk->lanes[i].more);
+    if (disk->has_index_thread) end_threads(disk);
+    cpa_disk_files_close(&disk->files);
+    for (int i = 0; i < THREADS; i++) {
+        cpa_disk_io_close(&disk->lanes[i].io);
+        pthread_cond_destroy(&disk->lanes[i].more);
+    }
+    pthread_cond_destroy(&disk->end);
     pthread_cond_destroy(&disk->done);
     pthread_mutex_destroy(&disk->lock);
     free(disk->entries);

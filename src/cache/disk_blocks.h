@@ -1,8 +1,8 @@
 /* Blocks of a rank on disk: slots in a file for each group of layers, and an index of what is in them
  * (disk_index.h).
  *
- * Threads of its own write and read. What is stored is copied when it is given; the moves of one slot take place in
- * the order in which they were asked for. Each block has a SHA-256, which is compared when it is read: what is
+ * Threads of its own write and read, by io_uring where a probe finds it, which is logged (disk_io.h). What is stored is
+ * copied when it is given; the moves of one slot take place in the order in which they were asked for. Each block has a SHA-256, which is compared when it is read: what is
  * damaged, or belongs to another unit, does not come back. Where a write fails, as the disk is full, that is logged
  * once, nothing is stored any more, and what is there can still be read. The index is written every few seconds
  * while blocks are, and at the end. One thread calls these functions. */
@@ -19,6 +19,8 @@ typedef struct cpa_disk_blocks_options {
     const char *identity;           /* what blocks depend on: those of another identity are refused */
     int32_t rank;                   /* whose blocks they are */
     const cpa_layer_groups *groups; /* with block_bytes, and disk_blocks, the slots of each */
+    int no_uring;                   /* not 0: without io_uring, also where there is one */
+    double index_s;                 /* seconds from one index to the next, while blocks are written; 0: 10 */
 } cpa_disk_blocks_options;
 
 /* Opens the files of a rank, or makes them. CPA_IO without the folder, or where another process has them open;

@@ -1,12 +1,20 @@
 /* Blocks on disk: what comes back is what was written for that unit, also for who opens the folder next; what is damaged,
  * another job's, or too much for the disk. */
+#include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stdatomic.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "src/cache/disk_blocks.h"
@@ -20,9 +28,18 @@ static const char IDENTITY[] = "model a, 2 layers, salt 1";
 static const cpa_layer_groups GROUPS = {
     2, {{.block_bytes = BYTES, .disk_blocks = SLOTS}, {.block_bytes = BYTES / 2, .disk_blocks = 3}}};
 
+/* How the blocks of the test at hand are moved. */
+static int no_uring;
+static double index_s;
+
 static cpa_disk_blocks *open_with(const cpa_test_folder *folder, const char *identity, const cpa_layer_groups *groups,
                                   cpa_error *err) {
-    const cpa_disk_blocks_options options = {.folder = folder->path, .identity = identity, .rank = 1, .groups = groups};
+    const cpa_disk_blocks_options options = {.folder = folder->path,
+                                             .identity = identity,
+                                             .rank = 1,
+                                             .groups = groups,
+                                             .no_uring = no_uring,
+                                             .index_s = index_s};
     cpa_disk_blocks *disk = NULL;
     const cpa_status status = cpa_disk_blocks_open(&options, &disk, err);
     CU_ASSERT_EQUAL(status == CPA_OK, disk != NULL);
@@ -358,6 +375,120 @@ static void an_index_that_cannot_be_written_leaves_the_last_one(void) {
     cpa_test_folder_remove(&folder);
 }
 
+/* More blocks at once than one call takes, of both groups, some of which are not there. */
+static void many_blocks_come_back_together(void) {
+    enum { MANY = 200 };
+    static char blocks[MANY][BYTES], expected[BYTES];
+    const cpa_layer_groups groups = {1, {{.block_bytes = BYTES, .disk_blocks = MANY}}};
+    uint64_t failed[MANY] = {0};
+    cpa_test_folder folder = cpa_test_folder_make();
+    cpa_error err;
+    cpa_disk_blocks *disk = open_with(&folder, IDENTITY, &groups, &err);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(disk);
+    for (int twice = 0; twice < 2; twice++) /* a slot that is written over at once has what came last */
+        for (int32_t slot = 0; slot < MANY; slot++)
+            if (slot % 7 != 3) store(disk, 0, slot, slot + 20 * twice);
+    for (int32_t slot = 0; slot < MANY; slot++) {
+        const cpa_disk_entry where = slot_of(0, slot, slot + 20);
+        cpa_disk_blocks_load(disk, &where, blocks[slot], &failed[slot]);
+    }
+    cpa_disk_blocks_wait(disk);
+    for (int32_t slot = 0; slot < MANY; slot++) {
+        CU_ASSERT_EQUAL(failed[slot], slot % 7 == 3);
+        fill(expected, 0, slot + 20);
+        if (!failed[slot]) CU_ASSERT_EQUAL(memcmp(blocks[slot], expected, BYTES), 0);
+    }
+    cpa_disk_blocks_close(disk);
+    cpa_test_folder_remove(&folder);
+}
+
+/* What one way has written the other one reads. */
+static void both_ways_leave_the_same_on_disk(void) {
+    cpa_test_folder folder = cpa_test_folder_make();
+    const int way = no_uring;
+    for (int i = 0; i < 2; i++) {
+        no_uring = i == 0 ? way : !way;
+        cpa_disk_blocks *disk = open_again(&folder);
+        for (int32_t slot = 0; slot < SLOTS; slot++) {
+            if (i == 0) store(disk, 0, slot, slot);
+            CU_ASSERT(loads(disk, 0, slot, slot));
+        }
+        cpa_disk_blocks_close(disk);
+    }
+    no_uring = way;
+    cpa_test_folder_remove(&folder);
+}
+
+/* Stands in for the C library's: takes some seconds where `slow` is set, as a disk does that has much to write. */
+static atomic_int slow, syncing, syncs;
+
+int fdatasync(int fd) {
+    const struct timespec nap = {.tv_nsec = 10000000};
+    syncing = slow ? ++syncs : 0; /* which one it is */
+    for (int i = 0; i < 300 && slow; i++) nanosleep(&nap, NULL);
+    syncing = 0;
+    return (int)syscall(SYS_fdatasync, fd);
+}
+
+static void no_load_waits_for_the_index(void) {
+    const struct timespec nap = {.tv_nsec = 1000000};
+    cpa_test_folder folder = cpa_test_folder_make();
+    index_s = 0.01;
+    slow = 1;
+    cpa_disk_blocks *disk = open_again(&folder);
+    for (int32_t slot = 0; slot < SLOTS; slot++) store(disk, 0, slot, slot);
+    while (!syncing) nanosleep(&nap, NULL);
+    const int first = syncing;
+    for (int32_t slot = 0; slot < SLOTS; slot++) CU_ASSERT(loads(disk, 0, slot, slot));
+    CU_ASSERT_EQUAL(syncing, first);
+    slow = 0;
+    cpa_disk_blocks_close(disk);
+    index_s = 0;
+    cpa_test_folder_remove(&folder);
+}
+
+/* As containers do. */
+static void forbid_uring(void) {
+    struct sock_filter lines[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+                                  BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+                                  BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                                  BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    const struct sock_fprog program = {sizeof lines / sizeof lines[0], lines};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+        _exit(2);
+}
+
+static void without_the_right_to_io_uring_blocks_are_kept_all_the_same(void) {
+    cpa_test_folder folder = cpa_test_folder_make();
+    int how = 1;
+    const pid_t child = fork();
+    if (child == 0) {
+        forbid_uring();
+        cpa_log_set(note_warning, NULL, CPA_LOG_INFO);
+        cpa_disk_blocks *disk = open_again(&folder);
+        store(disk, 0, 3, 3);
+        const int there = loads(disk, 0, 3, 3) && strstr(warning, "pread and pwrite; no io_uring: ");
+        cpa_disk_blocks_close(disk);
+        _exit(there ? 0 : 1);
+    }
+    CU_ASSERT(waitpid(child, &how, 0) == child && how == 0);
+    cpa_test_folder_remove(&folder);
+}
+
+/* The log says how blocks are moved, which is as was asked for. */
+static void the_way_is_told(void) {
+    cpa_test_folder folder = cpa_test_folder_make();
+    warnings = 0;
+    cpa_log_set(note_warning, NULL, CPA_LOG_INFO);
+    cpa_disk_blocks *disk = open_again(&folder);
+    cpa_log_set(NULL, NULL, CPA_LOG_ERROR);
+    CU_ASSERT_EQUAL(warnings, 1);
+    CU_ASSERT_PTR_NOT_NULL(strstr(warning, "threads of rank 1 move blocks by "));
+    CU_ASSERT_EQUAL(strstr(warning, "pread and pwrite; no io_uring: not asked for") != NULL, no_uring);
+    cpa_disk_blocks_close(disk);
+    cpa_test_folder_remove(&folder);
+}
+
 static const cpa_test tests[] = {
     {"a slot has the unit that was stored last", a_slot_has_the_unit_that_was_stored_last},
     {"who opens the folder next finds what was stored", who_opens_the_folder_next_finds_what_was_stored},
@@ -369,6 +500,17 @@ static const cpa_test tests[] = {
     {"a folder in use, or not there, is refused", a_folder_in_use_or_not_there_is_refused},
     {"a full disk is told once, and what is there stays", a_full_disk_is_told_once_and_what_is_there_stays},
     {"an index that cannot be written leaves the last one", an_index_that_cannot_be_written_leaves_the_last_one},
+    {"many blocks come back together", many_blocks_come_back_together},
+    {"both ways leave the same on disk", both_ways_leave_the_same_on_disk},
+    {"no load waits for the index", no_load_waits_for_the_index},
+    {"the way is told", the_way_is_told},
+    {"without the right to io_uring blocks are kept all the same",
+     without_the_right_to_io_uring_blocks_are_kept_all_the_same},
 };
 
-CPA_TEST_MAIN("blocks on disk", tests)
+int main(int argc, char **argv) {
+    const int n = (int)(sizeof tests / sizeof tests[0]);
+    const int failed = cpa_test_main(argc, argv, "blocks on disk", tests, n);
+    no_uring = 1;
+    return cpa_test_main(argc, argv, "blocks on disk, without io_uring", tests, n) | failed;
+}
