@@ -3,7 +3,7 @@
  *     keys are the rows of the products (packed_keys.cuh), and the query heads of a group their columns: half as many
  *       products as with rows of queries, and no column is empty from 8 heads on
  *     a byte of codes finds the two centroids that it stands for in a table, at once
- *     the squares of a key are the diagonal of its products with itself
+ *     the squares of a key are summed two at once, and what lanes have of them by a product with ones
  *     codes of values become fp16 by a mask (packed_values.cuh)
  * The scale of a value is part of its probability: with m the scale and b the least element of a value, P = 2^(score +
  * log2 m - reference), O = P codes + P b / m, and the sum of probabilities that of P / m. The reference is the largest
@@ -186,7 +186,7 @@ struct turboquant_ends : packed_ends {
     static __device__ float half_at(uint32_t address) {
         return __half2float(__ushort_as_half((uint16_t)load_shared_half(address)));
     }
-    /* squares: of the keys, as diagonals */
+    /* squares: sums of the keys' */
     __device__ void take(const cpa_cuda_attend_args &, const run_places &at, const float (&squares)[2], int lane) {
         const int row = lane / 4;
 #pragma unroll

@@ -31,9 +31,8 @@ __device__ inline uint32_t centroid_pair(uint32_t offset) {
 /* What a lane knows of a head's keys. Each kind has
  *     rows       as they come to shared memory
  *     dim        the first of the two dims of its pair `pair` of a step of 16
- *     score      the products of 16 keys with the queries' columns: s [tiles of 8 queries][C of mma]; and the squares
- *                of the keys, as the diagonals of their products with the first and the second 8 of themselves, if
- *                they are SQUARED */
+ *     score      the products of 16 keys with the queries' columns: s [tiles of 8 queries][C of mma]; and the sums of
+ *                the squares of keys r and r + 8, if they are SQUARED */
 template <int BITS>
 struct turboquant_keys;
 
@@ -67,8 +66,8 @@ __device__ void multiply_keys(float (&s)[TILES][4], const uint32_t (&keys)[4], c
 #pragma unroll
     for (int t = 0; t < TILES; t++) mma_from(step == 0, s[t], keys, q.pair_of(t, step, 0), q.pair_of(t, step, 1));
 }
-/* Sums of the squares of 16 keys' elements: of each lane's by itself, a pair at a time, as many in fp16 as leaves their
- * error below that of the elements; then of all, by a product with ones. */
+/* Sums of the squares of 16 keys' elements: of eight pairs at a time by the lane itself, in fp16, whose error of some
+ * 1e-4 is below that of the queries; then of all, by a product with ones. */
 struct key_squares {
     uint32_t pairs[4];
 
