@@ -3,7 +3,7 @@
  *     keys are the rows of the products (packed_keys.cuh), and the query heads of a group their columns: half as many
  *       products as with rows of queries, and no column is empty from 8 heads on
  *     a byte of codes finds the two centroids that it stands for in a table, at once
- *     the squares of a key are the diagonal of its products with itself
+ *     the squares of a key are summed two at once, and what lanes have of them by a product with ones
  *     codes of values become fp16 by a mask (packed_values.cuh)
  * The scale of a value is part of its probability: with m the scale and b the least element of a value, P = 2^(score +
  * log2 m - reference), O = P codes + P b / m, and the sum of probabilities that of P / m. The reference is the largest
@@ -186,19 +186,16 @@ struct turboquant_ends : packed_ends {
     static __device__ float half_at(uint32_t address) {
         return __half2float(__ushort_as_half((uint16_t)load_shared_half(address)));
     }
-    /* squares: of the keys, as diagonals */
-    __device__ void take(const cpa_cuda_attend_args &, const run_places &at, const float (&squares)[2][4], int lane) {
-        const int row = lane / 4, with_square = lane - lane % 4 + row / 2;
+    /* squares: sums of the keys' */
+    __device__ void take(const cpa_cuda_attend_args &, const run_places &at, const float (&squares)[2], int lane) {
+        const int row = lane / 4;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             factor[i] = 1;
             if constexpr (Keys::SQUARED) {
-                const float square = row % 2 ? squares[i][2 * i + 1] : squares[i][2 * i];
                 const uint32_t length = at.keys + (row + 8 * i) * Keys::rows::PITCH + at.k_phase + Keys::CODE_BYTES;
                 float inverse;
-                asm("rsqrt.approx.ftz.f32 %0, %1;"
-                    : "=f"(inverse)
-                    : "f"(__shfl_sync(0xffffffff, square, with_square)));
+                asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(squares[i]));
                 factor[i] = half_at(length) * inverse;
             }
             const uint32_t behind = at.values + (row + 8 * i) * Values::rows::PITCH + at.v_phase + Values::CODE_BYTES;
@@ -221,7 +218,7 @@ struct word_ends : packed_ends {
     /* What is taken from a code that is offset by 128. */
     static __device__ float zero(uint32_t word) { return Bytes::HAS_ZERO ? (float)(int)((word & 0xff) ^ 0x80) : 0; }
 
-    __device__ void take(const cpa_cuda_attend_args &a, const run_places &at, const float (&)[2][4], int lane) {
+    __device__ void take(const cpa_cuda_attend_args &a, const run_places &at, const float (&)[2], int lane) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             uint32_t of_key = Codes::word(a.k_scale), of_value = Codes::word(a.v_scale);
@@ -259,7 +256,7 @@ __device__ void attend_packed(const cpa_cuda_attend_args &a, column_state<C, TIL
     typename C::ends ends[N];
 #pragma unroll
     for (int run = 0; run < N; run++) {
-        float squares[2][4];
+        float squares[2];
         keys.template score<TILES>(s[run], squares, q, k_runs + run * C::k_rows::RUN_BYTES);
         const run_places at = {k_runs + run * C::k_rows::RUN_BYTES,
                                v_runs + run * C::v_rows::RUN_BYTES,

@@ -31,9 +31,8 @@ __device__ inline uint32_t centroid_pair(uint32_t offset) {
 /* What a lane knows of a head's keys. Each kind has
  *     rows       as they come to shared memory
  *     dim        the first of the two dims of its pair `pair` of a step of 16
- *     score      the products of 16 keys with the queries' columns: s [tiles of 8 queries][C of mma]; and the squares
- *                of the keys, as the diagonals of their products with the first and the second 8 of themselves, if
- *                they are SQUARED */
+ *     score      the products of 16 keys with the queries' columns: s [tiles of 8 queries][C of mma]; and the sums of
+ *                the squares of keys r and r + 8, if they are SQUARED */
 template <int BITS>
 struct turboquant_keys;
 
@@ -67,21 +66,29 @@ __device__ void multiply_keys(float (&s)[TILES][4], const uint32_t (&keys)[4], c
 #pragma unroll
     for (int t = 0; t < TILES; t++) mma_from(step == 0, s[t], keys, q.pair_of(t, step, 0), q.pair_of(t, step, 1));
 }
-/* c += a b of 8 inner elements: a half of the keys is an operand B as it is. */
-__device__ inline void mma_half(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(b));
-}
-__device__ inline void square_keys(float (&squares)[2][4], const uint32_t (&keys)[4], int step) {
+/* Sums of the squares of 16 keys' elements: of eight pairs at a time by the lane itself, in fp16, whose error of some
+ * 1e-4 is below that of the queries; then of all, by a product with ones. */
+struct key_squares {
+    uint32_t pairs[4];
+
+    __device__ void add(const uint32_t (&keys)[4], int step) {
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        if (step == 0)
-            for (int e = 0; e < 4; e++) squares[i][e] = 0;
-        mma_half(squares[i], keys[0], keys[1], keys[i]);
-        mma_half(squares[i], keys[2], keys[3], keys[2 + i]);
+        for (int i = 0; i < 4; i++) {
+            if (step == 0) {
+                asm("mul.rn.f16x2 %0, %1, %1;" : "=r"(pairs[i]) : "r"(keys[i]));
+            } else {
+                asm("fma.rn.f16x2 %0, %1, %1, %0;" : "+r"(pairs[i]) : "r"(keys[i]));
+            }
+        }
     }
-}
+    /* Of keys r and r + 8. */
+    __device__ void sum(float (&squares)[2]) const {
+        constexpr uint32_t ONES = 0x3c003c00u;
+        float all[4];
+        mma_from(true, all, pairs, ONES, ONES);
+        squares[0] = all[0], squares[1] = all[2];
+    }
+};
 
 /* Codes of a byte as fp16, whose UNIT-fold they are: four neighbouring ones of a key, and two columns' of two values
  * each. Those of int8 are offset by 128, and their zero is left to what is done with sums of them. */
@@ -124,7 +131,7 @@ struct byte_keys {
         return (16 * step + 4 * (lane % 4) + 2 * pair - (int)phase) & (PACKED_DIM - 1);
     }
     template <int TILES, typename Queries>
-    __device__ void score(float (&s)[TILES][4], float (&)[2][4], const Queries &q, uint32_t keys) const {
+    __device__ void score(float (&s)[TILES][4], float (&)[2], const Queries &q, uint32_t keys) const {
 #pragma unroll
         for (int first = 0; first < CODE_CHUNKS; first += 2) {
             uint32_t words[4];
@@ -162,7 +169,8 @@ struct turboquant_keys<4> {
         return centroid_pair(__byte_perm(word, column, 0x5504 | BYTE << 4));
     }
     template <int TILES, typename Queries>
-    __device__ void score(float (&s)[TILES][4], float (&squares)[2][4], const Queries &q, uint32_t keys) const {
+    __device__ void score(float (&s)[TILES][4], float (&squares)[2], const Queries &q, uint32_t keys) const {
+        key_squares of_codes;
 #pragma unroll
         for (int first = 0; first < CODE_BYTES / CHUNK; first += 2) {
             uint32_t words[4];
@@ -175,10 +183,11 @@ struct turboquant_keys<4> {
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     multiply_keys<TILES>(s, a[half], q, 2 * (first + i) + half);
-                    square_keys(squares, a[half], 2 * (first + i) + half);
+                    of_codes.add(a[half], 2 * (first + i) + half);
                 }
             }
         }
+        of_codes.sum(squares);
     }
 };
 
@@ -212,7 +221,8 @@ struct turboquant_keys<3> {
         return centroid_pair((high & 0x3f00) | column);
     }
     template <int TILES, typename Queries>
-    __device__ void score(float (&s)[TILES][4], float (&squares)[2][4], const Queries &q, uint32_t keys) const {
+    __device__ void score(float (&s)[TILES][4], float (&squares)[2], const Queries &q, uint32_t keys) const {
+        key_squares of_codes;
         uint32_t low[WORDS], high[WORDS];
         load_codes(low, keys + at);
         load_codes(high, keys + at + 8 * rows::PITCH);
@@ -221,8 +231,9 @@ struct turboquant_keys<3> {
             const uint32_t a[4] = {pair_of(low, 2 * step), pair_of(high, 2 * step), pair_of(low, 2 * step + 1),
                                    pair_of(high, 2 * step + 1)};
             multiply_keys<TILES>(s, a, q, step);
-            square_keys(squares, a, step);
+            of_codes.add(a, step);
         }
+        of_codes.sum(squares);
     }
 };
 
