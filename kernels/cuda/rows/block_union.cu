@@ -5,11 +5,11 @@ namespace {
 
 constexpr int THREADS = 256, MOST_CTAS = 1 << 14;
 
-__global__ void __launch_bounds__(THREADS) block_union(const __grid_constant__ cpa_block_union_args a) {
+__global__ void __launch_bounds__(THREADS) block_union(const __grid_constant__ cpa_block_union_args a,
+                                                             int64_t words) {
     __shared__ int32_t listed[THREADS]; /* rows, counted from the first of the CTA */
     __shared__ int32_t n;
     const int32_t head = (int32_t)blockIdx.y, kv_head = head / (a.q_heads / a.kv_heads);
-    const int64_t words = cpa_mask_words(a.blocks.width);
     for (int64_t first = (int64_t)blockIdx.x * THREADS; first < a.rows; first += (int64_t)gridDim.x * THREADS) {
         const int64_t own = first + threadIdx.x;
         if (threadIdx.x == 0) n = 0;
@@ -33,7 +33,8 @@ __global__ void __launch_bounds__(THREADS) block_union(const __grid_constant__ c
 } // namespace
 
 extern "C" cpa_status cpa_cuda_block_union(const cpa_block_union_args *args, cpa_stream *stream) {
-    const int64_t bytes = args->sets * args->kv_heads * cpa_mask_words(args->blocks.width) * (int64_t)sizeof *args->out;
+    const int64_t words = cpa_mask_words(args->blocks.width);
+    const int64_t bytes = args->sets * args->kv_heads * words * (int64_t)sizeof *args->out;
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);
     if (status != CPA_OK) return status;
     status = cpa_cuda_check(&stream->error, cudaMemsetAsync(args->out, 0, (size_t)bytes, cpa_cuda_handle(stream)),
@@ -41,6 +42,6 @@ extern "C" cpa_status cpa_cuda_block_union(const cpa_block_union_args *args, cpa
     if (status != CPA_OK || args->rows == 0 || bytes == 0) return status;
     const int64_t ctas = (args->rows + THREADS - 1) / THREADS;
     const dim3 grid((unsigned)(ctas < MOST_CTAS ? ctas : MOST_CTAS), (unsigned)args->q_heads);
-    block_union<<<grid, THREADS, 0, cpa_cuda_handle(stream)>>>(*args);
+    block_union<<<grid, THREADS, 0, cpa_cuda_handle(stream)>>>(*args, words);
     return cpa_cuda_launched(stream, "block_union");
 }
