@@ -126,7 +126,7 @@ typedef struct cpa_take_tokens_args {
  * head attends: the OR of their bits. A row that attends all keys (row_word < 0) brings all bits. Bits behind `width` are
  * 0. There are sets. */
 typedef struct cpa_block_union_args {
-    cpa_key_blocks blocks; /* row_map is NULL */
+    cpa_key_blocks blocks;
     int32_t q_heads, kv_heads;
     int64_t rows;
     const int32_t *set; /* [rows], device: the set that a row belongs to; -1: none */
@@ -140,9 +140,15 @@ CPA_HOST_DEVICE static inline uint32_t cpa_block_union_all(int32_t width, int64_
     return bits >= 32 ? ~0u : ~(~0u << bits);
 }
 
+/* The word of a row's bits. */
+CPA_HOST_DEVICE static inline int64_t cpa_block_union_word(const cpa_block_union_args *a, int64_t row) {
+    return a->blocks.row_word[a->blocks.row_map ? a->blocks.row_map[row] : row];
+}
+
 /* Whether a row brings what the row before it does not: neighbours mostly have the same words. */
 CPA_HOST_DEVICE static inline int cpa_block_union_is_new(const cpa_block_union_args *a, int64_t row) {
-    return row == 0 || a->set[row] != a->set[row - 1] || a->blocks.row_word[row] != a->blocks.row_word[row - 1];
+    return row == 0 || a->set[row] != a->set[row - 1] ||
+           cpa_block_union_word(a, row) != cpa_block_union_word(a, row - 1);
 }
 
 /* Whether the 16-bit letter i of a row of that dtype is, or is the upper half of, a NaN or an infinity. */

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(THREADS) block_union(const __grid_constant__ c
             listed[atomicAdd(&n, 1)] = (int32_t)threadIdx.x;
         __syncthreads();
         for (int32_t i = 0; i < n; i++) {
-            const int64_t row = first + listed[i], word = a.blocks.row_word[row];
+            const int64_t row = first + listed[i], word = cpa_block_union_word(&a, row);
             const uint32_t *bits = a.blocks.bits + word + head * a.blocks.head_stride;
             uint32_t *out = a.out + ((int64_t)a.set[row] * a.kv_heads + kv_head) * words;
             for (int64_t w = threadIdx.x; w < words; w += THREADS) {

@@ -6,7 +6,7 @@
 
 static void add_row(const cpa_block_union_args *a, int64_t row, int32_t kv_head, uint32_t *out) {
     const cpa_key_blocks *of = &a->blocks;
-    const int64_t words = cpa_mask_words(of->width), word = of->row_word[row];
+    const int64_t words = cpa_mask_words(of->width), word = cpa_block_union_word(a, row);
     const int32_t group = a->q_heads / a->kv_heads;
     for (int64_t w = 0; w < words; w++) {
         uint32_t bits = word < 0 ? ~0u : 0;
