@@ -197,7 +197,8 @@ static cpa_attend_args args_of(attend_state *s, int64_t call) {
         .skip_tiles = (float)s->site->options.skip_tiles,
         .tile_counts = s->tile_counts,
     };
-    if (s->site->options.rules != CPA_BENCH_NO_RULE) cpa_case_score_set(&s->score.device, &args);
+    if (s->site->options.rules != CPA_BENCH_NO_RULE || s->site->options.density > 0)
+        cpa_case_score_set(&s->score.device, &args);
     return args;
 }
 
@@ -246,6 +247,7 @@ static cpa_status prepare(cpa_bench_site *site, make_work_fn make_work, int offl
     if (offloads) CPA_TRY(offload_cache(s, err));
     CPA_TRY(make_rows(s, err));
     CPA_TRY(cpa_bench_score_make(site, &s->work, &s->score, err));
+    row->flops *= s->score.selected;
     CPA_TRY(make_plans(s, err));
     if (site->options.skip_tiles > 0)
         CPA_TRY(cpa_bench_upload(site, row->tiles, sizeof row->tiles, (void **)&s->tile_counts, err));
@@ -348,8 +350,10 @@ const cpa_bench cpa_bench_offload = {
     .name = "offload",
     .dims = "sequences x new tokens x context",
     .n_dims = 3,
-    .shapes_host = "1x1x16K,1x64x16K:ring-part=16",
-    .shapes_cuda = "1x16Kx128K,1x128Kx128K,1x1x128K,16x1x128K,64x1x16K",
+    .shapes_host = "1x1x16K,1x64x16K:ring-part=16,1x256x16K:ring-part=16:density=20",
+    .shapes_cuda =
+        "1x16Kx128K,1x128Kx128K,1x1x128K,16x1x128K,64x1x16K,"
+        "1x16Kx128K:density=10,1x16Kx128K:density=20,1x16Kx128K:density=50",
     .checked = "sampled rows, a token and head each",
     .min_ranks = 1,
     .floor = CPA_BENCH_LINK,

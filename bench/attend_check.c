@@ -98,6 +98,7 @@ static cpa_status load_sample(cpa_bench_site *site, const cpa_bench_attend_check
 typedef struct head_check {
     const cpa_bench_options *options;
     const cpa_case_score *score;
+    const cpa_bench_piece *piece;
     const sample_of_piece *in;
     int64_t kv_head, group;
     float *k, *v; /* [context, dim] */
@@ -130,6 +131,7 @@ static void judge_row(void *ctx, int64_t item, int32_t thread) {
                                     .n_keys = c->in->visible[token],
                                     .index = c->in->positions[token],
                                     .score = c->score,
+                                    .score_row = c->piece->row + c->in->positions[token] - c->piece->first,
                                     .head = (int32_t)head,
                                     .skip = o->skip_tiles},
                     &expected);
@@ -149,6 +151,7 @@ static cpa_status check_piece(cpa_bench_site *site, const cpa_bench_attend_check
     sample_of_piece in = {0};
     head_check c = {.options = o,
                     .score = args->score,
+                    .piece = piece,
                     .in = &in,
                     .group = group,
                     .k = malloc((size_t)(context * o->k_dim) * sizeof *c.k),

@@ -79,6 +79,8 @@ static const cpa_field table[] = {
     {CASE, "padded", NULL, FLAG_AT(padded), .help = "attend: plans as in graphs, whose launches stay the same"},
     {CASE, "ring-part", "N", INT_AT(ring_part, 1, 1 << 20), .initial = "8",
      .help = "offload: the ring has 1 / N of the cache's bytes, or the least if that is more"},
+    {CASE, "density", "PERCENT", INT_AT(density, 0, 100), .initial = "0",
+     .help = "offload: rows attend their own block of 128 keys, the first, and so many of the others; 0: all keys"},
     {CASE, "segments", "N", INT_AT(segments, 0, CPA_MOST_RING_SEGMENTS), .initial = "0",
      .help = "offload: segments of the ring; 0: as many as the library chooses"},
     {CASE, "skip-tiles", "T", CPA_FIELD_REAL, offsetof(cpa_bench_options, skip_tiles), .initial = "0", .max = 1000,

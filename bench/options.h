@@ -26,6 +26,7 @@ typedef struct cpa_bench_options {
     int64_t padded;             /* 1: attend plans as graphs have them */
     double skip_tiles;          /* of attend; 0: no tile of keys is left out */
     double light;               /* share of the runs of keys that are light, for attend (src/check/cases/inputs.h) */
+    int64_t density;            /* offload: percent of the blocks of 128 keys that rows select; 0: rows attend all */
     int64_t ring_part;          /* offload: the ring is 1 / ring_part of the cache */
     int64_t segments;           /* offload: of the ring; 0: as many as the library chooses */
     int64_t layout;             /* cpa_kv_layout */

@@ -20,6 +20,7 @@ typedef struct cpa_bench_score {
     cpa_case_score host;
     cpa_case_score checked; /* the host's without bits, which say what causality says */
     cpa_case_score_on_device device;
+    double selected; /* share of the pairs of queries and keys that blocks leave */
 } cpa_bench_score;
 
 /* host and device are to be released whatever the status. */

@@ -17,6 +17,8 @@ typedef struct cpa_copy_list_table {
     /* Enqueues the copies, in any order among themselves; as `copy` of the device's table else. The list may go when the
      * call returns. */
     cpa_status (*copy)(const cpa_copy_list *list, cpa_stream *stream);
+    /* Enqueues zeros in memory of the device. */
+    cpa_status (*clear)(void *memory, int64_t bytes, cpa_stream *stream);
 } cpa_copy_list_table;
 
 extern const cpa_copy_list_table cpa_host_copy_list;

@@ -122,6 +122,35 @@ typedef struct cpa_take_tokens_args {
     uint32_t *tokens; /* [rows], device */
 } cpa_take_tokens_args;
 
+/* block_union: which blocks of keys (cpa_key_blocks of cpattn/selection.h) some row of a set and some query head of a KV
+ * head attends: the OR of their bits. A row that attends all keys (row_word < 0) brings all bits. Bits behind `width` are
+ * 0. There are sets. */
+typedef struct cpa_block_union_args {
+    cpa_key_blocks blocks;
+    int32_t q_heads, kv_heads;
+    int64_t rows;
+    const int32_t *set; /* [rows], device: the set that a row belongs to; -1: none */
+    int64_t sets;
+    uint32_t *out; /* [sets, kv_heads, cpa_mask_words(width)], device; overwritten */
+} cpa_block_union_args;
+
+/* The bits of word `word` that stand for blocks. */
+CPA_HOST_DEVICE static inline uint32_t cpa_block_union_all(int32_t width, int64_t word) {
+    const int64_t bits = width - 32 * word;
+    return bits >= 32 ? ~0u : ~(~0u << bits);
+}
+
+/* The word of a row's bits. */
+CPA_HOST_DEVICE static inline int64_t cpa_block_union_word(const cpa_block_union_args *a, int64_t row) {
+    return a->blocks.row_word[a->blocks.row_map ? a->blocks.row_map[row] : row];
+}
+
+/* Whether a row brings what the row before it does not: neighbours mostly have the same words. */
+CPA_HOST_DEVICE static inline int cpa_block_union_is_new(const cpa_block_union_args *a, int64_t row) {
+    return row == 0 || a->set[row] != a->set[row - 1] ||
+           cpa_block_union_word(a, row) != cpa_block_union_word(a, row - 1);
+}
+
 /* Whether the 16-bit letter i of a row of that dtype is, or is the upper half of, a NaN or an infinity. */
 CPA_HOST_DEVICE static inline int cpa_letter_is_nonfinite(cpa_dtype dtype, int64_t i, uint16_t letter) {
     const uint16_t exponent = dtype == CPA_F16 ? 0x7c00 : 0x7f80;
@@ -204,6 +233,7 @@ struct cpa_operator_table {
     cpa_status (*join_columns)(const cpa_join_columns_args *args, cpa_stream *stream);
     cpa_status (*sum_parts)(const cpa_sum_parts_args *args, cpa_stream *stream);
     cpa_status (*take_tokens)(const cpa_take_tokens_args *args, cpa_stream *stream);
+    cpa_status (*block_union)(const cpa_block_union_args *args, cpa_stream *stream);
 };
 
 #endif

@@ -71,7 +71,8 @@ CPA_API void cpa_ring_plan_destroy(cpa_ring_plan *plan);
 /* cpa_attend over args->kv in memory of the host, page-locked where the device is to copy while it computes: other memory
  * is waited for. Blocks lie in one piece (as cpa_kv_swap asks). Copies begin behind the work enqueued on the stream so
  * far, which may write the cache, and the memory stays as it is until the attend is done. Passes of which no row sees a
- * key are neither copied nor attended. With `out`, state.o and resume = 0 the state is whole at the end, as there. */
+ * key are neither copied nor attended. With blocks of keys in args->selection, blocks of which no row and head of an item
+ * attends a key are not read; the host waits until what is enqueued, which may make the bits, is done. With `out`, state.o and resume = 0 the state is whole at the end, as there. */
 CPA_API cpa_status cpa_ring_attend(cpa_ring_plan *plan, const cpa_attend_args *args, cpa_stream *stream);
 
 #ifdef __cplusplus

@@ -254,7 +254,7 @@ static void list_run(cpa_kv_ring *ring, const cpa_kv_view *from, const cpa_kv_vi
 
 /* The copies of a turn, and their times. */
 static cpa_status copy_runs(cpa_kv_ring *ring, int64_t turn, const cpa_kv_view *from, const cpa_ring_run *runs,
-                            int64_t n) {
+                            int64_t n, int clears) {
     const cpa_device_table *table = ring->device->table;
     const cpa_kv_view to = cpa_kv_ring_view(ring, turn, from);
     const int64_t before = ring->stats.bytes_read;
@@ -262,6 +262,7 @@ static cpa_status copy_runs(cpa_kv_ring *ring, int64_t turn, const cpa_kv_view *
     ring->timed_bytes[turn % CPA_RING_TIMED] = 0;
     CPA_TRY(await(ring, given_back(ring, turn), ring->copies));
     CPA_TRY(table->event_record(ring->events, time_of(turn, COPY_BEGIN), ring->copies));
+    if (clears) CPA_TRY(copies_of(ring->device)->clear(to.k, ring->segment_blocks * ring->layout.bytes, ring->copies));
     ring->list.n = 0;
     for (int64_t i = 0; i < n; i++) list_run(ring, from, &to, &runs[i]);
     CPA_TRY(copies_of(ring->device)->copy(&ring->list, ring->copies));
@@ -271,10 +272,10 @@ static cpa_status copy_runs(cpa_kv_ring *ring, int64_t turn, const cpa_kv_view *
     return table->event_record(ring->events, filled(ring, turn), ring->copies);
 }
 
-cpa_status cpa_kv_ring_fill(cpa_kv_ring *ring, const cpa_kv_view *kv, const cpa_ring_run *runs, int64_t n,
+cpa_status cpa_kv_ring_fill(cpa_kv_ring *ring, const cpa_kv_view *kv, const cpa_ring_run *runs, int64_t n, int clears,
                             cpa_stream *stream) {
     const int64_t turn = ring->turn++;
-    return tell(ring, copy_runs(ring, turn, kv, runs, n), stream);
+    return tell(ring, copy_runs(ring, turn, kv, runs, n, clears), stream);
 }
 
 cpa_status cpa_kv_ring_take(cpa_kv_ring *ring, int64_t turn, cpa_stream *stream) {

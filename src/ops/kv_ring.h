@@ -45,8 +45,9 @@ cpa_status cpa_kv_ring_check_view(const cpa_kv_ring *ring, const cpa_kv_view *kv
 
 /* Copies from here on run behind what is enqueued on the stream. */
 cpa_status cpa_kv_ring_follow(cpa_kv_ring *ring, cpa_stream *stream);
-/* Enqueues the copies of some blocks of a resolved view to the segment of the next turn. Failures are those of `stream`. */
-cpa_status cpa_kv_ring_fill(cpa_kv_ring *ring, const cpa_kv_view *kv, const cpa_ring_run *runs, int64_t n,
+/* Enqueues the copies of some blocks of a resolved view to the segment of the next turn, with `clears` behind zeros in
+ * all of it. Failures are those of `stream`. */
+cpa_status cpa_kv_ring_fill(cpa_kv_ring *ring, const cpa_kv_view *kv, const cpa_ring_run *runs, int64_t n, int clears,
                             cpa_stream *stream);
 /* What is enqueued on the stream from here on finds the segment of a turn filled. */
 cpa_status cpa_kv_ring_take(cpa_kv_ring *ring, int64_t turn, cpa_stream *stream);

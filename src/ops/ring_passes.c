@@ -145,7 +145,8 @@ static cpa_status add_pass(cpa_ring_passes *p, const cpa_kv_ring *ring, const cp
                            int64_t settled, cpa_error *err) {
     const cpa_key_pass *cut = &p->cut[index];
     cpa_ring_pass *pass = &p->list[index];
-    *pass = (cpa_ring_pass){.first_item = p->n_items, .n_items = cut->n_items, .is_cut = cut->is_cut};
+    *pass =
+        (cpa_ring_pass){.first_item = p->n_items, .n_items = cut->n_items, .given = cut->item, .is_cut = cut->is_cut};
     pass->ends = cut->is_cut && cut->key + cut->keys == p->keys[cut->item].keys;
     CPA_TRY(reserve(&p->items, &p->items_capacity, p->n_items + cut->n_items + cut->is_cut, sizeof *p->items, err));
     for (int64_t i = 0; i < cut->n_items; i++) {

@@ -11,6 +11,7 @@
  * if there are any, those that see none, which few masks and no other pass than the first and the last have to do with. */
 typedef struct cpa_ring_pass {
     int64_t first_item, n_items, first_entry, n_entries, first_run, n_runs;
+    int64_t given; /* number in the batch of the first item */
     int is_cut;
     int ends;     /* of a cut one, not 0: these are the last */
     int is_fresh; /* not 0: some key of it is among those of the step that attends */

@@ -33,6 +33,7 @@ void cpa_ring_plan_destroy(cpa_ring_plan *plan) {
     for (int64_t i = 0; i < plan->n_plans; i++)
         if (plan->plans[i]) device->operators->plan_destroy(plan->plans[i]);
     device->table->free(device, plan->state);
+    cpa_ring_blocks_free(&plan->blocks, device);
     cpa_ring_passes_free(&plan->passes);
     free(plan->plans);
     free(plan->turns);
@@ -95,6 +96,7 @@ cpa_status cpa_ring_plan_set_within(cpa_ring_plan *plan, const cpa_attend_batch 
     plan->map = batch->map;
     plan->is_begun = 0;
     CPA_TRY(cpa_ring_passes_cut(&plan->passes, plan->ring, batch, settled, err));
+    cpa_ring_blocks_reset(&plan->blocks, batch->n_items);
     CPA_TRY(ensure_plans(plan, plan->passes.n, err));
     CPA_TRY(ensure_state(plan, plan->passes.most_state_rows, err));
     for (int64_t i = 0; i < plan->passes.n; i++) CPA_TRY(set_pass(plan, i, batch, fusion, err));
@@ -136,6 +138,7 @@ static int rows_see(const cpa_ring_plan *plan, const cpa_attend_args *args, cons
 }
 
 static int sees(const cpa_ring_plan *plan, const cpa_attend_args *args, int64_t pass) {
+    if (plan->blocks.is_selected && plan->blocks.passes[pass].n_runs == 0) return 0;
     return rows_see(plan, args, rows_of(plan, pass, SEEING)) || rows_see(plan, args, rows_of(plan, pass, BLIND));
 }
 
@@ -251,7 +254,10 @@ static cpa_status fill(cpa_ring_plan *plan, const cpa_kv_view *kv, const cpa_rin
         CPA_TRY(cpa_kv_ring_follow(plan->ring, stream));
         *follows = 1;
     }
-    return cpa_kv_ring_fill(plan->ring, kv, plan->passes.runs + pass->first_run, pass->n_runs, stream);
+    if (!plan->blocks.is_selected)
+        return cpa_kv_ring_fill(plan->ring, kv, plan->passes.runs + pass->first_run, pass->n_runs, 0, stream);
+    const cpa_ring_selected *of = &plan->blocks.passes[turn->pass];
+    return cpa_kv_ring_fill(plan->ring, kv, plan->blocks.runs + of->first_run, of->n_runs, of->lacks, stream);
 }
 
 /* The attends of a turn. Blind rows begin their states in it, or end with results, or are under a mask that shows them
@@ -300,6 +306,8 @@ cpa_status cpa_ring_plan_attend(cpa_ring_plan *plan, const cpa_attend_args *args
                                 cpa_stream *stream) {
     cpa_kv_ring *ring = plan->ring;
     const cpa_kv_view kv = cpa_kv_view_resolve(args->kv);
+    CPA_TRY(cpa_ring_blocks_select(&plan->blocks, &plan->passes, &plan->head, plan->map,
+                                   args->selection ? args->selection->blocks : NULL, stream));
     const int64_t n = choose_turns(plan, args), first = ring->turn;
     int follows = 0;
     CPA_TRY(place_ready_queries(plan, args, ready_q, stream));

@@ -3,7 +3,7 @@
 #define CPA_OPS_RING_PLAN_H
 
 #include "kernels/operators.h"
-#include "src/ops/ring_passes.h"
+#include "src/ops/ring_blocks.h"
 
 /* A pass that an attend runs, and its part in the states of its rows. */
 typedef struct cpa_ring_turn {
@@ -19,6 +19,7 @@ struct cpa_ring_plan {
     cpa_kv_ring *ring;
     const cpa_key_workspace *workspace; /* in which the plans of passes prepare keys */
     cpa_ring_passes passes;
+    cpa_ring_blocks blocks;  /* of the attend that is enqueued last */
     cpa_attend_plan **plans; /* two of each pass, the second of blind rows; those that a setting does not need stay */
     int64_t n_plans, plans_capacity;
     cpa_ring_turn *turns;

@@ -5,113 +5,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/convert.h"
-#include "src/ops/kv_ring.h"
-#include "tests/fixtures/rules_fixture.h"
+#include "tests/fixtures/ring_fixture.h"
 #include "tests/fixtures/unit.h"
 
-/* Of what a fixture attends through a ring: its pages, page-locked on the host. */
-typedef struct ring_site {
-    cpa_attend_fixture f;
-    cpa_kv_ring *ring;
-} ring_site;
-
-static void *lock_pool(cpa_device *device, const void *pool, int64_t bytes) {
-    void *memory;
-    if (device->table->alloc_host(device, bytes, &memory, NULL) != CPA_OK) abort();
-    memcpy(memory, pool, (size_t)bytes);
-    return memory;
-}
-
-static cpa_kv_ring_options options_of(const cpa_attend_fixture *f, int32_t segments) {
-    const cpa_kv_view *kv = &f->device_kv;
-    cpa_kv_ring_options o = {.size = sizeof o, .block_size = kv->block_size, .segments = segments};
-    o.shape = cpa_kv_view_shape(kv);
-    o.shape.q_heads = f->shape.q_heads;
-    o.shape.dtype = f->shape.q_dtype;
-    return o;
-}
-
-/* A ring of so many segments, of `least` times the least bytes. What lies in it at first is poison. */
-static void open_site(ring_site *s, const cpa_attend_case *shape, int32_t segments, int64_t least) {
-    cpa_error err;
-    cpa_attend_fixture_init(&s->f, shape, 2);
-    cpa_device *device = s->f.device;
-    s->f.host_kv = s->f.device_kv;
-    s->f.host_kv.k = lock_pool(device, s->f.kv.view.k, s->f.kv.k_bytes);
-    s->f.host_kv.v = shape->v_in_k ? s->f.host_kv.k : lock_pool(device, s->f.kv.view.v, s->f.kv.v_bytes);
-    cpa_kv_ring_options o = options_of(&s->f, segments);
-    o.bytes = least * cpa_kv_ring_least_bytes(device, &o);
-    if (cpa_kv_ring_create(device, &o, &s->ring, &err) != CPA_OK ||
-        cpa_ring_plan_create(s->ring, &s->f.ring_plan, &err) != CPA_OK) {
-        fprintf(stderr, "%s\n", err.message);
-        abort();
-    }
-    const int64_t bytes = s->ring->options.segments * s->ring->segment_blocks * s->ring->layout.bytes;
-    void *poison = cpa_test_poisoned(bytes, 1);
-    if (device->table->copy(s->ring->memory, poison, bytes, s->f.stream) != CPA_OK) abort();
-    if (cpa_stream_sync(s->f.stream) != CPA_OK) abort();
-    free(poison);
-}
-
-static void close_site(ring_site *s) {
-    cpa_device *device = s->f.device;
-    cpa_ring_plan_destroy(s->f.ring_plan);
-    cpa_kv_ring_destroy(s->ring);
-    device->table->free_host(device, s->f.host_kv.k);
-    if (!s->f.shape.v_in_k) device->table->free_host(device, s->f.host_kv.v);
-    cpa_attend_fixture_destroy(&s->f);
-}
-
-static cpa_kv_ring_stats stats_of(ring_site *s) {
-    cpa_kv_ring_stats stats;
-    CU_ASSERT_EQUAL(cpa_kv_ring_get_stats(s->ring, &stats, sizeof stats), CPA_OK);
-    return stats;
-}
-
-/* The keys of each slot, all at once or the first `border` of them before the others. */
-static void run_slot(cpa_attend_fixture *f, int32_t slot, int64_t border, cpa_attend_result *result) {
-    cpa_attend_item items[2][CPA_TEST_MAX_SLOTS];
-    const int64_t end = f->k_tokens[slot];
-    for (int32_t q = 0; q < f->shape.cp_size; q++) {
-        items[0][q] = cpa_attend_fixture_item(f, q, 0, f->q_count[q], slot, 0, border ? border : end);
-        items[1][q] = cpa_attend_fixture_item(f, q, 0, f->q_count[q], slot, border, end);
-    }
-    CU_ASSERT_EQUAL(cpa_attend_fixture_run(f, items[0], f->shape.cp_size, 0, result), CPA_OK);
-    if (border) CU_ASSERT_EQUAL(cpa_attend_fixture_run(f, items[1], f->shape.cp_size, 1, result), CPA_OK);
-}
-
-/* The result through the ring: that of the keys on the device where bits are promised, else that of the reference. */
-static void check_slot(cpa_attend_fixture *f, int32_t slot, int64_t border, int64_t stride) {
-    cpa_attend_result got, direct;
-    cpa_ring_plan *plan = f->ring_plan;
-    cpa_attend_result_init(&got, f);
-    cpa_attend_result_init(&direct, f);
-    run_slot(f, slot, border, &got);
-    f->ring_plan = NULL;
-    run_slot(f, slot, border, &direct);
-    f->ring_plan = plan;
-    const int is_same = cpa_attend_result_same(&got, &direct), promised = cpa_test_promises_bits();
-    CU_ASSERT(is_same || !promised);
-    if (border && !f->resumed_out) /* a resumed run has left `out` as it was */
-        cpa_narrow(got.out, got.o, f->shape.q_dtype, got.out_bytes / cpa_dtype_bytes(f->shape.q_dtype));
-    if (!promised) CU_ASSERT_EQUAL(cpa_attend_fixture_check(f, slot, stride, &got, NULL), 0);
-    cpa_attend_result_destroy(&direct);
-    cpa_attend_result_destroy(&got);
-}
-
 static void check_case(const cpa_attend_case *shape, int what, int32_t segments, int64_t least) {
-    ring_site s;
-    open_site(&s, shape, segments, least);
+    cpa_ring_site s;
+    cpa_ring_site_open(&s, shape, segments, least);
     cpa_case_score score = cpa_test_score_of(&s.f, what);
     s.f.score = what ? &score : NULL;
     s.f.resumed_out = 1;
     for (int32_t slot = 0; slot < shape->cp_size; slot++) {
         s.f.padding = slot % 2 ? 6 : 0;
-        check_slot(&s.f, slot, 0, 61);
+        cpa_ring_site_check(&s.f, slot, 0, 61);
     }
     cpa_case_score_release(&score);
-    close_site(&s);
+    cpa_ring_site_close(&s);
 }
 
 /* So many tokens of a base, of which the last `rows` are queries. */
@@ -195,74 +103,74 @@ static void score_rules_do(void) {
 
 static void resumed_states_do(void) {
     for (int base = 0; base < 2; base++) {
-        ring_site s;
+        cpa_ring_site s;
         const cpa_attend_case shape = of_base(base, LENGTH, 80);
-        open_site(&s, &shape, 2, 1);
+        cpa_ring_site_open(&s, &shape, 2, 1);
         const int64_t split = cpa_attend_split_tokens(s.f.device), block = shape.block_size;
         for (int with_out = 0; with_out < 2; with_out++) {
             s.f.resumed_out = with_out;
             if (with_out && !cpa_test_promises_bits()) continue; /* what the state holds then is not said */
-            check_slot(&s.f, 0, split > block ? 2 * split : 19 * block, 7);
+            cpa_ring_site_check(&s.f, 0, split > block ? 2 * split : 19 * block, 7);
         }
-        close_site(&s);
+        cpa_ring_site_close(&s);
     }
 }
 
 /* ---- what is counted ---- */
 
-static int64_t block_bytes(const ring_site *s) {
+static int64_t block_bytes(const cpa_ring_site *s) {
     const cpa_kv_view *kv = &s->f.host_kv;
     return (int64_t)kv->block_size * kv->kv_heads * (kv->k_dim + kv->v_dim) * cpa_dtype_bytes(kv->dtype);
 }
 
 static void a_pass_reads_the_context_once(void) {
-    ring_site s;
+    cpa_ring_site s;
     cpa_attend_result result;
     const cpa_attend_case shape = of_base(0, LENGTH, 1);
-    open_site(&s, &shape, 2, 1);
+    cpa_ring_site_open(&s, &shape, 2, 1);
     cpa_attend_result_init(&result, &s.f);
     s.f.again = 2;
-    run_slot(&s.f, 0, 0, &result);
+    cpa_ring_site_run(&s.f, 0, 0, &result);
     const int64_t blocks = (LENGTH + shape.block_size - 1) / shape.block_size;
-    const cpa_kv_ring_stats stats = stats_of(&s);
+    const cpa_kv_ring_stats stats = cpa_ring_site_stats(&s);
     CU_ASSERT_EQUAL(stats.bytes_read, 3 * blocks * block_bytes(&s));
     CU_ASSERT_EQUAL(stats.timed_bytes, stats.bytes_read);
     CU_ASSERT(stats.copy_s > 0 && stats.waited_s >= 0);
     CPA_ASSERT_ORDER(stats.passes, >=, 3 * LENGTH / stats.segment_tokens);
     cpa_attend_result_destroy(&result);
-    close_site(&s);
+    cpa_ring_site_close(&s);
 }
 
 static void keys_that_no_row_sees_are_not_read(void) {
-    ring_site s;
+    cpa_ring_site s;
     cpa_attend_result result;
     cpa_attend_case shape = of_base(0, LENGTH, 1);
     shape.mask = (cpa_mask){.causal = 1, .window = 100};
-    open_site(&s, &shape, 2, 1);
+    cpa_ring_site_open(&s, &shape, 2, 1);
     cpa_attend_result_init(&result, &s.f);
-    run_slot(&s.f, 0, 0, &result);
+    cpa_ring_site_run(&s.f, 0, 0, &result);
     CU_ASSERT_EQUAL(cpa_attend_fixture_check(&s.f, 0, 1, &result, NULL), 0);
-    CPA_ASSERT_ORDER(stats_of(&s).passes, <=, 2);
+    CPA_ASSERT_ORDER(cpa_ring_site_stats(&s).passes, <=, 2);
     cpa_attend_result_destroy(&result);
-    close_site(&s);
+    cpa_ring_site_close(&s);
 }
 
 /* Two rows of one sequence, each an item over all of its keys, which fit a segment together only as they share them. */
 static void items_of_a_pass_share_blocks(void) {
-    ring_site s;
+    cpa_ring_site s;
     cpa_attend_result result;
     const cpa_attend_case shape = of_base(0, 1000, 2);
-    open_site(&s, &shape, 2, 9);
+    cpa_ring_site_open(&s, &shape, 2, 9);
     cpa_attend_result_init(&result, &s.f);
     const cpa_attend_item items[] = {cpa_attend_fixture_item(&s.f, 0, 0, 1, 0, 0, 999),
                                      cpa_attend_fixture_item(&s.f, 0, 1, 1, 0, 0, 1000)};
-    CPA_ASSERT_ORDER(stats_of(&s).segment_tokens, >=, 2 * 1000 + 64);
+    CPA_ASSERT_ORDER(cpa_ring_site_stats(&s).segment_tokens, >=, 2 * 1000 + 64);
     CU_ASSERT_EQUAL(cpa_attend_fixture_run(&s.f, items, 2, 0, &result), CPA_OK);
     CU_ASSERT_EQUAL(cpa_attend_fixture_check(&s.f, 0, 1, &result, NULL), 0);
-    CU_ASSERT_EQUAL(stats_of(&s).passes, 1);
-    CU_ASSERT_EQUAL(stats_of(&s).bytes_read, 63 * block_bytes(&s));
+    CU_ASSERT_EQUAL(cpa_ring_site_stats(&s).passes, 1);
+    CU_ASSERT_EQUAL(cpa_ring_site_stats(&s).bytes_read, 63 * block_bytes(&s));
     cpa_attend_result_destroy(&result);
-    close_site(&s);
+    cpa_ring_site_close(&s);
 }
 
 /* ---- memory of the device ---- */
@@ -372,31 +280,31 @@ static void expect_line(cpa_status status, cpa_status expected, const char *line
 }
 
 static void options_that_make_no_ring_are_refused(void) {
-    ring_site s;
+    cpa_ring_site s;
     cpa_error err;
     cpa_kv_ring *none = NULL;
     char line[256];
     const cpa_attend_case shape = of_base(1, 300, 10);
-    open_site(&s, &shape, 2, 1);
-    cpa_kv_ring_options o = options_of(&s.f, 1);
+    cpa_ring_site_open(&s, &shape, 2, 1);
+    cpa_kv_ring_options o = cpa_ring_site_options(&s.f, 1);
     expect_line(cpa_kv_ring_create(s.f.device, &o, &none, &err), CPA_INVALID, "ring: 1 segments, expected 2..8",
                 err.message);
     CU_ASSERT_EQUAL(cpa_kv_ring_least_bytes(s.f.device, &o), 0);
-    o = options_of(&s.f, 3);
+    o = cpa_ring_site_options(&s.f, 3);
     const int64_t least = cpa_kv_ring_least_bytes(s.f.device, &o);
     o.bytes = least - 1;
     snprintf(line, sizeof line, "ring: bytes is %lld, expected at least %lld: 3 segments of %lld tokens",
              (long long)o.bytes, (long long)least, (long long)s.ring->step);
     expect_line(cpa_kv_ring_create(s.f.device, &o, &none, &err), CPA_INVALID, line, err.message);
     CU_ASSERT_PTR_NULL(none);
-    close_site(&s);
+    cpa_ring_site_close(&s);
 }
 
 static void what_a_ring_cannot_take_is_refused(void) {
-    ring_site s;
+    cpa_ring_site s;
     cpa_error err;
     const cpa_attend_case shape = of_base(1, 300, 10);
-    open_site(&s, &shape, 2, 1);
+    cpa_ring_site_open(&s, &shape, 2, 1);
     const cpa_attend_item item = cpa_attend_fixture_item(&s.f, 0, 0, 10, 0, 0, 300);
     cpa_attend_batch batch = {.size = sizeof batch,
                               .map = s.f.map,
@@ -422,8 +330,8 @@ static void what_a_ring_cannot_take_is_refused(void) {
                 "attend: blocks of keys on the host have strides of tokens and heads of 512 and 128 elements, expected "
                 "blocks in one piece",
                 cpa_stream_error(s.f.stream));
-    CU_ASSERT_EQUAL(stats_of(&s).passes, 0);
-    close_site(&s);
+    CU_ASSERT_EQUAL(cpa_ring_site_stats(&s).passes, 0);
+    cpa_ring_site_close(&s);
 }
 
 static const cpa_test tests[] = {

@@ -43,4 +43,10 @@ static cpa_status copy(const cpa_copy_list *list, cpa_stream *stream) {
     return copy_each(list, stream);
 }
 
-const cpa_copy_list_table cpa_cuda_copy_list = {copy};
+static cpa_status clear(void *memory, int64_t bytes, cpa_stream *stream) {
+    CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
+    return cpa_cuda_check(&stream->error, cudaMemsetAsync(memory, 0, (size_t)bytes, cpa_cuda_handle(stream)),
+                          "cudaMemsetAsync");
+}
+
+const cpa_copy_list_table cpa_cuda_copy_list = {copy, clear};

@@ -165,6 +165,7 @@ cpa_status cpa_cuda_hash_rows(const cpa_hash_rows_args *args, cpa_stream *stream
 cpa_status cpa_cuda_join_columns(const cpa_join_columns_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_sum_parts(const cpa_sum_parts_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_take_tokens(const cpa_take_tokens_args *args, cpa_stream *stream);
+cpa_status cpa_cuda_block_union(const cpa_block_union_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_reference_open(cpa_device *device, cpa_reference_blas **out, cpa_error *err);
 cpa_status cpa_cuda_reference_attend(cpa_reference_blas *reference, const cpa_reference_attend_args *args,
                                      cpa_stream *stream);

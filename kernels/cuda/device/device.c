@@ -304,6 +304,7 @@ static const cpa_operator_table operator_table = {
     .join_columns = cpa_cuda_join_columns,
     .sum_parts = cpa_cuda_sum_parts,
     .take_tokens = cpa_cuda_take_tokens,
+    .block_union = cpa_cuda_block_union,
 };
 
 static const cpa_self_test_table self_test_table = {

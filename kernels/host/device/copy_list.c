@@ -9,4 +9,10 @@ static cpa_status copy(const cpa_copy_list *list, cpa_stream *stream) {
     return CPA_OK;
 }
 
-const cpa_copy_list_table cpa_host_copy_list = {copy};
+static cpa_status clear(void *memory, int64_t bytes, cpa_stream *stream) {
+    (void)stream;
+    memset(memory, 0, (size_t)bytes);
+    return CPA_OK;
+}
+
+const cpa_copy_list_table cpa_host_copy_list = {copy, clear};

@@ -251,6 +251,7 @@ static const cpa_operator_table operator_table = {
     .join_columns = cpa_host_join_columns,
     .sum_parts = cpa_host_sum_parts,
     .take_tokens = cpa_host_take_tokens,
+    .block_union = cpa_host_block_union,
 };
 
 static const cpa_self_test_table self_test_table = {.attend_path = attend_path};

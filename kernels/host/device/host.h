@@ -87,6 +87,7 @@ cpa_status cpa_host_hash_rows(const cpa_hash_rows_args *args, cpa_stream *stream
 cpa_status cpa_host_join_columns(const cpa_join_columns_args *args, cpa_stream *stream);
 cpa_status cpa_host_sum_parts(const cpa_sum_parts_args *args, cpa_stream *stream);
 cpa_status cpa_host_take_tokens(const cpa_take_tokens_args *args, cpa_stream *stream);
+cpa_status cpa_host_block_union(const cpa_block_union_args *args, cpa_stream *stream);
 cpa_status cpa_host_synthesize(const cpa_synth_args *args, cpa_stream *stream);
 
 #endif
