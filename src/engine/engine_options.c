@@ -35,6 +35,38 @@ static cpa_status check_unquantised(const cpa_model_shape *m, cpa_error *err) {
                     layer, cpa_dtype_name(m->attention.kv_dtype), m->attention.v_in_k);
 }
 
+/* First tokens that are precise lie in blocks of their own beside a quantised cache, which attends and copies of blocks
+ * alone know of. */
+static cpa_status check_precise(const cpa_engine_options *o, cpa_error *err) {
+    const cpa_model_shape *m = &o->model;
+    cpa_layer_groups groups;
+    if (o->precise_tokens == 0) return CPA_OK;
+    cpa_layer_groups_of(m, o->block_size, &groups);
+    const struct {
+        int is_there;
+        const char *found;
+    } others[] = {{m->attention.v_in_k, "a cache of latents"},
+                  {m->index != NULL, "an indexer"},
+                  {m->n_forms > 0, "forms of rows"},
+                  {o->sparse_stride > 0, "sparse_stride"},
+                  {o->ring_bytes > 0, "ring_bytes, a cache on the host"},
+                  {o->block_store != NULL, "block_store"},
+                  {o->algorithm == CPA_PASS_KV, "algorithm pass-KV"},
+                  {o->interleave < o->block_size, "an interleave below the block size"},
+                  {groups.count == CPA_MAX_LAYER_GROUPS, "as many masks of layers as there are groups"}};
+    if (o->precise_tokens < 0 || o->precise_tokens % o->block_size != 0)
+        return cpa_fail(err, CPA_INVALID, "precise_tokens: %lld, expected a multiple of the block size %d",
+                        (long long)o->precise_tokens, o->block_size);
+    if (!cpa_dtype_is_quantised(m->attention.kv_dtype))
+        return cpa_fail(err, CPA_INVALID, "precise_tokens: %lld with a cache of %s, expected a quantised one",
+                        (long long)o->precise_tokens, cpa_dtype_name(m->attention.kv_dtype));
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (others[i].is_there)
+            return cpa_fail(err, CPA_INVALID, "precise_tokens: %lld with %s, expected one of the two",
+                            (long long)o->precise_tokens, others[i].found);
+    return CPA_OK;
+}
+
 static cpa_status check_model(const cpa_model_shape *m, int has_network, cpa_error *err) {
     if (m->layers < 1) return cpa_fail(err, CPA_INVALID, "layers: %d, expected at least 1", m->layers);
     if (m->draft_layers < 0 || m->draft_layers >= m->layers) {
@@ -185,6 +217,7 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
         return cpa_fail(err, CPA_INVALID, "interleave: %d, expected a divisor or a multiple of the block size %d",
                         o.interleave, o.block_size);
     }
+    CPA_TRY(check_precise(&o, err));
     if (o.num_blocks < 1 || o.num_blocks > INT32_MAX) {
         return cpa_fail(err, CPA_INVALID, "num_blocks: %lld, expected 1 to %d", (long long)o.num_blocks, INT32_MAX);
     }
@@ -240,6 +273,7 @@ cpa_layer_groups cpa_engine_groups(const cpa_engine_options *o, int32_t cp_size)
                                         .step_tokens = o->max_num_batched_tokens};
     cpa_layer_groups groups;
     cpa_layer_groups_of(&o->model, o->block_size, &groups);
+    cpa_layer_groups_add_precise(&groups, &o->model, o->block_size, o->precise_tokens);
     cpa_layer_groups_size(&groups, &load, o->num_blocks);
     if (o->preemption != CPA_PREEMPT_RECOMPUTE || o->keep_evicted) cpa_layer_groups_size_host(&groups, o->swap_bytes);
     if (o->swap_folder) cpa_layer_groups_size_disk(&groups, o->swap_folder_bytes);
@@ -316,6 +350,9 @@ static void describe_cache(const cpa_engine_options *o, uint64_t scales, char ou
     if (n < CPA_IDENTITY_BYTES && (o->sparse_stride > 0 || o->skip_tiles > 0))
         snprintf(out + n, (size_t)(CPA_IDENTITY_BYTES - n), ", sparse %d %a, skip %a", o->sparse_stride,
                  (double)o->sparse_tau, (double)o->skip_tiles);
+    const size_t said = strlen(out);
+    if (o->precise_tokens > 0)
+        snprintf(out + said, CPA_IDENTITY_BYTES - said, ", precise %lld", (long long)o->precise_tokens);
 }
 
 cpa_status cpa_engine_describe_folder(const cpa_engine_options *o, uint64_t scales, int32_t rank, int32_t cp_size,
@@ -341,7 +378,7 @@ cpa_status cpa_engine_describe_folder(const cpa_engine_options *o, uint64_t scal
 
 cpa_planner cpa_engine_planner(const cpa_engine_options *o, int32_t cp_size) {
     return (cpa_planner){
-        .forced = o->algorithm,
+        .forced = o->precise_tokens > 0 ? CPA_PASS_Q : o->algorithm, /* what is precise stays where it is */
         .cp_size = cp_size,
         .shape = o->model.attention,
         .state_dtype = o->state_dtype,
