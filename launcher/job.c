@@ -280,6 +280,7 @@ cpa_cache_limits cpa_job_cache_limits(const cpa_job *job, int32_t cp_size, int64
         .map = {cp_size, job->interleave},
         .max_num_seqs = (int32_t)job->settings.max_num_seqs,
         .window_seqs = cpa_job_window_seqs(job, 0),
+        .precise_tokens = job->settings.precise_tokens,
         .max_num_batched_tokens = job->settings.max_num_batched_tokens,
         .memory_bytes = cache_bytes(job, memory_bytes),
         .local_tokens = local_tokens(&job->settings),
@@ -336,6 +337,7 @@ void cpa_job_name_option(cpa_error *err) {
         {"swap_folder_bytes", "swap-folder-size"},
         {"swap_bytes", "swap-space"},
         {"ring_bytes", "device-ring"},
+        {"precise_tokens", "precise-first-tokens"},
         {"verify", "verify"},
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -359,6 +361,7 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, cpa_cache_size cac
         .block_size = (int32_t)settings->block_size,
         .num_blocks = cache.num_blocks,
         .window_seqs = cache.window_seqs,
+        .precise_tokens = settings->precise_tokens,
         .interleave = job->interleave,
         .max_num_batched_tokens = settings->max_num_batched_tokens,
         .max_num_seqs = (int32_t)settings->max_num_seqs,

@@ -159,6 +159,11 @@ typedef struct cpa_engine_options {
     /* 1: k_scales and v_scales of model.attention lie on the host, above 0 all of them, and are copied to the device; the
      * same on every rank. What a store or another engine has of the cache is then found again by these numbers too. */
     int32_t scales_on_host;
+    /* Keys and values of the first tokens of every sequence that are kept in attention.dtype too, in all layers, and
+     * attended so, beside a quantised cache; 0: none are. A multiple of the block size; runs are not shorter than blocks.
+     * Sharded prompts go by pass-Q. Not over latents (v_in_k), nor with an indexer, forms, sparse_stride, ring_bytes or a
+     * block_store. */
+    int64_t precise_tokens;
 } cpa_engine_options;
 
 /* What a request has to do with the engine's store of blocks. */

@@ -323,6 +323,10 @@ typedef struct cpa_layer_args {
     cpa_kv_view kv;     /* the cache of the layer */
     uint8_t *nonfinite; /* [rows]: 1 where a model that writes the cache finds a NaN or an infinity in a key or value */
     cpa_kv_view index;  /* the keys of the layer's indexer, which the model writes, by the slots of the rows */
+    /* The layer's keys and values of first tokens (cpa_engine_options.precise_tokens), and the slots of the rows there,
+     * -1 of others: a model that writes the cache writes them too. k is NULL where none are kept. */
+    cpa_kv_view precise;
+    const int64_t *precise_slots; /* device [rows] */
 } cpa_layer_args;
 
 /* The keys of a layer that a model's indexer (cpa_model_shape.index) would choose over whole sequences:

@@ -77,6 +77,7 @@ typedef struct cpa_settings {
     int64_t alibi, sink_logits;
 
     char skip_layers[CPA_TEXT_BYTES];
+    int64_t precise_tokens;                                /* 0 = none */
     int64_t kv_cache_dtype;                                /* 0 = the dtype of the model, else cpa_dtype + 1 */
     char k_scale[CPA_TEXT_BYTES], v_scale[CPA_TEXT_BYTES]; /* "auto": each token and head has its own */
     int64_t kv_layout;                                     /* cpa_kv_layout */

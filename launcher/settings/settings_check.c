@@ -208,6 +208,12 @@ cpa_status cpa_settings_check(const cpa_settings *settings, cpa_error *err) {
     if (settings->host_cache > 0 && settings->skip_layers[0])
         return cpa_fail(err, CPA_INVALID,
                         "--kv-cache-dtype-skip-layers: found with --host-cache, expected one of the two");
+    if (settings->precise_tokens % settings->block_size != 0)
+        return cpa_fail(err, CPA_INVALID,
+                        "--precise-first-tokens: found %lld, expected a multiple of the block size %lld",
+                        (long long)settings->precise_tokens, (long long)settings->block_size);
+    if (settings->precise_tokens > 0 && settings->algorithm == CPA_PASS_KV)
+        return cpa_fail(err, CPA_INVALID, "--precise-first-tokens: found with --algorithm pass-kv, expected pass-q");
     CPA_TRY(check_drafts(settings, err));
     CPA_TRY(check_outputs(settings, err));
     cpa_metrics_options ignored;

@@ -163,6 +163,9 @@ const cpa_field cpa_settings_rows[] = {
     {"Cache", "kv-cache-dtype-skip-layers", "LAYERS", TEXT(skip_layers),
      .help = "0,-1: the first and the last layer of a quantised cache keep the model's dtype, and so on for others; "
              "sliding_window: those with a window do"},
+    {"Cache", "precise-first-tokens", "N", INT(precise_tokens, "0", 0, 0x1p30),
+     .help = "the first N tokens of every sequence, a multiple of the block size, are also kept in the model's dtype "
+             "beside a quantised cache, and attended so; prompts go by pass-q over several ranks"},
     {"Cache", "k-scale", "S,...", CPA_FIELD_TEXT, offsetof(cpa_settings, k_scale), "auto",
      .help =
          "keys in fp8_e4m3 or fp8_e5m2 are multiples of S, one scale for all of them, or of one for each KV head; with "

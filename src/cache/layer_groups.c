@@ -70,9 +70,21 @@ void cpa_layer_groups_of(const cpa_model_shape *model, int32_t block_size, cpa_l
     }
 }
 
+void cpa_layer_groups_add_precise(cpa_layer_groups *groups, const cpa_model_shape *model, int32_t block_size,
+                                  int64_t tokens) {
+    const cpa_attention_shape shape = cpa_shape_unquantised(&model->attention);
+    if (tokens == 0 || groups->count == CPA_MAX_LAYER_GROUPS) return;
+    groups->list[groups->count++] = (cpa_layer_group){
+        .layers = model->layers,
+        .window = 1,
+        .sinks = tokens,
+        .is_precise = 1,
+        .block_bytes = cpa_kv_cache_block_bytes(&shape, (cpa_index_rows){.dim = 0}, model->layers, block_size)};
+}
+
 int32_t cpa_layer_groups_find(const cpa_layer_groups *groups, const cpa_mask *mask) {
     const cpa_layer_group kept = kept_by(mask);
-    int32_t g = groups->count - 1;
+    int32_t g = groups->count - 1 - (cpa_layer_groups_precise(groups) >= 0);
     while (g > 0 && (groups->list[g].window != kept.window || groups->list[g].sinks != kept.sinks)) g--;
     return g;
 }

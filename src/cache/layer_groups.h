@@ -3,7 +3,8 @@
  * The layers of a group have block tables and a pool of blocks of their own on each rank, so that those with a window
  * give back what they no longer see while others keep theirs. A block of a group is block_size tokens of one sequence
  * in each of its layers. The group that keeps most comes first and leads: its pool has as many blocks as the cache is
- * given, and another no more than the sequences that run at once can need. Pure logic. */
+ * given, and another no more than the sequences that run at once can need. First tokens that are precise beside a quantised
+ * cache are one more group, the last: what a window of one token and as many sinks would keep, of all layers. Pure logic. */
 #ifndef CPA_LAYER_GROUPS_H
 #define CPA_LAYER_GROUPS_H
 
@@ -20,6 +21,7 @@ typedef struct cpa_layer_group {
     int32_t layers;
     int64_t window;      /* tokens that its layers see, the row's own included; 0: all */
     int64_t sinks;       /* the first tokens of a sequence, which stay visible behind a window */
+    int is_precise;      /* not 0: of all layers, the first `sinks` tokens alone, in the model's dtype */
     int64_t block_bytes; /* bytes of a block in all layers of the group */
     int64_t num_blocks;  /* blocks of one rank */
     int64_t host_blocks; /* blocks of one rank in host memory, for swapping, and for those that are evicted */
@@ -28,7 +30,8 @@ typedef struct cpa_layer_group {
 
 typedef struct cpa_layer_groups {
     int32_t count;
-    cpa_layer_group list[CPA_MAX_LAYER_GROUPS]; /* sorted by window, the widest first, then by sinks, the most first */
+    cpa_layer_group list[CPA_MAX_LAYER_GROUPS]; /* sorted by window, the widest first, then by sinks, the most first;
+                                                    what is precise comes last */
 } cpa_layer_groups;
 
 /* How many sequences a rank holds the windows of at once, and how many of their tokens a step computes. */
@@ -45,6 +48,17 @@ cpa_index_rows cpa_layer_groups_index(const cpa_model_shape *model);
 int64_t cpa_layer_groups_block_bytes(const cpa_model_shape *model, int32_t block_size);
 /* The groups of a model; their pools have no blocks yet. */
 void cpa_layer_groups_of(const cpa_model_shape *model, int32_t block_size, cpa_layer_groups *out);
+/* Adds the group of so many first tokens that are precise, if any; there is room for one more. */
+void cpa_layer_groups_add_precise(cpa_layer_groups *groups, const cpa_model_shape *model, int32_t block_size,
+                                  int64_t tokens);
+/* The group of the first tokens that are precise; -1: none are. */
+static inline int32_t cpa_layer_groups_precise(const cpa_layer_groups *groups) {
+    return groups->list[groups->count - 1].is_precise ? groups->count - 1 : -1;
+}
+static inline int64_t cpa_layer_groups_precise_tokens(const cpa_layer_groups *groups) {
+    const int32_t precise = cpa_layer_groups_precise(groups);
+    return precise < 0 ? 0 : groups->list[precise].sinks;
+}
 /* The group of a layer with that mask. */
 int32_t cpa_layer_groups_find(const cpa_layer_groups *groups, const cpa_mask *mask);
 

@@ -57,7 +57,7 @@ static cpa_worker_options small_options(const cpa_worker_options *options, const
     for (int32_t r = 0; r < SELF_TEST_REQUESTS; r++) *total += prompt_length(r, options) + SELF_TEST_OUTPUTS;
     small.max_tokens = *total / 3 + SELF_TEST_REQUESTS;
     small.max_seqs = SELF_TEST_REQUESTS;
-    cpa_layer_groups_of(&small.model, small.block_size, &small.groups);
+    cpa_layer_groups_of(&small.model, small.block_size, &small.groups); /* of which none is of precise tokens */
     for (int32_t g = 0; g < small.groups.count; g++)
         small.groups.list[g].num_blocks = (*total + SELF_TEST_REQUESTS * run_of(options)) / options->block_size + 1;
     return small;

@@ -187,7 +187,7 @@ static void diagnose_key(diagnosis *d, const cpa_verify_part *part, int32_t rank
 static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
     const cpa_attention_shape *shape = &d->verify->worker->options.model.attention;
     const int keeps = may_keep(d) && part->group->kv_head == d->sample->head / (shape->q_heads / shape->kv_heads);
-    if (part->index == 0) begin_diagnosis(d, part, keeps);
+    if (part->is_first) begin_diagnosis(d, part, keeps);
     for (int32_t r = 0; r < d->map.cp_size; r++) {
         const cpa_token_set tokens = cpa_tokens_on(d->map, d->placement, r);
         const cpa_verify_piece *piece = &part->pieces[r];

@@ -5,6 +5,7 @@
 
 #include "base/array.h"
 #include "base/check.h"
+#include "base/min_max.h"
 #include "kernels/block_layout.h"
 #include "kernels/operators.h"
 #include "src/cache/layer_groups.h"
@@ -23,7 +24,7 @@ typedef struct gather {
     const cpa_step_plan *plan;
     cpa_owner_map map;
     int32_t rank, size;
-    token_bytes bytes[2]; /* of layers whose cache is quantised, and of those whose cache is left */
+    token_bytes bytes[2]; /* of a cache that is quantised, and of one that is not */
     int64_t index_bytes;  /* of a token's index key, with its scale; 0: there is none */
     int64_t part_tokens;
     cpa_verify_part *parts; /* parts to be exchanged next */
@@ -40,11 +41,24 @@ static const cpa_plan_chunk *chunk_of(const gather *g, const cpa_verify_group *g
     return &g->plan->chunks[g->verify->samples[group->first].chunk];
 }
 
+/* The local tokens of a rank that are precise. */
+static int64_t precise_on(const gather *g, const cpa_verify_group *group, int32_t rank) {
+    const cpa_token_set tokens = cpa_tokens_on(g->map, chunk_of(g, group)->placement, rank);
+    return cpa_tokens_before(g->map, tokens, cpa_layer_groups_precise_tokens(&g->verify->worker->options.groups));
+}
+
 /* The tokens of a rank's shard that a part holds. */
-static int64_t tokens_of(const gather *g, const cpa_verify_part *p, int32_t rank) {
+static cpa_kv_range range_of(const gather *g, const cpa_verify_part *p, int32_t rank) {
     const cpa_token_set tokens = cpa_tokens_on(g->map, chunk_of(g, p->group)->placement, rank);
-    int64_t left = cpa_tokens_before(g->map, tokens, p->group->last_position + 1) - p->index * g->part_tokens;
-    return left < 0 ? 0 : left < g->part_tokens ? left : g->part_tokens;
+    const int64_t end = cpa_tokens_before(g->map, tokens, p->group->last_position + 1);
+    const int64_t precise = cpa_min64(precise_on(g, p->group, rank), end);
+    const int64_t first = (p->is_precise ? 0 : precise) + p->index * g->part_tokens;
+    const int64_t left = (p->is_precise ? precise : end) - first;
+    return (cpa_kv_range){.first = first, .count = cpa_max64(0, cpa_min64(left, g->part_tokens))};
+}
+
+static int64_t tokens_of(const gather *g, const cpa_verify_part *p, int32_t rank) {
+    return range_of(g, p, rank).count;
 }
 
 /* How many samples of a group a rank keeps. */
@@ -58,22 +72,22 @@ static int64_t owned_samples(const gather *g, const cpa_verify_group *group, int
 }
 
 static int64_t sample_bytes(const gather *g, const cpa_verify_part *p, int32_t rank) {
-    return p->index == 0 ? owned_samples(g, p->group, rank) * g->verify->sample_bytes : 0;
+    return p->is_first ? owned_samples(g, p->group, rank) * g->verify->sample_bytes : 0;
 }
 
-static token_bytes bytes_of(const gather *g, const cpa_verify_group *group) {
-    const int32_t layer = g->verify->samples[group->first].layer;
-    return g->bytes[cpa_model_leaves_layer(&g->verify->worker->options.model, layer)];
+static token_bytes bytes_of(const gather *g, const cpa_verify_part *p) {
+    const int32_t layer = g->verify->samples[p->group->first].layer;
+    return g->bytes[p->is_precise || cpa_model_leaves_layer(&g->verify->worker->options.model, layer)];
 }
 
-/* Bytes of one token in a part of the group. */
-static int64_t all_bytes(const gather *g, const cpa_verify_group *group) {
-    const token_bytes bytes = bytes_of(g, group);
-    return bytes.k + bytes.v + (group->judges ? g->index_bytes : 0);
+/* Bytes of one token in a part. */
+static int64_t all_bytes(const gather *g, const cpa_verify_part *p) {
+    const token_bytes bytes = bytes_of(g, p);
+    return bytes.k + bytes.v + (p->group->judges ? g->index_bytes : 0);
 }
 
 static int64_t part_bytes(const gather *g, const cpa_verify_part *p, int32_t rank) {
-    return sample_bytes(g, p, rank) + tokens_of(g, p, rank) * all_bytes(g, p->group);
+    return sample_bytes(g, p, rank) + tokens_of(g, p, rank) * all_bytes(g, p);
 }
 
 /* One head of a cache as a cache of its own, and where its tokens go. The scales of a quantised cache lie apart, so
@@ -129,22 +143,23 @@ static head_copy copy_of_scales(const cpa_kv_view *all, int32_t head, int64_t co
     return copy_of_head(&words, 0, count, k_out, v_out);
 }
 
-/* Starts the copy of one head's keys and values, the local tokens of `range`, out of this rank's pages of the group's
- * layer: codes, then scales, of keys and of values. */
-static cpa_status read_cache(const gather *g, const cpa_verify_group *group, const cpa_kv_view *all, int32_t head,
-                             cpa_kv_range range, char *k_out, char *v_out) {
+/* Starts the copy of one head's keys and values, the tokens of a part, out of this rank's pages: codes, then scales, of
+ * keys and of values. */
+static cpa_status read_cache(const gather *g, const cpa_verify_part *p, const cpa_kv_view *all, int32_t head,
+                             char *k_out, char *v_out) {
     cpa_worker *worker = g->verify->worker;
-    const int32_t layer = g->verify->samples[group->first].layer;
+    const int32_t of_layer = worker->places[g->verify->samples[p->group->first].layer].group;
+    const int32_t tables = p->is_precise ? cpa_layer_groups_precise(&worker->options.groups) : of_layer;
+    const cpa_kv_range range = range_of(g, p, g->rank);
     const int64_t count = range.count;
     if (count == 0) return CPA_OK;
     head_copy rows = copy_of_head(all, head, count, k_out, v_out);
-    cpa_kv_pack_args args = {
-        .size = sizeof args,
-        .src = rows.head,
-        .dst = rows.out,
-        .block_tables = cpa_worker_blocks(worker, worker->places[layer].group, chunk_of(g, group)->seq),
-        .ranges = &range,
-        .n_ranges = 1};
+    cpa_kv_pack_args args = {.size = sizeof args,
+                             .src = rows.head,
+                             .dst = rows.out,
+                             .block_tables = cpa_worker_blocks(worker, tables, chunk_of(g, p->group)->seq),
+                             .ranges = &range,
+                             .n_ranges = 1};
     CPA_TRY(worker->device->operators->kv_pack(&args, worker->stream));
     if (!cpa_kv_words_at(all, CPA_KEYS)) return CPA_OK;
     head_copy scales = copy_of_scales(all, head, count, k_out + count * rows.out.k_dim, v_out + count * rows.out.v_dim);
@@ -156,21 +171,22 @@ static cpa_status read_cache(const gather *g, const cpa_verify_group *group, con
 /* Writes what this rank contributes to a part at *at and moves *at past it. */
 static cpa_status write_part(const gather *g, const cpa_verify_part *p, char **at) {
     const cpa_verify *verify = g->verify;
-    for (int64_t i = 0; p->index == 0 && i < p->group->count; i++) {
+    for (int64_t i = 0; p->is_first && i < p->group->count; i++) {
         const cpa_verify_sample *sample = &verify->samples[p->group->first + i];
         if (cpa_verify_keeper(verify, g->plan, sample) != g->rank) continue;
         memcpy(*at, verify->data.bytes + sample->data * verify->sample_bytes, (size_t)verify->sample_bytes);
         *at += verify->sample_bytes;
     }
     const int64_t tokens = tokens_of(g, p, g->rank);
-    const cpa_kv_range range = {.first = p->index * g->part_tokens, .count = tokens};
     const int32_t layer = verify->samples[p->group->first].layer;
-    const cpa_kv_view kv = cpa_worker_kv(verify->worker, layer), index = cpa_worker_index(verify->worker, layer);
-    const token_bytes bytes = bytes_of(g, p->group);
+    const cpa_kv_view kv =
+        p->is_precise ? cpa_worker_precise(verify->worker, layer) : cpa_worker_kv(verify->worker, layer);
+    const cpa_kv_view index = cpa_worker_index(verify->worker, layer);
+    const token_bytes bytes = bytes_of(g, p);
     char *index_out = *at + tokens * (bytes.k + bytes.v);
-    CPA_TRY(read_cache(g, p->group, &kv, p->group->kv_head, range, *at, *at + tokens * bytes.k));
-    if (p->group->judges) CPA_TRY(read_cache(g, p->group, &index, 0, range, index_out, index_out));
-    *at += tokens * all_bytes(g, p->group);
+    CPA_TRY(read_cache(g, p, &kv, p->group->kv_head, *at, *at + tokens * bytes.k));
+    if (p->group->judges) CPA_TRY(read_cache(g, p, &index, 0, index_out, index_out));
+    *at += tokens * all_bytes(g, p);
     return CPA_OK;
 }
 
@@ -206,11 +222,12 @@ static void read_pieces(gather *g, const cpa_verify_part *p) {
     cpa_verify_piece *pieces = g->pieces + g->n_received * g->size;
     for (int32_t r = 0; r < g->size; r++) {
         cpa_verify_piece *piece = &pieces[r];
-        piece->tokens = tokens_of(g, p, r);
-        piece->first = p->index * g->part_tokens;
+        const cpa_kv_range range = range_of(g, p, r);
+        piece->tokens = range.count;
+        piece->first = range.first;
         piece->samples = g->verify->recv.bytes + g->cursor[r];
         piece->k = piece->samples + sample_bytes(g, p, r);
-        const token_bytes bytes = bytes_of(g, p->group);
+        const token_bytes bytes = bytes_of(g, p);
         piece->v = piece->k + piece->tokens * bytes.k;
         piece->index = p->group->judges ? piece->v + piece->tokens * bytes.v : NULL;
         g->cursor[r] += part_bytes(g, p, r);
@@ -261,20 +278,37 @@ static cpa_status add_part(gather *g, cpa_verify_part p, cpa_error *err) {
     return g->pending_bytes < EXCHANGE_BYTES ? CPA_OK : flush_parts(g, err);
 }
 
+/* The parts of a group: those of what is precise, then those of the cache behind it. */
+static cpa_status add_group(gather *g, const cpa_verify_group *group, cpa_error *err) {
+    int64_t longest[2] = {0, 0}; /* tokens of the rank with the most, behind what is precise, and of that */
+    for (int32_t r = 0; r < g->size; r++) {
+        const cpa_token_set tokens = cpa_tokens_on(g->map, chunk_of(g, group)->placement, r);
+        const int64_t end = cpa_tokens_before(g->map, tokens, group->last_position + 1);
+        const int64_t precise = cpa_min64(precise_on(g, group, r), end);
+        longest[1] = cpa_max64(longest[1], precise);
+        longest[0] = cpa_max64(longest[0], end - precise);
+    }
+    const int64_t n_precise = (longest[1] + g->part_tokens - 1) / g->part_tokens;
+    const int64_t n = n_precise + (longest[0] + g->part_tokens - 1) / g->part_tokens;
+    for (int64_t p = 0; p < n; p++) {
+        const int is_precise = p < n_precise;
+        CPA_TRY(add_part(g,
+                         (cpa_verify_part){.group = group,
+                                           .index = is_precise ? p : p - n_precise,
+                                           .is_precise = is_precise,
+                                           .is_first = p == 0,
+                                           .last = p + 1 == n},
+                         err));
+    }
+    return CPA_OK;
+}
+
 static cpa_status gather_groups(gather *g, const cpa_verify_group *groups, int64_t n_groups, cpa_error *err) {
     g->send_bytes = calloc(3 * (size_t)g->size, sizeof *g->send_bytes);
     if (!g->send_bytes) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory");
     g->recv_bytes = g->send_bytes + g->size;
     g->cursor = g->recv_bytes + g->size;
-    for (int64_t i = 0; i < n_groups; i++) {
-        /* The rank that owns position 0 holds the most tokens of any prefix. */
-        const cpa_placement placement = chunk_of(g, &groups[i])->placement;
-        const cpa_token_set most = cpa_tokens_on(g->map, placement, placement.rank);
-        int64_t longest = cpa_tokens_before(g->map, most, groups[i].last_position + 1);
-        int64_t n_parts = (longest + g->part_tokens - 1) / g->part_tokens;
-        for (int64_t p = 0; p < n_parts; p++)
-            CPA_TRY(add_part(g, (cpa_verify_part){&groups[i], p, p + 1 == n_parts, NULL}, err));
-    }
+    for (int64_t i = 0; i < n_groups; i++) CPA_TRY(add_group(g, &groups[i], err));
     return flush_parts(g, err);
 }
 

@@ -24,7 +24,7 @@ cpa_status cpa_verify_expansion_take(cpa_verify_tensor *tensor, const cpa_worker
 
 void cpa_verify_read_keys(const cpa_verify *verify, const cpa_verify_part *part, int32_t rank, int64_t first, int64_t n,
                           cpa_verify_keys *keys) {
-    const cpa_attention_shape cache = cpa_verify_shape(verify, &verify->samples[part->group->first]), *shape = &cache;
+    const cpa_attention_shape cache = cpa_verify_part_shape(verify, part), *shape = &cache;
     const cpa_verify_piece *piece = &part->pieces[rank];
     const int64_t k_row = cpa_shape_row_bytes(shape, CPA_KEYS), v_row = cpa_shape_row_bytes(shape, CPA_VALUES);
     const int64_t word = cpa_dtype_traits_of(shape->kv_dtype)->rows[CPA_KEYS].scale_bytes;

@@ -115,7 +115,7 @@ static int is_fresh(const cpa_attention_shape *shape, cpa_kv_part part, const ch
 static int64_t find_stale(const check *c, const item *it, int64_t first, int64_t n, scratch *s) {
     const cpa_worker *worker = c->verify->worker;
     const cpa_worker_options *o = &worker->options;
-    const cpa_attention_shape cache = cpa_verify_shape(c->verify, sample_of(c, it->part->group, 0)), *shape = &cache;
+    const cpa_attention_shape cache = cpa_verify_part_shape(c->verify, it->part), *shape = &cache;
     const cpa_verify_piece *piece = &it->part->pieces[it->rank];
     const cpa_verify_group *g = it->part->group;
     const int64_t bytes = cpa_dtype_bytes(shape->dtype);
@@ -339,7 +339,7 @@ static cpa_status reserve_round(check *c, const cpa_verify_part *parts, int64_t 
     const int has_lists = c->verify->list_bytes > 0;
     for (int64_t p = 0; p < n_parts; p++) {
         int64_t count = parts[p].group->count;
-        if (parts[p].index == 0) rows += count;
+        if (parts[p].is_first) rows += count;
         found += size * count;
         items += size * ((count + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM);
     }
@@ -371,7 +371,7 @@ static cpa_status deal_parts(check *c, const cpa_verify_part *parts, int64_t n_p
     int64_t row = 0;
     for (int64_t p = 0; p < n_parts; p++) {
         char *lists = has_lists ? c->lists + row * list_bytes(c->verify) : NULL;
-        if (parts[p].index == 0) begin_rows(c, &parts[p], c->rows + row, lists, has_lists ? c->selected + row : NULL);
+        if (parts[p].is_first) begin_rows(c, &parts[p], c->rows + row, lists, has_lists ? c->selected + row : NULL);
         const cpa_verify_sample *sample = sample_of(c, parts[p].group, 0);
         CPA_TRY(cpa_verify_expansion_take(&c->expansions[p], c->verify->worker, sample->form, sample->layer,
                                           sample->head, err));

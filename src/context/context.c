@@ -50,6 +50,14 @@ void cpa_context_set_masked(cpa_context *c, int masked) {
     c->ops.masked = masked;
 }
 
+void cpa_context_set_precise(cpa_context *c, int64_t tokens, int32_t table_set) {
+    c->ops.precise = (cpa_precise_keys){.tokens = tokens, .table_set = table_set};
+}
+
+void cpa_context_use_precise(cpa_context *c, const cpa_kv_view *kv) {
+    c->ops.precise.kv = *kv;
+}
+
 void cpa_context_capture(cpa_context *c, int capturing) {
     c->ops.spans.disabled = capturing;
 }

@@ -18,6 +18,13 @@ void cpa_context_set_rows(cpa_context *c, cpa_row_placement rows);
 /* Whether the layers of the steps that are planned from now on have a selection: then all that it needs is planned
  * and uploaded with the step, as for a graph of it, and devices share no keys whose kernels for these know no masks. */
 void cpa_context_set_masked(cpa_context *c, int masked);
+/* Keys and values of so many first tokens of every sequence, whole blocks on every rank, are kept in the dtype of queries
+ * beside a quantised cache, in the blocks of that set of tables, behind those of layers; 0: none are. Rows of the steps
+ * that are planned from now on attend these and then the rest of the cache, on the rank that has them. Not over latents,
+ * nor through a ring; no chunk goes by pass-KV over several ranks. */
+void cpa_context_set_precise(cpa_context *c, int64_t tokens, int32_t table_set);
+/* Those of the layer at hand. */
+void cpa_context_use_precise(cpa_context *c, const cpa_kv_view *kv);
 /* Whether what is enqueued from now on is captured in a graph: then nothing is measured. The same is enqueued. */
 void cpa_context_capture(cpa_context *c, int capturing);
 /* Device seconds of the steps that were launched as graphs, from before their first kernel to behind their last: all of

@@ -146,7 +146,12 @@ static cpa_status attend_lane_alone(cpa_context *c, cpa_form_lane *lane, const c
         CPA_TRY(cpa_row_plan_attend_own(plan, &c->ops, lane->form, layer, lane->own_state, NULL, stream));
         return finish_own(lane, layer, c->attended->rows[lane->form->index], stream);
     }
-    const cpa_partial state = {.lse = layer->rows.lse, .lse_row_stride = lane->form->shape.q_heads};
+    const cpa_partial own = {.lse = layer->rows.lse, .lse_row_stride = lane->form->shape.q_heads};
+    cpa_partial state = own;
+    if (c->ops.precise.tokens > 0) {
+        state = lane->own_state;
+        if (own.lse) state.lse = own.lse, state.lse_row_stride = own.lse_row_stride;
+    }
     return cpa_row_plan_attend_own(plan, &c->ops, lane->form, layer, state, layer->rows.out, stream);
 }
 

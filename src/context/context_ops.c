@@ -46,6 +46,7 @@ void cpa_context_ops_destroy(cpa_context_ops *ops) {
         cpa_context_free(ops, &ops->absorbed.unfolded);
     }
     free(ops->items);
+    free(ops->counts);
     free(ops->messages);
 }
 

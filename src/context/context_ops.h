@@ -42,6 +42,13 @@ typedef struct cpa_context_score {
     cpa_score_bias bias[CPA_MOST_ROW_FORMS][CPA_SCORE_SIDES];
 } cpa_context_score;
 
+/* Keys and values of first tokens that are kept in the dtype of queries beside a quantised cache. */
+typedef struct cpa_precise_keys {
+    int64_t tokens;    /* the first tokens of every sequence, a multiple of the block size on every rank; 0: none */
+    int32_t table_set; /* set of block tables that their blocks are in, behind those of layers */
+    cpa_kv_view kv;    /* those of the layer at hand */
+} cpa_precise_keys;
+
 typedef struct cpa_context_ops {
     cpa_context_options options; /* the given options; their list of forms is in `forms` */
     cpa_forms forms;
@@ -60,7 +67,10 @@ typedef struct cpa_context_ops {
     cpa_message *messages;  /* [cp_size], scratch: what cpa_context_start sends */
     cpa_attend_item *items; /* scratch: what cpa_row_plan_set plans */
     int64_t items_capacity;
-    int32_t table_set;                /* set of block tables that the layer at hand reads */
+    int64_t *counts; /* scratch: keys of items before their precise ones were taken away */
+    int64_t counts_capacity;
+    int32_t table_set; /* set of block tables that the layer at hand reads */
+    cpa_precise_keys precise;
     int masked;                       /* not 0: layers of the planned step come with a selection */
     int64_t keys_attended, keys_read; /* keys of a layer, by the plans set since these were 0 */
     char decode_kernels[CPA_KERNEL_NAMES], prefill_kernels[CPA_KERNEL_NAMES]; /* as the statistics have them */

@@ -199,7 +199,7 @@ static cpa_status plan_own(cpa_context *c, cpa_form_lane *lane) {
     const cpa_planned_step *step = &c->step;
     const int64_t rows = step->rows[lane->form->index];
     if (cpa_step_joins_own(step)) return cpa_table_plans_clear(&lane->own, &c->ops, lane->form, step);
-    if (cpa_step_exchanges(step) || cpa_form_ends_in_merge(lane->form))
+    if (cpa_step_exchanges(step) || cpa_form_lane_keeps_state(lane, &c->ops))
         CPA_TRY(cpa_form_lane_ensure(lane, &c->ops, rows));
     const int64_t n = cpa_planned_own_items(step, lane->form->index, c->ops.items, 0, 0);
     const cpa_attend_fusion fusion = {.padded_items = cpa_planned_padding(step, lane->form->index)};
@@ -323,7 +323,7 @@ cpa_status cpa_context_upload_plan(cpa_context *c, cpa_stream *stream) {
 static uint64_t lane_shape(const cpa_context *c, const cpa_form_lane *lane) {
     if (cpa_step_is_replicated(&c->step)) return cpa_scatter_heads_shape(&lane->scatter);
     const uint64_t own = cpa_step_joins_own(&c->step) ? 0 : cpa_table_plans_shape(&lane->own, &c->ops);
-    const uint64_t states = cpa_form_ends_in_merge(lane->form) ? (uintptr_t)lane->own_memory.memory : 0;
+    const uint64_t states = cpa_form_lane_keeps_state(lane, &c->ops) ? (uintptr_t)lane->own_memory.memory : 0;
     const uint64_t shape[] = {own, cpa_pass_q_shape(&lane->q), states, (uintptr_t)lane->projected_memory.memory};
     return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }

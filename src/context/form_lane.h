@@ -20,6 +20,11 @@ typedef struct cpa_form_lane {
 cpa_status cpa_form_lane_create(cpa_form_lane *lane, cpa_context_ops *ops, const cpa_form *form,
                                 const cpa_planned_step *step);
 void cpa_form_lane_destroy(cpa_form_lane *lane, cpa_context_ops *ops);
+/* Whether rows that meet no key of another rank have states all the same: results are made of these by a merge, or
+ * several attends find the keys of a row. */
+static inline int cpa_form_lane_keeps_state(const cpa_form_lane *lane, const cpa_context_ops *ops) {
+    return cpa_form_ends_in_merge(lane->form) || ops->precise.tokens > 0;
+}
 /* Room for the states of so many own rows. */
 cpa_status cpa_form_lane_ensure(cpa_form_lane *lane, cpa_context_ops *ops, int64_t rows);
 

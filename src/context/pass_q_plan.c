@@ -85,8 +85,8 @@ static void choose_direct(cpa_pass_q *q) {
     const cpa_transport_table *table = q->ops->transport->table;
     int64_t most_rows = q->step->padded_rows, buffer_bytes = 0;
     q->direct = 0;
-    if (q->ops->ring || !cpa_step_joins_own(q->step) || q->form->has_matrix || cpa_states_are_narrow(q->ops) ||
-        !table->peer_buffer)
+    if (q->ops->ring || q->ops->precise.tokens > 0 || !cpa_step_joins_own(q->step) || q->form->has_matrix ||
+        cpa_states_are_narrow(q->ops) || !table->peer_buffer)
         return;
     for (int32_t rank = 0; rank < q->ops->map.cp_size && !q->step->padded_rows; rank++) {
         int64_t rows = 0;

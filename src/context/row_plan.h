@@ -1,6 +1,7 @@
 /* What attends of rows of one form are planned by: a plan of attend over the keys as they lie; or over an own shard that
  * lies on the host a plan of a ring; or, of a form whose keys are expanded, the passes over them (expanded_keys.h), or a
- * plan over latents where rows are absorbed (absorbed_rows.h). */
+ * plan over latents where rows are absorbed (absorbed_rows.h). Of an own shard whose first tokens are precise there are two
+ * plans, of these and of the keys behind them, and an attend resumes the states of the first: there is always a state. */
 #ifndef CPA_ROW_PLAN_H
 #define CPA_ROW_PLAN_H
 
@@ -9,9 +10,12 @@
 #include "src/ops/ring_plan.h"
 
 typedef struct cpa_row_plan {
-    cpa_attend_plan *attend; /* of no items where keys are expanded, or come through a ring */
-    cpa_ring_plan *ring;     /* made by the first setting over an own shard on the host */
-    int through_ring;        /* whether the last setting was one */
+    cpa_attend_plan *attend;  /* of no items where keys are expanded, or come through a ring */
+    cpa_attend_plan *precise; /* the same rows over first tokens that are precise; NULL until some are */
+    int is_precise;           /* whether the last setting has both */
+    cpa_row_run ready;        /* of it: rows whose queries come apart from the others */
+    cpa_ring_plan *ring;      /* made by the first setting over an own shard on the host */
+    int through_ring;         /* whether the last setting was one */
     cpa_expanded_keys expanded;
     cpa_absorbed_rows absorbed;
     int has_single, has_several; /* whether some item has one row, and whether some has more */
@@ -26,6 +30,10 @@ void cpa_row_plan_destroy(cpa_row_plan *plan, const cpa_context_ops *ops);
  * fusion. The fusion of a form whose keys are expanded has no more than those and its mask. */
 cpa_status cpa_row_plan_set(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form, int64_t n_items,
                             const int32_t *block_tables, int64_t n_table_entries, cpa_attend_fusion fusion);
+
+/* Enqueues what brings the setting to the device; and a number that two settings share only if attends enqueue the same. */
+cpa_status cpa_row_plan_upload(const cpa_row_plan *plan, cpa_context_ops *ops, cpa_stream *stream);
+uint64_t cpa_row_plan_shape(const cpa_row_plan *plan, const cpa_context_ops *ops);
 
 /* Attends the rows of a plan; `layer` is that of their form. Of a form whose keys are expanded there is a state and no
  * `out`. `kind` says whose rows or keys they are, `round` in which they came. */

@@ -198,6 +198,7 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
         {"scales_on_host", o->scales_on_host},
         {"scales, a hash", (double)(scales >> 16)},
         {"unquantised_layers, a hash", (double)(unquantised >> 16)},
+        {"precise_tokens", (double)o->precise_tokens},
         {"causal", o->model.mask.causal},
         {"window", (double)o->model.mask.window},
         {"sinks", o->model.mask.sinks},

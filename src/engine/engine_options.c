@@ -31,6 +31,38 @@ static cpa_status check_unquantised(const cpa_model_shape *m, cpa_error *err) {
                     layer, cpa_dtype_name(m->attention.kv_dtype), m->attention.v_in_k);
 }
 
+/* First tokens that are precise lie in blocks of their own beside a quantised cache, which attends and copies of blocks
+ * alone know of. */
+static cpa_status check_precise(const cpa_engine_options *o, cpa_error *err) {
+    const cpa_model_shape *m = &o->model;
+    cpa_layer_groups groups;
+    if (o->precise_tokens == 0) return CPA_OK;
+    cpa_layer_groups_of(m, o->block_size, &groups);
+    const struct {
+        int is_there;
+        const char *found;
+    } others[] = {{m->attention.v_in_k, "a cache of latents"},
+                  {m->index != NULL, "an indexer"},
+                  {m->n_forms > 0, "forms of rows"},
+                  {o->sparse_stride > 0, "sparse_stride"},
+                  {o->ring_bytes > 0, "ring_bytes, a cache on the host"},
+                  {o->block_store != NULL, "block_store"},
+                  {o->algorithm == CPA_PASS_KV, "algorithm pass-KV"},
+                  {o->interleave < o->block_size, "an interleave below the block size"},
+                  {groups.count == CPA_MAX_LAYER_GROUPS, "as many masks of layers as there are groups"}};
+    if (o->precise_tokens < 0 || o->precise_tokens % o->block_size != 0)
+        return cpa_fail(err, CPA_INVALID, "precise_tokens: %lld, expected a multiple of the block size %d",
+                        (long long)o->precise_tokens, o->block_size);
+    if (!cpa_dtype_is_quantised(m->attention.kv_dtype))
+        return cpa_fail(err, CPA_INVALID, "precise_tokens: %lld with a cache of %s, expected a quantised one",
+                        (long long)o->precise_tokens, cpa_dtype_name(m->attention.kv_dtype));
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (others[i].is_there)
+            return cpa_fail(err, CPA_INVALID, "precise_tokens: %lld with %s, expected one of the two",
+                            (long long)o->precise_tokens, others[i].found);
+    return CPA_OK;
+}
+
 static cpa_status check_model(const cpa_model_shape *m, int has_network, cpa_error *err) {
     if (m->layers < 1) return cpa_fail(err, CPA_INVALID, "layers: %d, expected at least 1", m->layers);
     if (m->draft_layers < 0 || m->draft_layers >= m->layers) {
@@ -181,6 +213,7 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
         return cpa_fail(err, CPA_INVALID, "interleave: %d, expected a divisor or a multiple of the block size %d",
                         o.interleave, o.block_size);
     }
+    CPA_TRY(check_precise(&o, err));
     if (o.num_blocks < 1 || o.num_blocks > INT32_MAX) {
         return cpa_fail(err, CPA_INVALID, "num_blocks: %lld, expected 1 to %d", (long long)o.num_blocks, INT32_MAX);
     }
@@ -236,6 +269,7 @@ cpa_layer_groups cpa_engine_groups(const cpa_engine_options *o, int32_t cp_size)
                                         .step_tokens = o->max_num_batched_tokens};
     cpa_layer_groups groups;
     cpa_layer_groups_of(&o->model, o->block_size, &groups);
+    cpa_layer_groups_add_precise(&groups, &o->model, o->block_size, o->precise_tokens);
     cpa_layer_groups_size(&groups, &load, o->num_blocks);
     if (o->preemption != CPA_PREEMPT_RECOMPUTE || o->keep_evicted) cpa_layer_groups_size_host(&groups, o->swap_bytes);
     if (o->swap_folder) cpa_layer_groups_size_disk(&groups, o->swap_folder_bytes);
@@ -255,9 +289,92 @@ cpa_status cpa_engine_check_room(const cpa_engine_options *o, const cpa_layer_gr
     return CPA_OK;
 }
 
+uint64_t cpa_engine_hash_rules(const cpa_model_shape *model) {
+    uint64_t hash = CPA_HASH_START;
+    for (int32_t layer = 0; model->layer_rules && layer < model->layers; layer++) {
+        const cpa_score_rules *rules = &model->layer_rules[layer];
+        const float numbers[] = {rules->softcap, rules->temperature_len, (float)(rules->alibi_slopes != NULL),
+                                 (float)(rules->sink_logits != NULL)};
+        const size_t bytes = (size_t)model->attention.q_heads * sizeof *numbers;
+        hash = cpa_hash_bytes(hash, numbers, sizeof numbers);
+        if (rules->alibi_slopes) hash = cpa_hash_bytes(hash, rules->alibi_slopes, bytes);
+        if (rules->sink_logits) hash = cpa_hash_bytes(hash, rules->sink_logits, bytes);
+    }
+    return hash;
+}
+
+uint64_t cpa_engine_hash_unquantised(const cpa_model_shape *model) {
+    uint64_t hash = 0;
+    for (int32_t layer = 0; model->unquantised_layers && layer < model->layers; layer++)
+        hash = cpa_hash_bytes(hash, (uint8_t[]){cpa_model_leaves_layer(model, layer) != 0}, 1);
+    return hash;
+}
+
+/* A hash of what each layer is to see, and of how it scores that. */
+static uint64_t hash_layers(const cpa_model_shape *m) {
+    uint64_t hash = CPA_HASH_START;
+    for (int32_t layer = 0; layer < m->layers; layer++) {
+        cpa_mask mask = cpa_model_mask(m, layer);
+        const uint64_t parts[] = {(uint64_t)mask.causal, (uint64_t)mask.window, (uint64_t)mask.sinks};
+        hash = cpa_hash_bytes(hash, parts, sizeof parts);
+    }
+    if (m->layer_rules) hash ^= cpa_engine_hash_rules(m);
+    if (m->n_forms > 0) hash ^= cpa_model_forms_hash(m);
+    return hash ^ cpa_engine_hash_unquantised(m);
+}
+
+/* The same of all layers, and how many of them draft: rows in a store have those too. */
+static uint64_t hash_store_layers(const cpa_model_shape *m) {
+    const cpa_index_rows index = cpa_layer_groups_index(m);
+    const int64_t counts[] = {m->layers, m->draft_layers, index.dim, index.dtype};
+    return cpa_hash_bytes(hash_layers(m), counts, sizeof counts);
+}
+
+/* What keys and values depend on besides tokens. Where a sequence begins follows from it, and so the order of sums: layers
+ * that draft are left out, as results are to have the bits that they have without, and so is what leaves keys out where
+ * nothing does. */
+static void describe_cache(const cpa_engine_options *o, uint64_t scales, char out[CPA_IDENTITY_BYTES]) {
+    cpa_model_shape model = o->model;
+    const cpa_model_shape *m = &model;
+    model.layers -= model.draft_layers;
+    const cpa_attention_shape *shape = &m->attention;
+    const uint64_t masks = hash_layers(m) ^ scales;
+    const int n = snprintf(
+        out, CPA_IDENTITY_BYTES, "%d layers, %d/%d heads of %d/%d, dtype %d in %d, scales %a %a, masks %llx, seed %llu",
+        m->layers, shape->q_heads, shape->kv_heads, shape->k_dim, shape->v_dim, (int)shape->dtype, (int)shape->kv_dtype,
+        (double)shape->k_scale, (double)shape->v_scale, (unsigned long long)masks, (unsigned long long)o->seed);
+    if (n < CPA_IDENTITY_BYTES && (o->sparse_stride > 0 || o->skip_tiles > 0))
+        snprintf(out + n, (size_t)(CPA_IDENTITY_BYTES - n), ", sparse %d %a, skip %a", o->sparse_stride,
+                 (double)o->sparse_tau, (double)o->skip_tiles);
+    const size_t said = strlen(out);
+    if (o->precise_tokens > 0)
+        snprintf(out + said, CPA_IDENTITY_BYTES - said, ", precise %lld", (long long)o->precise_tokens);
+}
+
+cpa_status cpa_engine_describe_folder(const cpa_engine_options *o, uint64_t scales, int32_t rank, int32_t cp_size,
+                                      char out[CPA_FOLDER_IDENTITY_BYTES], cpa_error *err) {
+    char cache[CPA_IDENTITY_BYTES];
+    cpa_prefix_digest salt;
+    describe_cache(o, scales, cache);
+    /* What tells salts apart, and no more of a secret. */
+    if (!cpa_parcel_root("swap folder", NULL, o->swap_salt, 0, &salt))
+        return cpa_fail(err, CPA_INTERNAL, "swap_folder: OpenSSL gives no SHA-256");
+    const int n = snprintf(
+        out, CPA_FOLDER_IDENTITY_BYTES,
+        "model %s, %s, all layers %llx, layout %d, blocks of %d, interleave %d, back end %d, rank %d of %d, salt "
+        "%02x%02x%02x%02x",
+        o->swap_model && o->swap_model[0] ? o->swap_model : "without a name", cache,
+        (unsigned long long)hash_store_layers(&o->model), (int)o->model.attention.layout, o->block_size, o->interleave,
+        (int)o->device.backend, rank, cp_size, salt.bytes[0], salt.bytes[1], salt.bytes[2], salt.bytes[3]);
+    if (n >= CPA_FOLDER_IDENTITY_BYTES)
+        return cpa_fail(err, CPA_INVALID, "swap_model: found %zu characters, expected %d fewer at least",
+                        strlen(o->swap_model), n - CPA_FOLDER_IDENTITY_BYTES + 1);
+    return CPA_OK;
+}
+
 cpa_planner cpa_engine_planner(const cpa_engine_options *o, int32_t cp_size) {
     return (cpa_planner){
-        .forced = o->algorithm,
+        .forced = o->precise_tokens > 0 ? CPA_PASS_Q : o->algorithm, /* what is precise stays where it is */
         .cp_size = cp_size,
         .shape = o->model.attention,
         .state_dtype = o->state_dtype,

@@ -34,6 +34,7 @@ static cpa_layer_groups groups_of(const cpa_cache_limits *limits, int64_t blocks
                                         .step_tokens = limits->max_num_batched_tokens};
     cpa_layer_groups groups;
     cpa_layer_groups_of(&limits->model, limits->block_size, &groups);
+    cpa_layer_groups_add_precise(&groups, &limits->model, limits->block_size, limits->precise_tokens);
     cpa_layer_groups_size(&groups, &load, blocks);
     return groups;
 }

@@ -12,8 +12,9 @@ typedef struct cpa_cache_limits {
     int32_t max_num_seqs;
     int32_t window_seqs; /* as in cpa_engine_options */
     int64_t max_num_batched_tokens;
-    int64_t memory_bytes; /* bytes that a rank may use for its cache */
-    int64_t local_tokens; /* for cpa_cache_size_for: sequences of up to so many tokens may lie on one rank */
+    int64_t precise_tokens; /* as in cpa_engine_options */
+    int64_t memory_bytes;   /* bytes that a rank may use for its cache */
+    int64_t local_tokens;   /* for cpa_cache_size_for: sequences of up to so many tokens may lie on one rank */
 } cpa_cache_limits;
 
 /* The size of a rank's cache, as cpa_engine_options have it. */

@@ -144,13 +144,14 @@ static cpa_status begin_draft(const cpa_transformer *t, const cpa_model_step *st
     return cpa_draft_layer_begin(&t->config, &t->weights, t->options.dtype, &args, stream);
 }
 
-/* The same in two launches, where a row of the cache takes all of a head to make: keys and values first replace what
- * they come from. */
-static cpa_status turn_then_write(const cpa_transformer *t, cpa_qk_norm_rope_args args, cpa_stream *stream) {
+/* The same in launches of their own, where a row of the cache takes all of a head to make, or rows go to two caches: keys
+ * and values first replace what they come from. */
+static cpa_status turn_then_write(const cpa_transformer *t, cpa_qk_norm_rope_args args,
+                                  const cpa_layer_args *layer_args, cpa_stream *stream) {
     const cpa_model_config *c = &t->config;
     const int64_t stride = cpa_qkv_width(c), bytes = cpa_dtype_bytes(t->options.dtype), head = c->head_dim;
     char *k = (char *)t->wide + c->q_heads * head * bytes, *v = k + c->kv_heads * head * bytes;
-    const cpa_kv_write_args write = {
+    cpa_kv_write_args write = {
         .size = sizeof write,
         .tokens = args.rows,
         .dtype = t->options.dtype,
@@ -167,7 +168,13 @@ static cpa_status turn_then_write(const cpa_transformer *t, cpa_qk_norm_rope_arg
     args.k = k, args.v = v;
     args.k_stride = args.v_stride = stride;
     CPA_TRY(cpa_qk_norm_rope(&args, stream));
-    return write.slot_mapping ? cpa_kv_write(&write, stream) : CPA_OK;
+    if (!write.slot_mapping) return CPA_OK;
+    CPA_TRY(cpa_kv_write(&write, stream));
+    if (!layer_args->precise.k) return CPA_OK;
+    write.slot_mapping = layer_args->precise_slots;
+    write.kv = layer_args->precise;
+    write.nonfinite = NULL;
+    return cpa_kv_write(&write, stream);
 }
 
 cpa_status cpa_transformer_layer_in(void *ctx, int32_t layer, const cpa_model_step *step,
@@ -216,8 +223,9 @@ cpa_status cpa_transformer_layer_in(void *ctx, int32_t layer, const cpa_model_st
         .kv = layer_args->kv,
         .nonfinite = layer_args->nonfinite,
     };
-    return cpa_dtype_is_turboquant(layer_args->kv.dtype) ? turn_then_write(t, args, stream)
-                                                         : cpa_qk_norm_rope(&args, stream);
+    return cpa_dtype_is_turboquant(layer_args->kv.dtype) || layer_args->precise.k
+               ? turn_then_write(t, args, layer_args, stream)
+               : cpa_qk_norm_rope(&args, stream);
 }
 
 cpa_status cpa_transformer_select_keys(void *ctx, int32_t layer, const cpa_model_step *step,

@@ -86,7 +86,7 @@ static cpa_status share_unit(cpa_scheduler *s, cpa_sequence *sequence, int32_t g
         if (next_is_unseen(s, sequence, p, position)) {
             cpa_sequence_skip_entry(sequence, p);
         } else if (end % unit != 0) {
-            s->sources[p] = blocks[r];
+            s->sources[p] = blocks ? blocks[r] : -1; /* none where nobody attends what it has there */
         } else {
             CPA_TRY(cpa_sequence_share(sequence, p, s->pools[p], blocks[r], err));
         }

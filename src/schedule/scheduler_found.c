@@ -69,11 +69,13 @@ int64_t cpa_found_position(const cpa_scheduler *s, const cpa_sequence *sequence,
     return cpa_min64(units * cpa_prefix_unit(&s->options, placement), cpa_sequence_known(sequence) - 1);
 }
 
-/* The first unit that the window of a group reaches behind so many. */
+/* The first unit that the window of a group reaches behind so many. What is precise has none: what it has behind its first
+ * tokens nobody attends. */
 static int64_t first_in_window(const cpa_scheduler *s, const cpa_sequence *sequence, cpa_placement placement,
                                int32_t group, int64_t units) {
     const int64_t unit = cpa_prefix_unit(&s->options, placement), window = s->options.groups.list[group].window;
     const int64_t open = cpa_found_position(s, sequence, placement, units) / unit * unit, oldest = open - window + 1;
+    if (s->options.groups.list[group].is_precise) return units;
     return window == 0 || oldest < 0 ? 0 : oldest / unit;
 }
 

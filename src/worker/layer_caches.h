@@ -11,6 +11,8 @@ void cpa_layer_caches_destroy(cpa_worker *worker);
 
 /* The blocks of a layer on this rank. */
 cpa_kv_view cpa_worker_kv(const cpa_worker *worker, int32_t layer);
+/* Its keys and values of first tokens that are precise; all zero where none are. */
+cpa_kv_view cpa_worker_precise(const cpa_worker *worker, int32_t layer);
 /* The keys of its indexer there; all zero without any. */
 cpa_kv_view cpa_worker_index(const cpa_worker *worker, int32_t layer);
 

@@ -210,6 +210,8 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
     CPA_TRY_GOTO(cpa_control_agree(control, status, err), fail);
     CPA_TRY_GOTO(cpa_context_create_over(control->comm, device, options->transport, &context, &worker->context, err),
                  fail);
+    cpa_context_set_precise(worker->context, cpa_layer_groups_precise_tokens(&options->groups),
+                            cpa_layer_groups_precise(&options->groups));
     worker->slices = cpa_context_slices(worker->context);
     worker->row_exchange = cpa_context_row_exchange(worker->context);
     status = make_graphs(worker, control, err);

@@ -35,28 +35,44 @@ static cpa_status model_failed(cpa_stream *stream, const char *function, int32_t
                     cpa_status_name(status));
 }
 
-/* Queries, keys and values of a layer; the latter go to the cache. */
+/* The slots of the step's rows in the cache of what is precise. */
+static const int64_t *precise_slots_of(const cpa_worker *worker) {
+    return worker->arrays.slots + cpa_layer_groups_precise(&worker->options.groups) * worker->rows->sizes.rows;
+}
+
+/* Writes keys and values of rows by their slots. */
+static cpa_status write_cache(cpa_worker *worker, int64_t rows, const int64_t *slots, const cpa_kv_view *kv,
+                              uint8_t *nonfinite) {
+    const cpa_kv_write_args write = {.size = sizeof write,
+                                     .tokens = rows,
+                                     .dtype = worker->options.model.attention.dtype,
+                                     .k = worker->k,
+                                     .v = worker->v,
+                                     .slot_mapping = slots,
+                                     .kv = *kv,
+                                     .nonfinite = nonfinite};
+    return worker->device->operators->kv_write(&write, worker->stream);
+}
+
+/* Queries, keys and values of a layer; the latter go to the cache, and those of first tokens that are precise to
+ * another beside it. */
 static cpa_status layer_in(cpa_worker *worker, int32_t layer, const cpa_model_step *step, const cpa_kv_view *kv) {
     const cpa_model *network = worker->network;
     cpa_stream *stream = worker->stream;
     cpa_spans *spans = cpa_context_spans(worker->context);
     uint8_t *nonfinite = cpa_nonfinite_marks(&worker->nonfinite, layer);
     void *k = network->writes_cache ? NULL : worker->k, *v = network->writes_cache ? NULL : worker->v;
-    const cpa_layer_args args = {sizeof args, worker->q, k, v, *kv, nonfinite, cpa_worker_index(worker, layer)};
+    const cpa_kv_view precise = cpa_worker_precise(worker, layer);
+    const int64_t *precise_slots = precise.k ? precise_slots_of(worker) : NULL;
+    const cpa_layer_args args = {sizeof args, worker->q,    k, v, *kv, nonfinite, cpa_worker_index(worker, layer),
+                                 precise,     precise_slots};
     int64_t span = cpa_spans_begin(spans, CPA_SPAN_LAYER_IN, 0, stream);
     CPA_TRY(model_failed(stream, "layer_in", layer, network->layer_in(network->ctx, layer, step, &args, stream)));
     cpa_spans_end(spans, span, stream);
     if (network->writes_cache) return CPA_OK;
-    const cpa_kv_write_args write = {.size = sizeof write,
-                                     .tokens = step->rows.count,
-                                     .dtype = worker->options.model.attention.dtype,
-                                     .k = k,
-                                     .v = v,
-                                     .slot_mapping = step->rows.slots_device,
-                                     .kv = *kv,
-                                     .nonfinite = nonfinite};
     span = cpa_spans_begin(spans, CPA_SPAN_KV_WRITE, 0, stream);
-    CPA_TRY(worker->device->operators->kv_write(&write, stream));
+    CPA_TRY(write_cache(worker, step->rows.count, step->rows.slots_device, kv, nonfinite));
+    if (precise.k) CPA_TRY(write_cache(worker, step->rows.count, precise_slots, &precise, NULL));
     cpa_spans_end(spans, span, stream);
     return CPA_OK;
 }
@@ -123,6 +139,8 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
     cpa_context_spans(worker->context)->layer = layer;
     cpa_context_use_tables(worker->context, group);
     CPA_TRY(layer_in(worker, layer, &own, &kv));
+    const cpa_kv_view precise = cpa_worker_precise(worker, layer);
+    cpa_context_use_precise(worker->context, &precise);
     cpa_worker_selection selection;
     CPA_TRY(cpa_worker_select(worker, layer, &own, &kv, &selection, err));
     const int selects = selection.of.bits || selection.of.indices || selection.of.blocks;

@@ -41,6 +41,7 @@ OPTIONS = {
     "tq_3bit": ["--kv-cache-dtype", "tq_3bit"],
     "tq_3bit, not layer 0": ["--kv-cache-dtype", "tq_3bit", "--kv-cache-dtype-skip-layers", "0"],
     "tq_3bit, not layer 1": ["--kv-cache-dtype", "tq_3bit", "--kv-cache-dtype-skip-layers", "1"],
+    "tq_3bit, first 64": ["--kv-cache-dtype", "tq_3bit", "--precise-first-tokens", "64"],
     "xattn:0.9": ["--sparse", "xattn:0.9"],
     "xattn:0.9,16": ["--sparse", "xattn:0.9,16"],
     "xattn:0.99": ["--sparse", "xattn:0.99"],
