@@ -120,5 +120,6 @@ cpa_status cpa_kv_wanted_find(cpa_kv_wanted *w, const cpa_key_selection *selecti
 int cpa_kv_wanted_has(const cpa_kv_wanted *w, int64_t chunk, int32_t owner, int64_t key) {
     const uint32_t *bits = w->bits + (chunk * w->step->map.cp_size + owner) * w->words;
     const int64_t block = key / w->block;
-    return block < w->width && bits[block / 32] >> block % 32 & 1;
+    if (block >= w->width) return 1; /* rows that attend all keys may lie in chunks that are longer than the bits */
+    return bits[block / 32] >> block % 32 & 1;
 }

@@ -26,7 +26,7 @@ static void poison_staging(cpa_context *c) {
 /* Rows attend some of every `step`-th block of the prefix; no row attends all. */
 static cpa_case_score some_blocks(int32_t q_heads, int32_t block, int64_t step) {
     cpa_case_score score = {.q_heads = q_heads, .rows = LENGTH - START};
-    CU_ASSERT_EQUAL_FATAL(cpa_case_score_add_blocks(&score, block, LENGTH, NULL), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(cpa_case_score_add_blocks(&score, block, LENGTH + block, NULL), CPA_OK);
     const int64_t words = cpa_mask_words(score.n_blocks);
     for (int64_t i = 0; i < score.n_block_words; i++)
         for (int64_t bit = 0; bit < 32; bit++) {
@@ -95,7 +95,7 @@ static void check(int gathers, int64_t step, int head_major) {
     const int64_t sent = attend(&cache, CPA_PASS_KV, &block_bytes, &by_kv);
     const int64_t wanted = wanted_blocks(&cache) * (cpa_test_ranks() - 1) * block_bytes;
     CU_ASSERT_EQUAL(sent, wanted);
-    if (cpa_test_ranks() > 1) CPA_ASSERT_ORDER(wanted, >, 0);
+    if (cpa_test_ranks() > 1 && !gathers) CPA_ASSERT_ORDER(wanted, >, 0); /* large blocks: some rank has none */
     if (!gathers) {
         const cpa_test_chunk chunk = {0, START, LENGTH - START, CPA_PASS_KV};
         attend(&cache, CPA_PASS_Q, &none, &by_q);
