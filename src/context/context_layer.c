@@ -178,6 +178,7 @@ static cpa_kv_layer begin_states(cpa_context *c, const cpa_layer *layer) {
 static cpa_status attend_shared(cpa_context *c, const cpa_layer *layer, cpa_stream *stream) {
     const cpa_kv_layer states = begin_states(c, layer);
     const int32_t n = c->ops.forms.count;
+    CPA_TRY(cpa_pass_kv_find_wanted(&c->kv, layer, stream));
     for (int32_t f = 0; f < n; f++) CPA_TRY(cpa_pass_q_start(&c->lanes[f].q, &layer->forms[f], stream));
     CPA_TRY(cpa_pass_kv_start(&c->kv, &states, stream));
     for (int32_t f = 0; f < n; f++)
@@ -230,7 +231,7 @@ static cpa_status check_layer(cpa_context *c, const cpa_context_args *given, con
         sent[f] = layer->forms[f].rows.mask;
         if (layer->selection && layer->selection->bits) sent[f].causal = 0; /* bits may show what lies behind a query */
     }
-    return cpa_pass_kv_select(&c->kv, sent);
+    return cpa_pass_kv_select(&c->kv, sent, layer->selection);
 }
 
 static cpa_status attend_by_kind(cpa_context *c, const cpa_layer *layer, cpa_stream *stream) {

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/min_max.h"
 #include "comm/rounds.h"
+#include "src/context/kv_squeeze.h"
 
 cpa_status cpa_kv_transfers_create(cpa_kv_transfers *t, cpa_context_ops *ops, const cpa_kv_staging *staging) {
     const int32_t size = ops->map.cp_size;
@@ -27,6 +28,10 @@ void cpa_kv_transfers_destroy(cpa_kv_transfers *t) {
     if (!t->ops) return;
     for (int64_t i = 0; i < t->n_plans; i++) cpa_row_plan_destroy(t->plans[i], t->ops);
     t->ops->device->table->free(t->ops->device, t->memory);
+    free(t->squeeze.pairs);
+    free(t->squeeze.ranges);
+    free(t->squeeze.places);
+    free(t->stretches);
     free(t->routes);
     free(t->pairs);
     free(t->ranges);
@@ -38,7 +43,7 @@ void cpa_kv_transfers_destroy(cpa_kv_transfers *t) {
 /* ---- planning ---- */
 
 void cpa_kv_transfers_clear(cpa_kv_transfers *t) {
-    t->count = t->n_ranges = t->n_pairs = t->n_routes = t->plans_in_use = 0;
+    t->count = t->n_ranges = t->n_pairs = t->n_routes = t->n_stretches = t->plans_in_use = 0;
 }
 
 cpa_status cpa_kv_transfers_take_plan(cpa_kv_transfers *t, cpa_row_plan **out) {
@@ -53,7 +58,8 @@ cpa_status cpa_kv_transfers_take_plan(cpa_kv_transfers *t, cpa_row_plan **out) {
 }
 
 cpa_kv_transfer cpa_kv_transfers_open(const cpa_kv_transfers *t, int32_t round) {
-    return (cpa_kv_transfer){.index = t->count, .round = round, .range = t->n_ranges, .route = t->n_routes};
+    return (cpa_kv_transfer){
+        .index = t->count, .round = round, .range = t->n_ranges, .route = t->n_routes, .stretch = t->n_stretches};
 }
 
 cpa_status cpa_kv_transfers_add_range(cpa_kv_transfers *t, cpa_kv_transfer *open, cpa_kv_range range) {
@@ -67,6 +73,14 @@ cpa_status cpa_kv_transfers_add_route(cpa_kv_transfers *t, cpa_kv_transfer *open
     CPA_TRY(cpa_context_ensure_array(t->ops, &t->routes, &t->routes_capacity, t->n_routes + 1, sizeof *t->routes));
     t->routes[t->n_routes++] = route;
     open->n_routes++;
+    return CPA_OK;
+}
+
+cpa_status cpa_kv_transfers_add_stretch(cpa_kv_transfers *t, cpa_kv_transfer *open, cpa_kv_stretch stretch) {
+    CPA_TRY(cpa_context_ensure_array(t->ops, &t->stretches, &t->stretches_capacity, t->n_stretches + 1,
+                                     sizeof *t->stretches));
+    t->stretches[t->n_stretches++] = stretch;
+    open->n_stretches++;
     return CPA_OK;
 }
 
@@ -147,54 +161,64 @@ cpa_kv_view cpa_kv_transfers_view(const cpa_kv_transfers *t) {
     return staging_view(t, 0, t->staging.segments * t->staging.capacity);
 }
 
-void cpa_kv_transfers_begin(cpa_kv_transfers *t, const cpa_kv_view *cache) {
+void cpa_kv_transfers_begin(cpa_kv_transfers *t, const cpa_kv_view *cache, const cpa_kv_wanted *wanted) {
+    t->wanted = wanted;
     const int unquantised = cache->dtype != t->staging.layouts[CPA_KV_OF_SHAPE].shape.kv_dtype;
     t->layout = &t->staging.layouts[unquantised ? CPA_KV_UNQUANTISED : CPA_KV_OF_SHAPE];
     t->bytes_in_use = t->ops->workspace.bytes;
 }
 
-/* Lists the blocks of a transfer, for all layers that read by these tables. */
-static void list_pairs(cpa_kv_transfers *t, cpa_kv_transfer *transfer, int64_t block_size,
-                       const int32_t *block_tables) {
-    int64_t(*pairs)[2] = t->pairs + transfer->pair;
+/* The blocks of ranges, of the cache and of staging; returns how many. */
+static int64_t list_pairs(const cpa_kv_range *ranges, int64_t n_ranges, int64_t block_size, const int32_t *block_tables,
+                          int64_t (*pairs)[2]) {
     int64_t n = 0;
-    for (int64_t i = transfer->range; i < transfer->range + transfer->n_ranges; i++) {
-        const cpa_kv_range *range = &t->ranges[i];
+    for (const cpa_kv_range *range = ranges; range < ranges + n_ranges; range++) {
         const int32_t *table = block_tables + range->table + range->first / block_size;
         for (int64_t block = 0; block * block_size < range->count; block++, n++) {
             pairs[n][0] = table[block];
             pairs[n][1] = range->dst_block + block;
         }
     }
-    transfer->n_pairs = n;
+    return n;
 }
 
-/* Copies whole blocks out of a cache of the layout of staging; what lies past the tokens of a range goes along. */
-static cpa_status pack_blocks(cpa_kv_transfers *t, cpa_kv_transfer *transfer, const cpa_kv_view *cache,
-                              const int32_t *block_tables, cpa_stream *stream) {
+/* What is packed: all ranges of a transfer, or the wanted parts of them. */
+typedef struct packed_ranges {
+    const cpa_kv_range *ranges;
+    int64_t n;
+} packed_ranges;
+
+/* Copies whole blocks out of a cache of the layout of staging; what lies past the tokens of a range goes along. The
+ * blocks of whole transfers are listed once for all layers that read by these tables. */
+static cpa_status pack_blocks(cpa_kv_transfers *t, cpa_kv_transfer *transfer, packed_ranges of,
+                              const cpa_kv_view *cache, const int32_t *block_tables, cpa_stream *stream) {
+    const int whole = of.ranges == t->ranges + transfer->range;
     const int64_t bytes = t->layout->bytes;
     const int64_t stride = cpa_kv_view_resolve(*cache).k_block_stride * cpa_dtype_bytes(cache->dtype);
-    if (transfer->n_pairs == 0) list_pairs(t, transfer, cache->block_size, block_tables);
+    int64_t(*pairs)[2] = whole ? t->pairs + transfer->pair : t->squeeze.pairs;
+    int64_t n = whole ? transfer->n_pairs : 0;
+    if (n == 0) n = list_pairs(of.ranges, of.n, cache->block_size, block_tables, pairs);
+    if (whole) transfer->n_pairs = n;
     const cpa_copy_blocks_args copy = {
         .src = {cache->k, stride, 0},
         .dst = {staging_at(t, cpa_kv_transfers_send_block(t, transfer)), bytes, 0},
         .bytes = bytes,
         .layers = 1,
-        .pairs = (const int64_t(*)[2])(t->pairs + transfer->pair),
-        .n_pairs = transfer->n_pairs,
+        .pairs = (const int64_t(*)[2])pairs,
+        .n_pairs = n,
     };
     return t->ops->device->operators->copy_blocks(&copy, stream);
 }
 
-static cpa_status pack_rows(cpa_kv_transfers *t, const cpa_kv_transfer *transfer, const cpa_kv_view *cache,
-                            const int32_t *block_tables, cpa_stream *stream) {
+static cpa_status pack_rows(cpa_kv_transfers *t, const cpa_kv_transfer *transfer, packed_ranges of,
+                            const cpa_kv_view *cache, const int32_t *block_tables, cpa_stream *stream) {
     const cpa_kv_pack_args packing = {
         .size = sizeof packing,
         .src = *cache,
         .dst = staging_view(t, cpa_kv_transfers_send_block(t, transfer), transfer->send_blocks),
         .block_tables = block_tables,
-        .ranges = t->ranges + transfer->range,
-        .n_ranges = transfer->n_ranges,
+        .ranges = of.ranges,
+        .n_ranges = of.n,
     };
     return t->ops->device->operators->kv_pack(&packing, stream);
 }
@@ -202,12 +226,14 @@ static cpa_status pack_rows(cpa_kv_transfers *t, const cpa_kv_transfer *transfer
 cpa_status cpa_kv_transfers_pack(cpa_kv_transfers *t, int64_t index, const cpa_kv_view *cache,
                                  const int32_t *block_tables, cpa_stream *stream) {
     cpa_kv_transfer *transfer = &t->list[index];
+    packed_ranges of;
     use_staging(t, transfer->send_blocks);
-    if (!transfer->packs) return CPA_OK;
+    CPA_TRY(cpa_kv_squeeze_send(t, transfer, &of.ranges, &of.n));
+    if (!transfer->packs || transfer->going == 0) return CPA_OK;
     int64_t span = cpa_spans_begin(&t->ops->spans, CPA_SPAN_PACK, transfer->round, stream);
     cpa_status status = cpa_block_layout_matches(t->layout, cache)
-                            ? pack_blocks(t, transfer, cache, block_tables, stream)
-                            : pack_rows(t, transfer, cache, block_tables, stream);
+                            ? pack_blocks(t, transfer, of, cache, block_tables, stream)
+                            : pack_rows(t, transfer, of, cache, block_tables, stream);
     cpa_spans_end(&t->ops->spans, span, stream);
     return cpa_context_check(t->ops, status, stream);
 }
@@ -215,21 +241,30 @@ cpa_status cpa_kv_transfers_pack(cpa_kv_transfers *t, int64_t index, const cpa_k
 cpa_status cpa_kv_transfers_start(cpa_kv_transfers *t, int64_t index, cpa_stream *stream) {
     const cpa_kv_transfer *transfer = &t->list[index];
     for (int32_t i = 0; i < transfer->n_routes; i++) {
-        const cpa_kv_route *route = &t->routes[transfer->route + i];
+        cpa_kv_route *route = &t->routes[transfer->route + i];
+        CPA_TRY(cpa_kv_squeeze_count(t, transfer, route));
+        const int64_t at = cpa_kv_transfers_recv_block(t, transfer, route->region);
         t->ops->messages[i] = (cpa_message){
             .peer = route->peer,
             .send = staging_at(t, cpa_kv_transfers_send_block(t, transfer)),
-            .send_bytes = route->send_blocks * t->layout->bytes,
-            .recv = staging_at(t, cpa_kv_transfers_recv_block(t, transfer, route->region)),
-            .recv_bytes = route->recv_blocks * t->layout->bytes,
+            .send_bytes = cpa_min64(route->send_blocks, transfer->going) * t->layout->bytes,
+            .recv = staging_at(t, at + route->recv_blocks - route->coming),
+            .recv_bytes = route->coming * t->layout->bytes,
         };
     }
     use_staging(t, transfer->recv_blocks);
     return cpa_context_start(t->ops, transfer->n_routes, CPA_SPAN_EXCHANGE_KV, transfer->round, stream, &t->exchange);
 }
 
-cpa_status cpa_kv_transfers_finish(cpa_kv_transfers *t, cpa_stream *stream) {
-    return cpa_context_finish(t->ops, stream, &t->exchange);
+cpa_status cpa_kv_transfers_finish(cpa_kv_transfers *t, int64_t index, cpa_stream *stream) {
+    const cpa_kv_transfer *transfer = &t->list[index];
+    CPA_TRY(cpa_context_finish(t->ops, stream, &t->exchange));
+    for (int32_t i = 0; i < transfer->n_routes; i++) {
+        const cpa_kv_route *route = &t->routes[transfer->route + i];
+        char *region = staging_at(t, cpa_kv_transfers_recv_block(t, transfer, route->region));
+        CPA_TRY(cpa_kv_squeeze_spread(t, transfer, route, region, stream));
+    }
+    return CPA_OK;
 }
 
 void cpa_kv_transfers_release(cpa_kv_transfers *t, int64_t index) {

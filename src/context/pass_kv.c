@@ -131,6 +131,7 @@ cpa_status cpa_pass_kv_create(cpa_pass_kv *kv, cpa_context_ops *ops, const cpa_p
     cpa_context_open_workspace(ops, workspace, least_workspace(ops->device, &ops->options, &ops->forms));
     CPA_TRY(check_workspace(ops));
     if (ops->map.cp_size == 1) return CPA_OK;
+    cpa_kv_wanted_create(&kv->wanted, ops, step);
     /* The staging first: where it does not fit, its table is not filled, which is long too. */
     CPA_TRY(cpa_kv_transfers_create(&kv->transfers, ops, &staging));
     const int64_t blocks = staging.segments * staging.capacity;
@@ -141,6 +142,7 @@ cpa_status cpa_pass_kv_create(cpa_pass_kv *kv, cpa_context_ops *ops, const cpa_p
 
 void cpa_pass_kv_destroy(cpa_pass_kv *kv) {
     if (!kv->ops) return;
+    cpa_kv_wanted_destroy(&kv->wanted);
     cpa_kv_transfers_destroy(&kv->transfers);
     for (int32_t f = 0; f < CPA_MOST_ROW_FORMS; f++) {
         cpa_context_free(kv->ops, &kv->rows[f].shard_memory);
@@ -191,6 +193,7 @@ static cpa_status ensure_empty(cpa_pass_kv *kv, int64_t rows) {
 
 cpa_status cpa_pass_kv_plan(cpa_pass_kv *kv) {
     cpa_kv_transfers_clear(&kv->transfers);
+    cpa_kv_wanted_forget(&kv->wanted);
     kv->n_schedules = 0;
     for (int32_t f = 0; f < kv->ops->forms.count; f++) kv->rows[f].n_runs = 0;
     if (!cpa_step_exchanges(kv->step)) return CPA_OK;
@@ -212,15 +215,20 @@ static int same_masks(const cpa_pass_kv *kv, const cpa_kv_schedule *schedule, co
     return 1;
 }
 
-cpa_status cpa_pass_kv_select(cpa_pass_kv *kv, const cpa_mask masks[CPA_MOST_ROW_FORMS]) {
+cpa_status cpa_pass_kv_select(cpa_pass_kv *kv, const cpa_mask masks[CPA_MOST_ROW_FORMS],
+                              const cpa_key_selection *selection) {
+    const int wants_blocks = cpa_kv_wanted_by(kv->ops, selection);
     if (!cpa_step_exchanges(kv->step)) return CPA_OK;
     for (int64_t i = 0; i < kv->n_schedules; i++) {
         kv->now = kv->schedules[i];
-        if (kv->now.table_set == kv->ops->table_set && same_masks(kv, &kv->now, masks)) return CPA_OK;
+        if (kv->now.table_set == kv->ops->table_set && kv->now.wants_blocks == wants_blocks &&
+            same_masks(kv, &kv->now, masks))
+            return CPA_OK;
     }
     CPA_TRY(cpa_context_ensure_array(kv->ops, &kv->schedules, &kv->schedules_capacity, kv->n_schedules + 1,
                                      sizeof *kv->schedules));
-    kv->now = (cpa_kv_schedule){.table_set = kv->ops->table_set, .begin = kv->transfers.count};
+    kv->now =
+        (cpa_kv_schedule){.table_set = kv->ops->table_set, .wants_blocks = wants_blocks, .begin = kv->transfers.count};
     for (int32_t f = 0; f < kv->ops->forms.count; f++) kv->now.masks[f] = masks[f];
     CPA_TRY(kv->step->gathers ? cpa_pass_kv_plan_gather(kv) : cpa_pass_kv_plan_rounds(kv));
     kv->now.end = kv->transfers.count;
@@ -306,9 +314,17 @@ static cpa_status pack(cpa_pass_kv *kv, int64_t index, const cpa_kv_layer *layer
                                  cpa_block_tables_host((cpa_table_set){kv->step->tables, kv->now.table_set}), stream);
 }
 
+static int leaves_out(const cpa_pass_kv *kv) {
+    return kv->now.wants_blocks && kv->now.begin < kv->now.end;
+}
+
+cpa_status cpa_pass_kv_find_wanted(cpa_pass_kv *kv, const cpa_layer *layer, cpa_stream *stream) {
+    return leaves_out(kv) ? cpa_kv_wanted_find(&kv->wanted, layer->selection, stream) : CPA_OK;
+}
+
 cpa_status cpa_pass_kv_start(cpa_pass_kv *kv, const cpa_kv_layer *layer, cpa_stream *stream) {
     const int64_t first = kv->now.begin;
-    cpa_kv_transfers_begin(&kv->transfers, &layer->layer->kv);
+    cpa_kv_transfers_begin(&kv->transfers, &layer->layer->kv, leaves_out(kv) ? &kv->wanted : NULL);
     if (first == kv->now.end) return CPA_OK;
     CPA_TRY(pack(kv, first, layer, stream));
     CPA_TRY(cpa_kv_transfers_start(&kv->transfers, first, stream));
@@ -331,7 +347,7 @@ cpa_status cpa_pass_kv_run(cpa_pass_kv *kv, const cpa_kv_layer *layer, cpa_strea
     for (int64_t i = kv->now.begin; i < kv->now.end; i++) {
         int more = i + 1 < kv->now.end;
         if (more) CPA_TRY(pack(kv, i + 1, layer, stream));
-        CPA_TRY(cpa_kv_transfers_finish(&kv->transfers, stream));
+        CPA_TRY(cpa_kv_transfers_finish(&kv->transfers, i, stream));
         if (more) CPA_TRY(cpa_kv_transfers_start(&kv->transfers, i + 1, stream));
         for (int32_t f = 0; f < kv->ops->forms.count; f++)
             CPA_TRY(attend_transfer(kv, i, layer, &kv->ops->forms.list[f], stream));

@@ -4,6 +4,7 @@
  *   pass_kv_rounds.c  planning them, peer by peer
  *   pass_kv_gather.c  planning them, all peers at once
  *   kv_transfers.c    what a transfer sends, and where in staging it lies
+ *   kv_wanted.c       which keys of a layer are wanted, and kv_squeeze.c what a transfer sends then
  *   kv_pieces.c       pieces of shards in segments */
 #ifndef CPA_PASS_KV_H
 #define CPA_PASS_KV_H
@@ -24,6 +25,7 @@ typedef struct cpa_kv_own {
 typedef struct cpa_kv_schedule {
     cpa_mask masks[CPA_MOST_ROW_FORMS];
     int32_t table_set;
+    int wants_blocks;   /* not 0: of layers that want some blocks alone */
     int64_t begin, end; /* indices of transfers */
     cpa_kv_own own[CPA_MOST_ROW_FORMS];
 } cpa_kv_schedule;
@@ -40,6 +42,7 @@ typedef struct cpa_pass_kv {
     cpa_context_ops *ops;
     const cpa_planned_step *step;
     cpa_kv_transfers transfers;
+    cpa_kv_wanted wanted;
     int32_t *table; /* the block table of a transfer in staging; peer by peer the identity */
     int64_t table_capacity;
     /* Schedules that layers of the step have asked for, by mask; layers may alternate between them. */
@@ -71,11 +74,14 @@ void cpa_pass_kv_destroy(cpa_pass_kv *kv);
 /* Forgets the last step and prepares for the planned chunks. */
 cpa_status cpa_pass_kv_plan(cpa_pass_kv *kv);
 /* Takes the transfers of the planned chunks under a mask of each form by the tables of the layer at hand, planning them
- * when they are new to the step. */
-cpa_status cpa_pass_kv_select(cpa_pass_kv *kv, const cpa_mask masks[CPA_MOST_ROW_FORMS]);
+ * when they are new to the step. `selection`: that of the layer; NULL: none. */
+cpa_status cpa_pass_kv_select(cpa_pass_kv *kv, const cpa_mask masks[CPA_MOST_ROW_FORMS],
+                              const cpa_key_selection *selection);
 /* How many of the first rows of a form are states after cpa_pass_kv_run: where the last transfer completes all that
  * come behind, its attend rounds those. */
 int64_t cpa_pass_kv_open_rows(const cpa_pass_kv *kv, int32_t form);
+/* Finds what is wanted of the layer's keys, if that is some of them. It waits for the stream. */
+cpa_status cpa_pass_kv_find_wanted(cpa_pass_kv *kv, const cpa_layer *layer, cpa_stream *stream);
 /* The first transfer goes on its way. */
 cpa_status cpa_pass_kv_start(cpa_pass_kv *kv, const cpa_kv_layer *layer, cpa_stream *stream);
 /* Own rows against the own shard, as far as they do not take it from the transfers. */

@@ -147,6 +147,19 @@ static cpa_status plan_send(cpa_pass_kv *kv, int64_t begin, int64_t end, cpa_kv_
     return CPA_OK;
 }
 
+/* Where the keys of a rank lie that the pieces bring. */
+static cpa_status add_stretches(cpa_pass_kv *kv, int32_t rank, int64_t begin, int64_t end, cpa_kv_transfer *transfer) {
+    for (int64_t i = begin; i < end; i++) {
+        const cpa_kv_piece *piece = &kv->received.data[i];
+        const cpa_planned_chunk *chunk = &kv->step->chunks[piece->chunk];
+        const int32_t shard = cpa_tokens_on(kv->ops->map, chunk->placement, rank).shard;
+        const int64_t count = tokens_in(kv, shard, chunk->end, piece->first, piece->count);
+        const cpa_kv_stretch stretch = {rank, piece->chunk, piece->first, count, piece->block};
+        if (count > 0) CPA_TRY(cpa_kv_transfers_add_stretch(&kv->transfers, transfer, stretch));
+    }
+    return CPA_OK;
+}
+
 /* Where the part of a rank lies in a transfer's staging: what arrives, or what is sent. */
 static int64_t part_of(const cpa_pass_kv *kv, const cpa_kv_transfer *transfer, int32_t rank) {
     const cpa_kv_transfers *transfers = &kv->transfers;
@@ -248,6 +261,7 @@ static cpa_status plan_segment(cpa_pass_kv *kv, int64_t begin, int64_t end) {
         CPA_TRY(cpa_kv_transfers_add_route(transfers, &transfer, route));
     }
     CPA_TRY(plan_send(kv, begin, end, &transfer));
+    for (int32_t of = 0; of < size; of++) CPA_TRY(add_stretches(kv, of, begin, end, &transfer));
     const int attends_own = receives && has_one_pass(kv);
     cpa_kv_transfers_place(transfers, &transfer, kv->now.begin, attends_own ? own_blocks : 0);
     for (int32_t f = 0; receives && f < kv->ops->forms.count; f++)
@@ -280,6 +294,8 @@ static int64_t own_keys_seen(const cpa_pass_kv *kv, const cpa_planned_chunk *chu
 static void choose_one_pass(cpa_pass_kv *kv, int64_t end) {
     const int64_t run = kv->ops->map.interleave, enough = pairs_to_hide(kv, end);
     int64_t pairs = 0;
+    /* What is sent does not lie in its place in layers that want some blocks alone. */
+    if (kv->now.wants_blocks) return;
     /* A device widens the blocks of a quantised cache, and latents are expanded, for each item: those of the peers twice
      * if some rows take one pass. */
     if (cpa_dtype_is_quantised(kv->ops->options.shape.kv_dtype)) return;

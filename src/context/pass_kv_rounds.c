@@ -96,6 +96,11 @@ static int64_t end_of(const cpa_pass_kv *kv, const cpa_kv_piece *piece) {
     return piece->block + cpa_kv_blocks(kv->ops, piece->count);
 }
 
+static cpa_status add_stretch(cpa_pass_kv *kv, int32_t rank, const cpa_kv_piece *piece, cpa_kv_transfer *transfer) {
+    const cpa_kv_stretch stretch = {rank, piece->chunk, piece->first, piece->count, piece->block};
+    return cpa_kv_transfers_add_stretch(&kv->transfers, transfer, stretch);
+}
+
 /* What this rank packs for a segment: the pieces from *next on that belong to it. */
 static cpa_status plan_send(cpa_pass_kv *kv, int64_t segment, int64_t *next, cpa_kv_transfer *transfer,
                             cpa_kv_route *route) {
@@ -106,6 +111,7 @@ static cpa_status plan_send(cpa_pass_kv *kv, int64_t segment, int64_t *next, cpa
                               .count = piece->count,
                               .dst_block = piece->block};
         CPA_TRY(cpa_kv_transfers_add_range(&kv->transfers, transfer, range));
+        CPA_TRY(add_stretch(kv, kv->ops->rank, piece, transfer));
         route->send_blocks = end_of(kv, piece);
     }
     return CPA_OK;
@@ -143,8 +149,10 @@ static cpa_status plan_attended(cpa_pass_kv *kv, const cpa_form *form, int64_t b
 static cpa_status plan_receive(cpa_pass_kv *kv, int64_t segment, int64_t *next, cpa_kv_transfer *transfer,
                                cpa_kv_route *route) {
     const int64_t begin = *next, at = cpa_kv_transfers_recv_block(&kv->transfers, transfer, route->region);
-    for (; *next < kv->received.count && kv->received.data[*next].segment == segment; ++*next)
+    for (; *next < kv->received.count && kv->received.data[*next].segment == segment; ++*next) {
+        CPA_TRY(add_stretch(kv, route->peer, &kv->received.data[*next], transfer));
         route->recv_blocks = end_of(kv, &kv->received.data[*next]);
+    }
     transfer->begins = begin == 0 && *next > begin;
     transfer->ends = *next == kv->received.count && *next > begin;
     for (int32_t f = 0; f < kv->ops->forms.count; f++)
