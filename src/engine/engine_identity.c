@@ -62,6 +62,9 @@ void cpa_engine_describe_cache(const cpa_engine_options *o, uint64_t scales, cha
     if (n < CPA_IDENTITY_BYTES && (o->sparse_stride > 0 || o->skip_tiles > 0))
         snprintf(out + n, (size_t)(CPA_IDENTITY_BYTES - n), ", sparse %d %a, skip %a", o->sparse_stride,
                  (double)o->sparse_tau, (double)o->skip_tiles);
+    const size_t said = strlen(out);
+    if (o->precise_tokens > 0)
+        snprintf(out + said, CPA_IDENTITY_BYTES - said, ", precise %lld", (long long)o->precise_tokens);
 }
 
 cpa_status cpa_engine_describe_folder(const cpa_engine_options *o, uint64_t scales, int32_t rank, int32_t cp_size,
