@@ -12,9 +12,9 @@
  * bf16 and fp16: latents as cpattn/sparse.h has them, and heads of up to 256 columns in groups of up to 16 over a cache
  * of their dtype; and by blocks, on compute capability 9.0 in bf16 and fp16 over such a cache in pages of 8 tokens and
  * more, beside the mask and sinks: what costs is the keys that the rows of 128 neighbours of a head attend, best where
- * blocks are multiples of 128 tokens (of 64 for heads above 192 columns). Over quantised caches and CPA_VLLM_X, all of
- * whose keys are widened before, so do plans without rows of decode. Other lists and blocks are their plain kernel's,
- * which cpa_attend_plan_kernel tells. Sequences have up to 2^30 tokens there.
+ * blocks are multiples of 128 tokens (of 64 for heads above 192 columns); quantised caches and CPA_VLLM_X are widened
+ * before. Few rows beside, which attend all keys, have the kernels of decode, unless `resume` is set. Other lists and
+ * blocks are their plain kernel's, which cpa_attend_plan_kernel tells. Sequences have up to 2^30 tokens there.
  *
  * Structs here are on the host, what they point to is on the device of the call; all zero is no selection. */
 #ifndef CPATTN_SELECTION_H

@@ -74,8 +74,8 @@ static float *floats_at(const cpa_worker_sparse *s, int which, int64_t at) {
 
 /* ---- what is taken ---- */
 
-/* Devices widen codes for attention by blocks, and not for that of rows of decode: the plain kernel would have both,
- * hundreds of times slower than over all keys. */
+/* Devices widen codes for attention by blocks. Through a ring, where states are gone on from, they do not beside rows of
+ * decode: the plain kernel would have both, hundreds of times slower than over all keys. */
 static int widens_codes(const cpa_worker *worker) {
     return !worker->device->caps.bit_exact && cpa_dtype_is_quantised(worker->options.model.attention.kv_dtype);
 }
@@ -126,7 +126,7 @@ int cpa_worker_sparse_takes(const cpa_worker *worker, const cpa_step_plan *plan)
     int takes = 0;
     if (!worker->sparse || rows->sizes.masked_rows > 0 || (rows->replicated && ranks_of(worker) > 1)) return 0;
     for (int64_t i = 0; i < plan->n_chunks; i++) {
-        if (widens_codes(worker) && plan->chunks[i].count < BLOCK) return 0;
+        if (widens_codes(worker) && worker->options.ring_bytes > 0 && plan->chunks[i].count < BLOCK) return 0;
         takes |= takes_chunk(worker, &plan->chunks[i]);
     }
     return takes;

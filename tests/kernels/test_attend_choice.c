@@ -256,6 +256,38 @@ static void keys_that_are_selected(void) {
     }
 }
 
+/* Few rows, and keys that they share, are left to other kernels where there are rows of prefill beside, and no state is
+ * gone on from; of codes and shared keys the kernel of blocks takes none. */
+static void few_rows_beside_blocks(void) {
+    enum { FEW = OF_DECODE | OF_SHARED };
+    static const struct {
+        int cache;
+        int32_t pieces, resume;
+        const char *why;
+    } cases[] = {{0, OF_DECODE | OF_PREFILL, 0, NULL},
+                 {0, FEW | OF_PREFILL, 0, NULL},
+                 {1, FEW | OF_PREFILL, 0, NULL},
+                 {0, OF_DECODE | OF_PREFILL, 1, NULL},
+                 {0, FEW | OF_PREFILL, 1, "share keys"},
+                 {1, OF_DECODE | OF_PREFILL, 1, "for few rows too"},
+                 {0, FEW, 0, "share keys"},
+                 {1, OF_DECODE, 0, "for few rows too"}};
+    const cpa_key_blocks blocks = {.block = 128};
+    const cpa_key_selection selection = {.blocks = &blocks};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cpa_cuda_attend_args a = args_of(0, cases[i].cache, 2, 0, 2);
+        const cpa_attention_shape shape = shape_of(&a);
+        const cpa_kv_view kv = {.block_size = 1 << a.block_shift, .num_blocks = 100};
+        cpa_cuda_attend_spec spec = spec_of(&a, &shape, cases[i].pieces, CPA_CUDA_HOPPER);
+        a.resume = cases[i].resume;
+        spec.call = cpa_cuda_call_of(CPA_CUDA_HOPPER, &a, &kv, &selection);
+        const cpa_cuda_attend_choice choice = cpa_cuda_choose_attend(&spec);
+        if (!cases[i].why) CU_ASSERT_PTR_NULL(choice.plain);
+        if (!cases[i].why) CU_ASSERT_PTR_EQUAL(choice.of[CPA_CUDA_PREFILL].kernel, &cpa_cuda_kernel_blocks);
+        if (cases[i].why) CU_ASSERT(choice.plain && strstr(choice.plain, cases[i].why));
+    }
+}
+
 /* Rows of a plan that share keys are among what the plain kernel takes with lists; so are codes, groups of more than 16
  * heads, and widths off 16. */
 static void lists_that_the_plain_kernel_takes(void) {
@@ -614,6 +646,7 @@ static void a_kernel_says_what_it_misses(void) {
 static const cpa_test tests[] = {
     {"every combination is a line of the table", every_combination_is_a_line_of_the_table},
     {"keys by lists and by blocks", keys_that_are_selected},
+    {"few rows beside blocks", few_rows_beside_blocks},
     {"lists that the plain kernel takes", lists_that_the_plain_kernel_takes},
     {"rows that share keys", rows_that_share_keys},
     {"long pieces have CTAs of their own", long_pieces_have_ctas_of_their_own},

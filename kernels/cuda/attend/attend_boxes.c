@@ -48,7 +48,7 @@ static const char *persistent_refuses(const cpa_cuda_attend_spec *spec) {
 
 static const char *blocks_refuse(const cpa_cuda_attend_spec *spec) {
     /* Beside others few rows are left to other kernels, unless a state is gone on from. */
-    const int left = spec->pieces & 1 << CPA_CUDA_PREFILL && !(spec->call.oddities & CPA_CUDA_STATE);
+    const int left = spec->pieces & 1 << CPA_CUDA_PREFILL && !(spec->call.oddities & CPA_CUDA_RESUMED);
     const int few = left ? 0 : spec->pieces & (1 << CPA_CUDA_DECODE | 1 << CPA_CUDA_SHARED);
     const int widened = cpa_cuda_has_codes(spec) || cpa_cuda_in_runs(spec);
     if (few & 1 << CPA_CUDA_SHARED) return "keys by blocks for rows that share keys";

@@ -61,9 +61,10 @@ static int32_t oddities_of(const cpa_cuda_attend_args *a, const cpa_kv_view *kv,
            (kv->num_blocks > 0 ? 0 : CPA_CUDA_NO_BLOCKS) |
            ((a->q_row_stride | a->q_head_stride) > INT32_MAX ? CPA_CUDA_FAR_ROWS : 0) |
            (scale > 0 ? 0 : CPA_CUDA_SCALE_BELOW_0) | (scale < least_sloped ? CPA_CUDA_SCALE_TINY : 0) |
-           (!a->out || a->o || a->resume ? CPA_CUDA_STATE : 0) | (a->out_scale ? CPA_CUDA_OUT_CODES : 0) |
-           (a->mask.window > 0 && a->mask.sinks > 0 ? CPA_CUDA_GAP : 0) | (a->mask.causal ? 0 : CPA_CUDA_FULL) |
-           (a->k_words_at ? CPA_CUDA_ROW_SCALES : 0) | (rows_are_even(a) ? 0 : CPA_CUDA_ODD_ROWS);
+           (!a->out || a->o || a->resume ? CPA_CUDA_STATE : 0) | (a->resume ? CPA_CUDA_RESUMED : 0) |
+           (a->out_scale ? CPA_CUDA_OUT_CODES : 0) | (a->mask.window > 0 && a->mask.sinks > 0 ? CPA_CUDA_GAP : 0) |
+           (a->mask.causal ? 0 : CPA_CUDA_FULL) | (a->k_words_at ? CPA_CUDA_ROW_SCALES : 0) |
+           (rows_are_even(a) ? 0 : CPA_CUDA_ODD_ROWS);
 }
 
 cpa_cuda_attend_call cpa_cuda_call_of(cpa_cuda_path path, const cpa_cuda_attend_args *a, const cpa_kv_view *kv,

@@ -60,7 +60,8 @@ typedef enum cpa_cuda_oddities {
     CPA_CUDA_FULL = 512,         /* rows see keys behind them */
     CPA_CUDA_ROW_SCALES = 1024,  /* rows of the cache have scales of their own, behind those of a block */
     CPA_CUDA_TILES_SKIP = 2048,  /* tiles of keys may be left out (skip_tiles of cpa_attend_args) */
-    CPA_CUDA_ODD_ROWS = 4096     /* rows of a head, or scales, lie at distances off 16 bytes, or of 64 MiB and more */
+    CPA_CUDA_ODD_ROWS = 4096,    /* rows of a head, or scales, lie at distances off 16 bytes, or of 64 MiB and more */
+    CPA_CUDA_RESUMED = 8192      /* results go on from a state */
 } cpa_cuda_oddities;
 
 /* Widths of heads that kernels are compiled for, each wide enough for those before it. */
