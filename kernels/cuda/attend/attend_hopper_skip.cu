@@ -3,7 +3,7 @@
  * each. A warp leaves a tile out if the scores of all its 16 rows lie so far below the largest that each has met: then
  * it takes no exponentials. What the four of a warpgroup have voted they know when they next take their turn, without
  * waiting for each other; if all have left a tile out, there is no second product. The loader hears the votes as well,
- * and copies the values that some warp wants, or, behind several tiles that were kept, those of the next one at once. */
+ * and copies the values that some warp wants, or, behind several tiles that were kept, those of the next at once. */
 #include "base/dependent.cuh"
 #include "kernels/cuda/attend/hopper_skip.cuh"
 

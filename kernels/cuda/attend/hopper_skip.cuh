@@ -50,8 +50,9 @@ struct skip_shared {
         ((uint8_t *)&votes[consumer][n % VOTES])[warp] = keeps;
         barrier_arrive(shared_address(&voted[consumer][n % VOTES]));
     }
-    /* Whether some warp of the warpgroup keeps the n-th tile, when all have voted; for the loader, which waits for that. */
+    /* Whether some warp of the warpgroup keeps the n-th tile, when all have voted. */
     __device__ bool keeps(int consumer, int n) { return same_in_warp(votes[consumer][n % VOTES]) != 0; }
+    /* The same for the loader, which waits for that. */
     __device__ bool hear(int consumer, int n) {
         barrier_wait(shared_address(&voted[consumer][n % VOTES]), phase_of<VOTES>(n));
         return keeps(consumer, n);
@@ -146,8 +147,8 @@ struct skip_flow {
         }
         begin_values<C>(state, p, v_tile(n));
     }
-    /* Gives the values of tile n back, loaded or not; two tiles later, when both warpgroups have voted on it and the loader
-     * is not waited for. */
+    /* Gives the values of tile n back, loaded or not; two tiles later, when both warpgroups have voted on it and the
+     * loader is not waited for. */
     __device__ void retire(int n) {
         shared.v.wait_full(n);
         __syncwarp();
@@ -226,7 +227,8 @@ struct skip_flow {
             wgmma_wait<0>();
             hold_values<C>(state);
         }
-        for (int n = max(count - 2, 0); n < count; n++) retire(n); /* values that were loaded early may still be on their way: no CTA ends before */
+        /* Values that were loaded early may still be on their way: no CTA ends before. */
+        for (int n = max(count - 2, 0); n < count; n++) retire(n);
     }
     /* To the caller's counts, by one thread of a warpgroup that has rows. */
     __device__ void count_tiles() const {
