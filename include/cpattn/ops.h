@@ -382,8 +382,8 @@ typedef struct cpa_attend_args {
      *
      * The host leaves out tiles of 256 keys, over any cache and with any rules. On CUDA devices decode leaves out 16 keys,
      * with heads of 65 to 128 columns in bf16 or fp16 over a cache of q_dtype in blocks of 16 tokens and more, up to 16
-     * rows of a KV head, and on compute capability 9.0 prefill 128 for 64 packed rows, from 97 columns and blocks of 8 on;
-     * both without rules, biases and selections. All else leaves out none (cpa_attend_plan_kernel tells). */
+     * rows of a KV head, and on compute capability 9.0 prefill 128 for 16 packed rows, counted as left out where 64 do,
+     * from 97 columns and blocks of 8 on; both without rules, biases, selections (cpa_attend_plan_kernel tells). */
     float skip_tiles;
     /* NULL; or device [2], each added to: how many tiles were looked at, once for each group of rows and KV head, by
      * kernels that leave some out; and how many of these were left out. Without skip_tiles neither grows. */

@@ -1,9 +1,9 @@
 /* attend over prefill tiles of heads of up to 128 columns that leaves out tiles of keys which cannot matter (BLASST,
  * Yuan et al., arXiv:2512.12087), on compute capability 9.0. As in attend_hopper.cu two warpgroups multiply 64 rows
- * each. A warpgroup leaves a tile out if the scores of all its rows lie so far below the largest that each has met. Of
- * the tile's values nothing is known before that: they are copied when one of the two asks for them, and multiplied a
- * tile later, under the exponentials of the next tile that is kept, or, where that is not kept, behind the scores of the
- * one after. What is left out takes neither exponentials, nor the second product, nor the bytes of its values. */
+ * each. A warp leaves a tile out if the scores of all its 16 rows lie so far below the largest that each has met: then
+ * it takes no exponentials. What the four of a warpgroup have voted they know when they next take their turn, without
+ * waiting for each other; if all have left a tile out, there is no second product. The loader hears the votes as well,
+ * and copies the values that some warp wants, or, behind several tiles that were kept, those of the next at once. */
 #include "base/dependent.cuh"
 #include "kernels/cuda/attend/hopper_skip.cuh"
 
