@@ -89,6 +89,9 @@ sparse() { bench sparse 90 1 sparse sparse; }
 xattn() {
   bench xattn-dense 30 1 attend xattn-dense
   bench attend_blocks 60 1 attend_blocks attend_blocks
+  bench attend_beside 30 1 attend_beside attend_beside
+  bench beside-chunk 30 1 attend_blocks beside-chunk
+  bench beside-decode 30 1 attend beside-decode
   bench xattn_estimate 60 1 xattn_estimate xattn
   bench xattn 60 1 xattn xattn
 }

@@ -106,6 +106,8 @@ XATTN_SIZES = ("64K", "128K", "256K")
 XATTN_DENSE = {size: f"1x{size}x{size}" for size in XATTN_SIZES}
 XATTN = {f"{size}x{size}x{stride}x90": size for size in XATTN_SIZES for stride in (8, 16)}
 ATTEND_BLOCKS = [f"64Kx64Kx{kept}" for kept in (10, 25, 100)]
+# Rows of decode beside a chunk of a prompt over such blocks, and the two apart.
+BESIDE, BESIDE_CHUNK, BESIDE_DECODE = "16Kx64Kx25x63x16K", "16Kx64Kx25", "63x1x16K"
 # Caches on the host, through rings of an eighth of them: prompts beside the same in memory, and decode.
 OFFLOADED_PREFILL, OFFLOADED_DECODE = ("1x16Kx128K", "1x128Kx128K"), ("1x1x128K", "1x1x128K:block-size=16", "64x1x16K")
 # Tiles of keys left out, of prefill and of decode: where so many keys are light, the distance that leaves out about as
@@ -143,6 +145,9 @@ LISTS = {
     "sparse": [*SPARSE_FLOPS, *SPARSE_READ, latents("1x128Kx2K", 128), "1x128Kx2K"],
     "xattn": [*XATTN],
     "attend_blocks": ATTEND_BLOCKS,
+    "attend_beside": [BESIDE],
+    "beside-chunk": [BESIDE_CHUNK],
+    "beside-decode": [BESIDE_DECODE],
     "offload-memory": [*OFFLOADED_PREFILL],
     "offload": [*OFFLOADED_PREFILL, *OFFLOADED_DECODE],
     "skip-tiles": [f"{case}{light}{skip}" for case in SKIPPING for light, skip in

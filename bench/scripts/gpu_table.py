@@ -197,6 +197,12 @@ def xattn_rows(runs, table):
     for case in cases.ATTEND_BLOCKS:
         table.compare(f"attention over blocks at random {case}", runs.case("ours-attend_blocks", case),
                       dense_of[case.split("x")[0]], "dense", 0.9, Flops)
+    beside, chunk, decode = (runs.case(f"ours-{name}", case) for name, case in (
+        ("attend_beside", cases.BESIDE), ("beside-chunk", cases.BESIDE_CHUNK), ("beside-decode", cases.BESIDE_DECODE)))
+    apart = chunk and decode and {"time_us": chunk["time_us"] + decode["time_us"]}
+    share = beside and apart and apart["time_us"] / beside["time_us"]
+    table.add(f"blocks at random and decode {cases.BESIDE}", beside and Calls.text(beside),
+              apart and f"apart {Calls.text(apart)}", share, ">= 0.95 x", share and share >= 0.95, (beside, chunk, decode))
     for case, size in cases.XATTN.items():
         dense, whole = dense_of[size], runs.case("ours-xattn", case)
         table.compare(f"estimate of XAttention {case}", runs.case("ours-xattn_estimate", case), dense, "dense", 0.85, Flops)

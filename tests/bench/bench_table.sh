@@ -25,6 +25,8 @@ def save(name, cases, **changed):
     rows = [row | {"shape": case, "ranks": 4} | changed for case in cases]
     for quick in (r for r in rows if "kv-cache-dtype=int8" in r["shape"] or "fp8" in r["shape"]):
         quick["time_us"] = 50.0
+    for skipped in (r for r in rows if "light-keys" in r["shape"] and "skip-tiles" in r["shape"]):
+        skipped |= {"time_us": 70.0, "tiles_left_out": 0.6}
     run = {"rows": rows, "ranks": 4, "read_gbytes_per_s": 3100.0, "copy_gbytes_per_s": 3000.0, "link_gbytes_per_s": 3100.0, "launch_us": 2.5}
     (folder / f"{name}.json").write_text(json.dumps(run))
 for name in ("decode", "decode-large", "cascade", "quantised", "small-blocks", "rules", "ruled-caches", "short-prompts", "varlen", "merge", "kv_write", "kv_pack", "kv_convert", "layouts", "exchange", "scaling", "latents", "expanded", "experts", "dense-product"):
@@ -40,8 +42,9 @@ for round in (1, 2):
     save(f"peer-cudnn-{round}", gpu_cases.LISTS["cudnn"], gflops=590e3)
     save(f"ours-encoders-{round}", gpu_cases.LISTS["varlen_attend"])
     save(f"peer-encoders-{round}", gpu_cases.LISTS["varlen_attend"], gflops=590e3)
-for name, cases in (("xattn-dense", "xattn-dense"), ("attend_blocks", "attend_blocks"), ("xattn", "xattn"), ("xattn_estimate", "xattn"), ("offload-memory", "offload-memory")):
+for name, cases in (("xattn-dense", "xattn-dense"), ("attend_blocks", "attend_blocks"), ("attend_beside", "attend_beside"), ("beside-chunk", "beside-chunk"), ("beside-decode", "beside-decode"), ("xattn", "xattn"), ("xattn_estimate", "xattn"), ("offload-memory", "offload-memory")):
     save(f"ours-{name}", gpu_cases.LISTS[cases])
+save("ours-skip-tiles", gpu_cases.LISTS["skip-tiles"], tiles_left_out=0.0)
 save("ours-offload", gpu_cases.LISTS["offload"], gbytes_per_s=2000.0)
 save("peer-expanded", gpu_cases.LISTS["expanded"], gflops=590e3)
 save("peer-context_parallel", gpu_cases.LISTS["context_parallel"], gflops=500e3, rotate="allgather")
@@ -115,6 +118,9 @@ missed ours-index_q.json 8K share_of_bandwidth 0.85 1
 missed ours-expanded.json 1x16Kx16K:q-heads=128:kv-heads=128:head-dim=192:v-head-dim=128 gflops 580e3 1
 missed ours-experts.json 4Kx4Kx7K:experts=256 gflops 410e3 1
 missed ours-attend_blocks.json 64Kx64Kx25 gflops 530e3 1
+missed ours-attend_beside.json 16Kx64Kx25x63x16K time_us 220 1
+missed ours-skip-tiles.json 1x64Kx64K:skip-tiles=1000 time_us 102 1
+missed ours-skip-tiles.json 1x64Kx64K:light-keys=0.7:skip-tiles=6 time_us 73 1
 missed ours-xattn.json 256Kx256Kx8x90 gflops 500e3 1
 missed ours-xattn_estimate.json 64Kx64Kx16x90 gflops 500e3 1
 missed ours-offload.json 1x1x128K share_of_bandwidth 0.79 1
