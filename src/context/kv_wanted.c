@@ -73,11 +73,11 @@ static cpa_status make_room(cpa_kv_wanted *w, int64_t words) {
     return CPA_OK;
 }
 
-/* Waits until the stream is idle, whose exchanges the transport watches. */
+/* Waits until the stream is idle, whose exchanges the transport watches. More of this step is to be enqueued, so that
+ * what else moves in idle times must not: the arrays of the next step would be. */
 static cpa_status wait_for(cpa_context_ops *ops, cpa_stream *stream) {
     cpa_transport *transport = ops->transport;
-    if (transport->table->drain)
-        CPA_TRY(transport->table->drain(transport, stream->native, &stream->progress, &ops->error));
+    if (transport->table->drain) CPA_TRY(transport->table->drain(transport, stream->native, NULL, &ops->error));
     return cpa_context_check(ops, ops->device->table->stream_sync(stream), stream);
 }
 
