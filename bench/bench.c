@@ -8,12 +8,12 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "bench/benchmark.h"
+#include "bench/links.h"
 #include "bench/memory.h"
 #include "bench/report.h"
 #include "bench/scaling.h"
 #include "program/exit_code.h"
 #include "program/output_file.h"
-#include "src/context/transport_choice.h"
 
 /* A device is timed in batches of calls between two waits, long enough that starting and waiting (some 10 us) do not
  * count; the host runs a call when it is made. */
@@ -238,7 +238,7 @@ static cpa_status run_bench(cpa_bench_site *site, const cpa_bench *bench, cpa_be
     if (bench->floor == CPA_BENCH_LINK)
         CPA_TRY(cpa_control_agree(&site->control, cpa_bench_measure_link(site, err), err));
     if (bench->min_ranks > 1) {
-        CPA_TRY(cpa_transport_for(&site->control, site->device, CPA_TRANSPORT_AUTO, &site->transport, err));
+        CPA_TRY(cpa_bench_find_links(site, err));
     }
     return run_cases(site, bench, cases, n_cases, wrong, err);
 }

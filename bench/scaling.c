@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "bench/inputs.h"
+#include "bench/links.h"
 #include "bench/memory.h"
 #include "bench/report.h"
 #include "bench/scaling_team.h"
@@ -334,6 +335,7 @@ cpa_status cpa_bench_scaling(cpa_bench_site *site, int64_t *wrong, cpa_error *er
     cpa_status status = cases ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench: no memory for cases");
     if (status == CPA_OK) status = parse_cases(site, cases, &n_cases, err);
     if (status == CPA_OK) status = measure_bandwidth(site, err);
+    if (status == CPA_OK && site->control.size > 1) status = cpa_bench_find_links(site, err);
     if (status == CPA_OK) status = open_teams(site, &teams, err);
     if (status == CPA_OK) status = run_cases(site, &teams, cases, n_cases, wrong, err);
     close_teams(site, &teams);

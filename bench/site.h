@@ -5,6 +5,7 @@
 #include <stdbool.h>
 
 #include <cpattn/device.h>
+#include <cpattn/engine.h>
 
 #include "bench/options.h"
 #include "comm/comm.h"
@@ -17,6 +18,7 @@ typedef struct cpa_bench_site {
     cpa_stream *stream;
     /* Transport that the program would use here; set where a benchmark needs it. */
     const cpa_transport_table *transport;
+    const cpa_link *links; /* [ranks, ranks], what joins them, without rates; set with the transport */
     double read_bandwidth; /* bytes/s of reading device memory, measured in this run */
     double copy_bandwidth; /* bytes/s of copying device memory, read and written */
     double link_bandwidth; /* bytes/s of copying page-locked host memory to the device; 0: not measured */

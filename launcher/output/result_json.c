@@ -10,6 +10,7 @@
 #include "launcher/ranks/signals.h"
 #include "launcher/settings/settings_table.h"
 #include "program/json_put.h"
+#include "program/links.h"
 #include "program/metrics_json.h"
 
 /* How requests ended that were not completed. */
@@ -136,19 +137,44 @@ static int fill_settings(json_t *object, const cpa_outcome *outcome) {
     return bad;
 }
 
+/* A list of pairs of ranks. */
+static json_t *pairs_to_json(const cpa_outcome *outcome) {
+    json_t *pairs = json_array();
+    for (int32_t a = 0; a < outcome->cp_size; a++) {
+        for (int32_t b = a + 1; b < outcome->cp_size; b++) {
+            const cpa_link *link = &outcome->links[a * outcome->cp_size + b];
+            json_t *pair = json_pack("{s[ii] ss so so}", "ranks", a, b, "kind", cpa_link_kind_name(link->kind), "lanes",
+                                     link->lanes > 0 ? json_integer(link->lanes) : json_null(), "gbytes_per_s",
+                                     link->bandwidth > 0 ? json_real(link->bandwidth / 1e9) : json_null());
+            if (json_array_append_new(pairs, pair) == 0) continue;
+            json_decref(pairs);
+            return NULL;
+        }
+    }
+    return pairs;
+}
+
+/* What carries tensors, the variables that tell it how, and what joins the ranks. */
+static int fill_links(json_t *object, const cpa_outcome *outcome) {
+    json_t *environment = json_object();
+    const char *name, *value;
+    int bad = 0;
+    for (int i = 0; (name = cpa_links_variable(outcome->transport, i, &value)) != NULL; i++)
+        bad |= cpa_json_put_text(environment, name, value);
+    return bad | cpa_json_put_text(object, "transport", outcome->transport) |
+           json_object_set_new(object, "environment", environment) |
+           json_object_set_new(object, "pairs", pairs_to_json(outcome));
+}
+
 /* Everything in one object; NULL when memory runs out. */
 static json_t *pack(const cpa_outcome *outcome) {
     static const struct {
         const char *key;
         int (*fill)(json_t *object, const cpa_outcome *outcome);
         int known; /* not 0: a run that was given up has this part too */
-    } parts[] = {{"verify", fill_verify, 0},
-                 {"nonfinite", fill_nonfinite, 0},
-                 {"cp", fill_cp, 0},
-                 {"kv", fill_kv, 0},
-                 {"spec_decode", fill_drafts, 0},
-                 {"model", fill_model, 1},
-                 {"settings", fill_settings, 1}};
+    } parts[] = {{"verify", fill_verify, 0}, {"nonfinite", fill_nonfinite, 0}, {"cp", fill_cp, 0},
+                 {"kv", fill_kv, 0},         {"spec_decode", fill_drafts, 0},  {"links", fill_links, 1},
+                 {"model", fill_model, 1},   {"settings", fill_settings, 1}};
     char date[32], digest[32];
     time_t now = time(NULL);
     struct tm utc;
@@ -159,7 +185,7 @@ static json_t *pack(const cpa_outcome *outcome) {
     int bad = add_ends(root, outcome) | cpa_metrics_put(root, outcome->metrics, outcome->workload->count,
                                                         outcome->stats.duration_s, !outcome->settings->dry_run);
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
-        int known = parts[i].known || !outcome->given_up;
+        int known = parts[i].fill == fill_links ? outcome->links != NULL : parts[i].known || !outcome->given_up;
         json_t *object = known ? json_object() : json_null();
         if (known) bad |= parts[i].fill(object, outcome);
         bad |= json_object_set_new(root, parts[i].key, object);
