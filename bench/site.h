@@ -11,6 +11,8 @@
 #include "comm/comm.h"
 
 typedef struct cpa_bench_site {
+    int argc; /* the words of the command from "bench" on */
+    char *const *argv;
     cpa_bench_options options; /* options of the case that runs */
     cpa_control control;
     cpa_backend backend;
