@@ -63,8 +63,9 @@ static void find_own(const cpa_control *control, cpa_backend memory, const link_
     const link_end *mine = &ends[control->rank];
     const char *communicator = memory == CPA_BACKEND_HOST ? control->comm->ops.name : "";
 #ifdef CPA_HAVE_CUDA
-    char devices[CPA_COMM_MAX_RANKS][CPA_PCI_ADDRESS_BYTES];
-    for (int32_t peer = 0; peer < control->size; peer++) memcpy(devices[peer], ends[peer].device, sizeof devices[peer]);
+    char devices[CPA_COMM_MAX_RANKS][CPA_PCI_ADDRESS_BYTES] = {""}; /* of this host: others have the same addresses */
+    for (int32_t peer = 0; peer < control->size; peer++)
+        if (cpa_control_is_here(control, peer)) memcpy(devices[peer], ends[peer].device, sizeof devices[peer]);
     if (memory == CPA_BACKEND_CUDA)
         cpa_gpu_links(mine->device, (const char(*)[CPA_PCI_ADDRESS_BYTES])devices, control->size, own);
 #endif
@@ -72,7 +73,6 @@ static void find_own(const cpa_control *control, cpa_backend memory, const link_
         const int here = cpa_control_is_here(control, peer);
         if (memory == CPA_BACKEND_HOST || !here)
             own[peer].kind = cpa_link_kind_of(here, communicator, mine->has_rdma && ends[peer].has_rdma);
-        if (!here) own[peer].lanes = 0; /* another GPU with the address of one here */
     }
     own[control->rank] = (cpa_link){.kind = CPA_LINK_UNKNOWN};
 }

@@ -120,16 +120,24 @@ void cpa_gpu_address(char out[CPA_PCI_ADDRESS_BYTES]) {
     out[0] = 0;
 }
 
+/* What can be told without asking; returns whether something is left to be asked. */
+static int compare_addresses(const char *mine, const char (*others)[CPA_PCI_ADDRESS_BYTES], int32_t n,
+                             cpa_link *links) {
+    int left = 0;
+    for (int32_t i = 0; i < n; i++) {
+        const int known = mine[0] && others[i][0], same = known && strcasecmp(mine, others[i]) == 0;
+        links[i] = (cpa_link){.kind = same ? CPA_LINK_SAME_DEVICE : CPA_LINK_UNKNOWN};
+        left |= known && !same;
+    }
+    return left;
+}
+
 void cpa_gpu_links(const char *mine, const char (*others)[CPA_PCI_ADDRESS_BYTES], int32_t n, cpa_link *links) {
     nvml library;
+    if (!compare_addresses(mine, others, n, links)) return;
     const int has_nvml = open_nvml(&library);
     for (int32_t i = 0; i < n; i++) {
-        links[i] = (cpa_link){.kind = CPA_LINK_UNKNOWN};
-        if (!mine[0] || !others[i][0]) continue;
-        if (strcasecmp(mine, others[i]) == 0) {
-            links[i].kind = CPA_LINK_SAME_DEVICE;
-            continue;
-        }
+        if (links[i].kind != CPA_LINK_UNKNOWN || !others[i][0]) continue;
         if (has_nvml) links[i] = ask_nvml(&library, mine, others[i]);
         if (links[i].kind == CPA_LINK_UNKNOWN) links[i].kind = ask_cuda(mine, others[i]);
     }

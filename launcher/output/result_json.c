@@ -154,16 +154,18 @@ static json_t *pairs_to_json(const cpa_outcome *outcome) {
     return pairs;
 }
 
-/* What carries tensors, the variables that tell it how, and what joins the ranks. */
-static int fill_links(json_t *object, const cpa_outcome *outcome) {
-    json_t *environment = json_object();
+/* What carries tensors, the variables that tell it how, and what joins the ranks; null where no engine was made. */
+static int add_links(json_t *root, const cpa_outcome *outcome) {
+    if (!outcome->links) return json_object_set_new(root, "links", json_null());
+    json_t *environment = json_object(), *links = json_object();
     const char *name, *value;
     int bad = 0;
     for (int i = 0; (name = cpa_links_variable(outcome->transport, i, &value)) != NULL; i++)
         bad |= cpa_json_put_text(environment, name, value);
-    return bad | cpa_json_put_text(object, "transport", outcome->transport) |
-           json_object_set_new(object, "environment", environment) |
-           json_object_set_new(object, "pairs", pairs_to_json(outcome));
+    bad |= cpa_json_put_text(links, "transport", outcome->transport);
+    bad |= json_object_set_new(links, "environment", environment);
+    bad |= json_object_set_new(links, "pairs", pairs_to_json(outcome));
+    return json_object_set_new(root, "links", links) | bad;
 }
 
 /* Everything in one object; NULL when memory runs out. */
@@ -172,9 +174,13 @@ static json_t *pack(const cpa_outcome *outcome) {
         const char *key;
         int (*fill)(json_t *object, const cpa_outcome *outcome);
         int known; /* not 0: a run that was given up has this part too */
-    } parts[] = {{"verify", fill_verify, 0}, {"nonfinite", fill_nonfinite, 0}, {"cp", fill_cp, 0},
-                 {"kv", fill_kv, 0},         {"spec_decode", fill_drafts, 0},  {"links", fill_links, 1},
-                 {"model", fill_model, 1},   {"settings", fill_settings, 1}};
+    } parts[] = {{"verify", fill_verify, 0},
+                 {"nonfinite", fill_nonfinite, 0},
+                 {"cp", fill_cp, 0},
+                 {"kv", fill_kv, 0},
+                 {"spec_decode", fill_drafts, 0},
+                 {"model", fill_model, 1},
+                 {"settings", fill_settings, 1}};
     char date[32], digest[32];
     time_t now = time(NULL);
     struct tm utc;
@@ -185,11 +191,12 @@ static json_t *pack(const cpa_outcome *outcome) {
     int bad = add_ends(root, outcome) | cpa_metrics_put(root, outcome->metrics, outcome->workload->count,
                                                         outcome->stats.duration_s, !outcome->settings->dry_run);
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
-        int known = parts[i].fill == fill_links ? outcome->links != NULL : parts[i].known || !outcome->given_up;
+        int known = parts[i].known || !outcome->given_up;
         json_t *object = known ? json_object() : json_null();
         if (known) bad |= parts[i].fill(object, outcome);
         bad |= json_object_set_new(root, parts[i].key, object);
     }
+    bad |= add_links(root, outcome);
     if (outcome->checked_logits) {
         json_t *logits = json_object();
         bad |= fill_logits(logits, outcome) | json_object_set_new(root, "logits", logits);
