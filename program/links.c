@@ -67,19 +67,10 @@ const char *cpa_links_describe(const char *transport, const cpa_link *links, int
 const char *cpa_links_variable(const char *transport, int i, const char **value) {
     static const struct {
         const char *transport, *name;
-    } rows[] = {{"nccl", "NCCL_P2P_DISABLE"},
-                {"nccl", "NCCL_P2P_LEVEL"},
-                {"nccl", "NCCL_SHM_DISABLE"},
-                {"nccl", "NCCL_NET"},
-                {"nccl", "NCCL_NET_PLUGIN"},
-                {"nccl", "NCCL_IB_DISABLE"},
-                {"nccl", "NCCL_IB_HCA"},
-                {"nccl", "NCCL_SOCKET_IFNAME"},
-                {"nccl", "NCCL_NVLS_ENABLE"},
-                {"mpi", "OMPI_MCA_pml"},
-                {"mpi", "OMPI_MCA_btl"},
-                {"mpi", "OMPI_MCA_mtl"},
-                {"mpi", "UCX_TLS"}};
+    } rows[] = {{"nccl", "NCCL_P2P_DISABLE"}, {"nccl", "NCCL_P2P_LEVEL"},     {"nccl", "NCCL_SHM_DISABLE"},
+                {"nccl", "NCCL_NET"},         {"nccl", "NCCL_NET_PLUGIN"},    {"nccl", "NCCL_IB_DISABLE"},
+                {"nccl", "NCCL_IB_HCA"},      {"nccl", "NCCL_SOCKET_IFNAME"}, {"mpi", "OMPI_MCA_pml"},
+                {"mpi", "OMPI_MCA_btl"},      {"mpi", "OMPI_MCA_mtl"},        {"mpi", "UCX_TLS"}};
     for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
         *value = strcmp(rows[r].transport, transport) == 0 ? getenv(rows[r].name) : NULL;
         if (*value && i-- == 0) return rows[r].name;
