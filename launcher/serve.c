@@ -193,7 +193,9 @@ static cpa_status accept_requests(serving *s, cpa_error *err) {
     cpa_signals_lock();
     const cpa_status opened =
         metrics[0] ? cpa_metrics_file_open(metrics, s->front.exposition, &s->metrics_file, err) : CPA_OK;
-    s->outcome.device = cpa_engine_device(s->service->engine);
+    cpa_service_note_place(s->service, &s->outcome);
+    if (s->outcome.links)
+        cpa_exposition_set_links(s->front.exposition, s->outcome.transport, s->outcome.links, s->service->ranks.size);
     cpa_service_note_stats(s->service, &s->outcome);
     s->began = cpa_clock_now();
     cpa_signals_unlock();

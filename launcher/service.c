@@ -88,6 +88,12 @@ cpa_outcome cpa_service_outcome(const cpa_service *s, const cpa_workload *worklo
     };
 }
 
+void cpa_service_note_place(cpa_service *s, cpa_outcome *outcome) {
+    outcome->device = cpa_engine_device(s->engine);
+    outcome->transport = cpa_engine_transport(s->engine);
+    if (cpa_engine_links(s->engine, s->links) == CPA_OK) outcome->links = s->links;
+}
+
 void cpa_service_note_stats(const cpa_service *s, cpa_outcome *outcome) {
     cpa_engine_get_stats(s->engine, &outcome->stats, sizeof outcome->stats);
 }

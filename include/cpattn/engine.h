@@ -440,6 +440,41 @@ CPA_API cpa_status cpa_engine_timeline(cpa_engine *engine, cpa_span_fn on_span, 
  * Collective, while no run is under way. */
 CPA_API cpa_status cpa_engine_bytes_between(cpa_engine *engine, int64_t *bytes);
 
+/* What joins two ranks: what their devices and hosts have between them. Which of it MPI and NCCL use is their choice, and
+ * that of whoever sets their variables. */
+typedef enum cpa_link_kind {
+    CPA_LINK_UNKNOWN = 0,   /* nothing was found out; a rank with itself */
+    CPA_LINK_SAME_DEVICE,   /* both ranks use one GPU */
+    CPA_LINK_NVLINK,        /* NVLink between the GPUs of one host, direct or by switches */
+    CPA_LINK_PCIE,          /* GPUs of one host without NVLink that reach each other's memory */
+    CPA_LINK_PEER_ACCESS,   /* GPUs of one host that reach each other's memory; over what is not known without NVML */
+    CPA_LINK_HOST_MEMORY,   /* GPUs of one host that do not: what travels passes through memory of the host */
+    CPA_LINK_SHARED_MEMORY, /* one host, which has memory that both can map */
+    CPA_LINK_LOOPBACK,      /* one host, on which messages go over TCP, as those of a store do */
+    CPA_LINK_SOCKETS,       /* two hosts of which one has no RDMA device, or messages go over TCP */
+    CPA_LINK_RDMA           /* two hosts that both have RDMA devices */
+} cpa_link_kind;
+
+/* "NVLink", "shared memory", "sockets" and so on. Thread-safe. */
+CPA_API const char *cpa_link_kind_name(cpa_link_kind kind);
+
+typedef struct cpa_link {
+    cpa_link_kind kind;
+    int32_t lanes; /* of NVLink, that are up; 0: not known, or of another kind */
+    /* Bytes/s that each of the two sends to the other, both at once, while other pairs do the same, as measured at start-up
+     * by the engine's transport; 0: not measured, as where pairs are many and slow. */
+    double bandwidth;
+    int32_t reserved[4]; /* zero */
+} cpa_link;
+
+/* What joins each two ranks: links[ranks, ranks], with links[a, b] = links[b, a]; the same on every rank. Not
+ * collective. CPA_INVALID without an engine or `links`. */
+CPA_API cpa_status cpa_engine_links(const cpa_engine *engine, cpa_link *links);
+
+/* What carries tensors between ranks: "nccl", "peer" or, of CPA_TRANSPORT_HOST, the name of the communicator, such as
+ * "mpi" or "tcp". Lives as long as the engine. */
+CPA_API const char *cpa_engine_transport(const cpa_engine *engine);
+
 /* One line naming the device of this rank. Owned by the engine. */
 CPA_API const char *cpa_engine_device(const cpa_engine *engine);
 

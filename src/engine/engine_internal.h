@@ -39,6 +39,7 @@ struct cpa_engine {
     uint64_t scales_hash;
     void *head_scales; /* on the device; NULL: none came from the host */
     const cpa_transport_table *transport;
+    cpa_link *links; /* [ranks, ranks] */
     cpa_synthetic synthetic;
     cpa_model network;
     cpa_block_store store; /* zeros: the engine has none */

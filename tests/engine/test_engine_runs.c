@@ -2,6 +2,7 @@
  * answered before. */
 #include <string.h>
 
+#include "comm/limits.h"
 #include "tests/fixtures/device_fixture.h"
 #include "tests/fixtures/engine_fixture.h"
 #include "tests/fixtures/mpi_unit.h"
@@ -43,6 +44,39 @@ static void statistics_are_totals_of_all_runs(void) {
     CU_ASSERT_EQUAL(second.steps, first.steps + 9);
     CU_ASSERT(second.duration_s > first.duration_s && second.verify_rows > first.verify_rows);
     CU_ASSERT_EQUAL(second.verify_violations, 0);
+    cpa_engine_destroy(engine);
+}
+
+/* What test_links finds, and rates, the same on every rank. */
+static void links_say_what_joins_the_ranks_and_how_fast(void) {
+    static cpa_link links[CPA_COMM_MAX_RANKS * CPA_COMM_MAX_RANKS], of_first[CPA_COMM_MAX_RANKS * CPA_COMM_MAX_RANKS];
+    const cpa_engine_options options = options_of_all_rows();
+    cpa_engine *engine = cpa_test_engine(&options, NULL, 0);
+    int size;
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    CU_ASSERT_PTR_NOT_NULL(engine);
+    if (!engine) return;
+    CU_ASSERT_EQUAL(cpa_engine_links(NULL, links), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_engine_links(engine, NULL), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_engine_links(engine, links), CPA_OK);
+    int measured = 0;
+    for (int a = 0; a < size; a++) {
+        for (int b = 0; b < size; b++) {
+            const cpa_link *link = &links[a * size + b];
+            CU_ASSERT_EQUAL(memcmp(link, &links[b * size + a], sizeof *link), 0);
+            CU_ASSERT_EQUAL(link->kind != CPA_LINK_UNKNOWN, a != b);
+            measured += link->bandwidth > 0;
+        }
+        CU_ASSERT_EQUAL(links[a * size + a].bandwidth, 0);
+    }
+    CU_ASSERT_EQUAL(measured > 0, size > 1); /* all pairs, unless they are slow */
+    memcpy(of_first, links, sizeof links);
+    MPI_Bcast(of_first, sizeof of_first, MPI_BYTE, 0, MPI_COMM_WORLD);
+    CU_ASSERT_EQUAL(memcmp(links, of_first, sizeof links), 0);
+    if (options.device.backend == CPA_BACKEND_HOST) CU_ASSERT_STRING_EQUAL(cpa_engine_transport(engine), "mpi");
+    if (options.device.backend == CPA_BACKEND_CUDA)
+        CU_ASSERT(strcmp(cpa_engine_transport(engine), "nccl") == 0 ||
+                  strcmp(cpa_engine_transport(engine), "peer") == 0);
     cpa_engine_destroy(engine);
 }
 
@@ -229,6 +263,7 @@ static void a_model_that_cannot_be_called_is_refused(void) {
 }
 
 static const cpa_test tests[] = {
+    {"links say what joins the ranks and how fast", links_say_what_joins_the_ranks_and_how_fast},
     {"runs from a callback are refused", runs_from_a_callback_are_refused},
     {"options that differ are refused on all ranks", options_that_differ_are_refused_on_all_ranks},
     {"a model that cannot be called is refused", a_model_that_cannot_be_called_is_refused},
