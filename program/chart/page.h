@@ -1,12 +1,21 @@
-/* The pictures of a run as one page of HTML that needs nothing else, in the colours that the reader prefers. */
-#ifndef CPA_PLOT_PAGE_H
-#define CPA_PLOT_PAGE_H
+/* Pictures as one page of HTML that needs nothing else, in the colours that the reader prefers. */
+#ifndef CPA_CHART_PAGE_H
+#define CPA_CHART_PAGE_H
 
-#include <cpattn/status.h>
+#include <stdio.h>
 
-#include "plot/picture.h"
+#include "program/chart/picture.h"
 
-/* Writes a whole file (program/output_file.h). CPA_IO, naming it, if that fails. */
-cpa_status cpa_page_write(const char *path, const char *title, const cpa_picture *pictures, int64_t n, cpa_error *err);
+typedef struct cpa_page {
+    const char *title;
+    const cpa_picture *pictures; /* [n], in the element `main` */
+    int64_t n;
+    /* JavaScript that brings the page up to date, and says how that went in the element `state`; script_bytes 0: the page
+     * stays as it is, and has neither. */
+    const unsigned char *script;
+    size_t script_bytes;
+} cpa_page;
+
+void cpa_page_put(const cpa_page *page, FILE *out);
 
 #endif

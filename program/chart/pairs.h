@@ -1,11 +1,12 @@
 /* Bytes that each rank sent each other, as a square. */
-#ifndef CPA_PLOT_PAIRS_H
-#define CPA_PLOT_PAIRS_H
+#ifndef CPA_CHART_PAIRS_H
+#define CPA_CHART_PAIRS_H
 
-#include "plot/picture.h"
-#include "plot/timeline.h"
+#include "program/chart/picture.h"
+
+enum { CPA_CHART_MOST_RANKS = 64 }; /* that a job has */
 
 /* By sender and receiver. */
-void cpa_pairs_draw(cpa_picture *picture, const int64_t (*bytes)[CPA_PLOT_MOST_RANKS], int32_t ranks);
+void cpa_pairs_draw(cpa_picture *picture, const int64_t (*bytes)[CPA_CHART_MOST_RANKS], int32_t ranks);
 
 #endif

@@ -18,7 +18,8 @@ scaling_file() { # FILE RANKS SPEEDUP
         {"work": "prefill", "shape": "1x8x8", "ranks": %d, "speedup": %s}]}' "$2" "$3" >"$1"
 }
 
-# A run of four requests, one of which failed, and its timeline: rank 0 attends half of the time, rank 1 waits.
+# A run of four requests, one of which failed, and its timeline: rank 0 attends half of the time, then replays a graph,
+# rank 1 waits.
 make_files() {
     scaling_file two.json 2 1.5
     scaling_file four.json 4 3
@@ -29,6 +30,7 @@ END
 [
 {"name":"process_name","ph":"M","pid":0,"args":{"name":"rank 0"}},
 {"name":"attend own","cat":"compute","ph":"X","pid":0,"tid":2,"ts":0.0,"dur":500000.0,"args":{"step":0}},
+{"name":"replayed step","cat":"compute","ph":"X","pid":0,"tid":2,"ts":600000.0,"dur":300000.0,"args":{"step":1}},
 {"name":"wait 1","cat":"compute","ph":"X","pid":1,"tid":2,"ts":0.0,"dur":1000000.0,"args":{"step":0}},
 {"name":"waiting","cat":"requests","ph":"X","pid":2,"tid":0,"ts":0.0,"dur":1.0,"args":{"step":0,"request":1}},
 {"name":"requests","cat":"requests","ph":"C","pid":2,"ts":0.0,"args":{"running":2,"waiting":1}},
@@ -75,7 +77,8 @@ ranks = texts("Ranks by time: timeline.json")
 assert "50% attention, 0% waiting" in ranks and "0% attention, 100% waiting" in ranks, ranks
 boxes = [b for b in pictures["Ranks by time: timeline.json"].getElementsByTagName("rect") if float(b.getAttribute("height")) == 12]
 widths = {b.getAttribute("class"): float(b.getAttribute("width")) for b in boxes}
-assert near(widths["f2"] * 2, widths["f3"]) and len(boxes) == 2, widths
+assert near(widths["f2"] * 2, widths["f3"]) and near(widths["f2"] * 0.6, widths["f4"]) and len(boxes) == 3, widths
+assert {"attention", "waiting for messages", "a step as a graph"} <= set(ranks) and "exchange" not in ranks, ranks
 assert {"running", "waiting"} <= set(texts("Requests: timeline.json"))
 pairs = [t.firstChild.data for t in pictures["Bytes between ranks: timeline.json"].getElementsByTagName("title")]
 assert "rank 0 to rank 1: 3145728 bytes" in pairs and "rank 1 to rank 0: 1048576 bytes" in pairs and len(pairs) == 4, pairs
@@ -128,12 +131,12 @@ other_files_are_refused() {
     printf '[\n{"name":"x"}\n]\n' >bad.json
     expect_refusal 'bad.json:2: found no event' bad.json
     sed 's/"pid":1/"pid":64/' timeline.json >bad.json
-    expect_refusal 'bad.json:4: pid: found 64, expected an integer from 0 to 63' bad.json
+    expect_refusal 'bad.json:5: pid: found 64, expected an integer from 0 to 63' bad.json
     sed 's/"dur":1000000.0/"dur":-1/' timeline.json >bad.json
-    expect_refusal 'bad.json:4: dur: found -1' bad.json
+    expect_refusal 'bad.json:5: dur: found -1' bad.json
     sed 's/\[0,3145728\]/[0,"x"]/' timeline.json >bad.json
-    expect_refusal 'bad.json:8: args: found' bad.json
-    head -c 600 timeline.json >bad.json
+    expect_refusal 'bad.json:9: args: found' bad.json
+    head -n 5 timeline.json | head -c -20 >bad.json
     expect_refusal 'bad.json:' bad.json
 }
 
