@@ -15,7 +15,7 @@ enum {
     CPA_LIVE_PERIOD_S = 2,
     CPA_LIVE_SAMPLES = CPA_LIVE_PERIODS + 1, /* with the one before these */
     CPA_LIVE_LATENCIES = 4096,               /* the last ones, of each kind */
-    CPA_LIVE_STEPS = 128                     /* the last ones, of each rank */
+    CPA_LIVE_STEPS = 32                      /* the last ones, of each rank */
 };
 
 /* Figures that are kept of each period. */

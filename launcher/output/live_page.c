@@ -110,7 +110,9 @@ static void add_line(const drawing *d, const line *l, cpa_series_set *set) {
     if (isfinite(drawn)) cpa_series_add(set, label, end_s, drawn);
 }
 
+/* Of ten minutes; of a younger server of its life. */
 static void draw_chart(drawing *d, const chart *c) {
+    static const double least_s = 60;
     cpa_series_set set = {.n = 0};
     const cpa_lines_style style = {
         .x_label = "seconds from now",
@@ -118,7 +120,7 @@ static void draw_chart(drawing *d, const chart *c) {
         .is_step = 1,
         .y_is_whole = c->is_whole,
         .height = 110,
-        .x_low = -(double)(CPA_LIVE_PERIODS * CPA_LIVE_PERIOD_S),
+        .x_low = -fmin(fmax(d->age_s, least_s), CPA_LIVE_PERIODS * CPA_LIVE_PERIOD_S),
         .y_high = c->y_high,
     };
     if (c->of_several_ranks && d->figures->n_ranks < 2) return;
