@@ -125,8 +125,7 @@ static void on_token(void *ctx, uint64_t request, int64_t index, uint32_t token,
 
 static void on_finish(void *ctx, const cpa_request_result *result) {
     serving *s = ctx;
-    cpa_server_on_finish(s->front.server, result);
-    cpa_exposition_add_result(s->front.exposition, result);
+    cpa_serve_front_on_finish(&s->front, result);
     cpa_signals_lock();
     cpa_metrics_add(&s->metrics, result);
     cpa_signals_unlock();
@@ -138,7 +137,7 @@ static void on_progress(void *ctx, int64_t tokens, int64_t requests, double elap
     cpa_server_on_step(s->front.server);
     cpa_signals_lock();
     cpa_service_note_step(s->service, &s->outcome, elapsed_s);
-    cpa_exposition_add_step(s->front.exposition, &s->outcome.stats);
+    cpa_serve_front_on_step(&s->front, &s->outcome.stats);
     cpa_metrics_file_update(&s->metrics_file, &s->outcome.stats);
     cpa_signals_unlock();
 }
@@ -151,7 +150,8 @@ static cpa_exit_code listen_early(serving *s) {
     cpa_job_ranks *ranks = &s->service->ranks;
     cpa_exit_code code = CPA_EXIT_DONE;
     if (ranks->rank == 0)
-        code = cpa_job_ranks_explain(ranks, cpa_serve_front_open(&s->service->job, &s->front, &err), err.message);
+        code = cpa_job_ranks_explain(ranks, cpa_serve_front_open(&s->service->job, ranks->size, &s->front, &err),
+                                     err.message);
     return cpa_job_ranks_agree(ranks, code);
 }
 

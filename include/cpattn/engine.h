@@ -348,6 +348,15 @@ typedef struct cpa_engine_stats {
     int64_t sparse_blocks_busiest;
 } cpa_engine_stats;
 
+/* What one rank has measured since the engine was created; times in s. */
+typedef struct cpa_rank_stats {
+    int64_t steps;                   /* steps with tokens that it has run */
+    double step_begin_s, step_end_s; /* the last of these, as begin_s of cpa_span; on the clock of its host */
+    double attend_s;       /* in attend and merge, on the clock of its device; not in steps launched as graphs */
+    double exposed_comm_s; /* attention waited for messages, as attend_s */
+    double graph_s;        /* in steps launched as graphs, all of their work, on the clock of its device */
+} cpa_rank_stats;
+
 /* What one rank did at a time. Both texts live as long as the engine. */
 typedef struct cpa_span {
     int32_t rank;
@@ -368,7 +377,7 @@ typedef void (*cpa_span_fn)(void *ctx, const cpa_span *span);
 /* Requests through context attention on the ranks of a communicator. Its functions are called from one thread at a
  * time, the one that uses the communicator: the engine has threads of its own, which do not. Except these, which any
  * thread of rank 0 may call at any time, callbacks included: cpa_engine_submit, _cancel, _drain, _stop, _get_stats,
- * _error. */
+ * _get_rank_stats, _error. */
 typedef struct cpa_engine cpa_engine;
 
 /* Collective over `comm`, which must outlive the engine. Opens the device, allocates the cache, measures C
@@ -431,6 +440,13 @@ CPA_API void cpa_engine_stop(cpa_engine *engine);
  * add to them as of the step before that; all others, and those of other ranks, as of the end of the last run. `size`
  * is that of *out, sizeof *out: as much of them is written, and zeros where the library knows less. */
 CPA_API cpa_status cpa_engine_get_stats(const cpa_engine *engine, cpa_engine_stats *out, size_t size);
+
+/* Those of one rank, on rank 0, where any thread may ask; and what it has sent each rank, bytes_to[ranks], of which the
+ * sum over all ranks is bytes_sent of the statistics; NULL: nobody wants to know. While a run is under way they are as of
+ * the last step, of other ranks as of the step before that. `size` as above. CPA_INVALID on other ranks, or if there is
+ * no such rank. */
+CPA_API cpa_status cpa_engine_get_rank_stats(const cpa_engine *engine, int32_t rank, cpa_rank_stats *out, size_t size,
+                                             int64_t *bytes_to);
 
 /* Hands the spans that options.timeline_spans kept, of all ranks, to on_span on rank 0, in no order. Collective. */
 CPA_API cpa_status cpa_engine_timeline(cpa_engine *engine, cpa_span_fn on_span, void *ctx);

@@ -1,7 +1,6 @@
 #include "launcher/output/exposition.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -165,20 +164,12 @@ static void put_histogram(FILE *out, const cpa_exposition *e, histogram_kind kin
     fprintf(out, "cpattn_%s_count{model_name=\"%s\"} %" PRId64 "\n", name, e->model, h->count);
 }
 
-/* Of the group of layers with the most. */
-static double share_of_blocks(const cpa_engine_stats *s) {
-    double used = s->kv_blocks > 0 ? (double)s->kv_used / (double)s->kv_blocks : 0;
-    for (int32_t g = 0; g < s->kv_groups; g++)
-        used = fmax(used, (double)s->kv_group[g].used / (double)s->kv_group[g].blocks);
-    return used;
-}
-
 /* What a metric is where the engine has `value`. */
 static double in_unit(const cpa_exposition *e, const cpa_engine_stats *s, cpa_metric_unit unit, double value) {
     switch (unit) {
         case CPA_METRIC_AS_IT_IS: break;
         case CPA_METRIC_TOKENS_OF_BLOCKS: return value * (double)e->block_size;
-        case CPA_METRIC_SHARE_OF_BLOCKS: return share_of_blocks(s);
+        case CPA_METRIC_SHARE_OF_BLOCKS: return cpa_figure_share_of_blocks(s);
     }
     return value;
 }

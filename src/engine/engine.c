@@ -80,7 +80,8 @@ static cpa_status self_test(cpa_engine *engine, cpa_error *err) {
 static cpa_status make_scheduler(cpa_engine *engine, cpa_error *err) {
     if (engine->control.rank != 0) return CPA_OK;
     engine->totals = calloc((size_t)engine->control.size, sizeof *engine->totals);
-    if (!engine->totals) return cpa_fail(err, CPA_NO_MEMORY, "engine: no memory");
+    engine->published->totals = calloc((size_t)engine->control.size, sizeof *engine->totals);
+    if (!engine->totals || !engine->published->totals) return cpa_fail(err, CPA_NO_MEMORY, "engine: no memory");
     const cpa_engine_options *o = &engine->options;
     if (o->timeline_spans > 0)
         CPA_TRY(cpa_request_spans_create(o->timeline_spans, o->max_num_seqs, &engine->request_spans, err));
@@ -276,6 +277,7 @@ static cpa_engine *allocate(void) {
 
 static void release(cpa_engine *engine) {
     pthread_mutex_destroy(&engine->published->lock);
+    free(engine->published->totals);
     free(engine->published);
     free(engine->totals);
     free(engine->links);

@@ -1,10 +1,10 @@
-#include "plot/pairs.h"
+#include "program/chart/pairs.h"
 
 #include <stdio.h>
 
 enum { LEFT = 70, TOP = 40, SIDE = 320, LEAST_CELL_WITH_TEXT = 40 };
 
-static int64_t most_of(const int64_t (*bytes)[CPA_PLOT_MOST_RANKS], int32_t ranks) {
+static int64_t most_of(const int64_t (*bytes)[CPA_CHART_MOST_RANKS], int32_t ranks) {
     int64_t most = 1;
     for (int32_t from = 0; from < ranks; from++)
         for (int32_t to = 0; to < ranks; to++)
@@ -25,7 +25,7 @@ static void put_cell(cpa_picture *picture, int32_t from, int32_t to, int64_t byt
                          short_text);
 }
 
-void cpa_pairs_draw(cpa_picture *picture, const int64_t (*bytes)[CPA_PLOT_MOST_RANKS], int32_t ranks) {
+void cpa_pairs_draw(cpa_picture *picture, const int64_t (*bytes)[CPA_CHART_MOST_RANKS], int32_t ranks) {
     const double cell = (double)SIDE / ranks;
     const int32_t every = ranks > 16 ? 8 : 1; /* ranks are named so far apart */
     const int64_t most = most_of(bytes, ranks);
