@@ -80,6 +80,7 @@ class AttendPlan:
         self.widths = (q_heads, k_dim, self.shape.v_dim)
         self.rows = 0
         self.order: list[int] | None = None  # of set: which row of the batch each row is, None: the same
+        self.spans: tuple[list[int], list[int]] | None = None  # first rows and rows of sequences, where the host knows
         self.handle = create(lib.cpa_attend_plan_create, self.device.handle)
         self.number = next(_numbers)  # names the plan where only numbers go, as in operators of PyTorch
         _plans[self.number] = weakref.ref(self)
@@ -138,6 +139,8 @@ class AttendPlan:
                       block_tables_on_device=int(on_device), num_blocks=num_blocks if on_device else 0)
         call(lib.cpa_attend_plan_set, self.handle, ctypes.byref(batch))
         self.rows = sum(query_lens) if q_starts is None else max(map(operator.add, q_starts, query_lens), default=0)
+        starts = itertools.accumulate(query_lens[:-1], initial=0) if q_starts is None else q_starts
+        self.spans = list(starts)[:n], list(query_lens)
         self._held = tables if on_device else None
 
     def _items(self, query_lens: Sequence[int], seq_lens: Sequence[int], width: int, q_starts: Sequence[int] | None,
@@ -193,6 +196,7 @@ class AttendPlan:
                         kv_indices=ctypes.addressof(pages))
         call(lib.cpa_attend_plan_set_indices, self.handle, ctypes.byref(indices))
         self.rows = q[n]
+        self.spans = q[:n], [end - begin for begin, end in itertools.pairwise(q)]
         self._held = None
 
     def reserve(self, sequences: int, tokens: int, num_blocks: int, rows: int = 1, total_rows: int = 0) -> None:

@@ -56,6 +56,28 @@ def test_schemas_and_fakes_are_true(step):
         torch.library.opcheck(getattr(torch.ops.cpattn, name).default, arguments, test_utils=checks)
 
 
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_compiled_attend_of_batches_of_heads(step, contiguous):
+    pages, pools, (k, v, slots), plan, q = step
+    ct.kv_write(k, v, *pools, slots)
+    plan.set([5, 5], [70, 60], pages.tables * 2)
+    heads_first = torch.stack([q, q * 2]).transpose(1, 2)
+    if contiguous:
+        heads_first = heads_first.contiguous()
+        plan.set([5, 5], [70, 60], pages.tables * 2, q_starts=cpattn.ops.as_rows(heads_first)[1])
+
+    def both(q, k_cache, v_cache):
+        out, lse = ct.attend_with_lse(plan, q, k_cache, v_cache)
+        return out + ct.attend(plan, q, k_cache, v_cache), lse * 2
+
+    out, lse = torch.compile(both, backend="aot_eager", fullgraph=True)(heads_first, *pools)
+    assert out.is_contiguous() == contiguous and out.shape == (2, HEADS, 5, DIM)
+    for s, tokens in enumerate((70, 60)):
+        want, want_lse = attend(q.numpy() * (s + 1), pages.k[0][:tokens], pages.v[0][:tokens], tokens - 5)
+        np.testing.assert_allclose(out[s].transpose(0, 1), want * 2, atol=4e-5)
+        np.testing.assert_allclose(lse[s].T, want_lse * 2, atol=4e-5)
+
+
 def test_lse_merge_and_half_precision(step):
     pages, pools, (k, v, slots), plan, q = step
     half = [torch.full_like(p, torch.nan, dtype=torch.bfloat16) for p in pools]

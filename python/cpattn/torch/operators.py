@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import ops
+from .._rows import strides_like
 from ..cache import PagedCache
 from ..plan import AttendPlan, plan_numbered
 
@@ -77,12 +78,20 @@ _ATTEND = ("(Tensor q, Tensor k_cache, Tensor v_cache, int plan, *, str layout='
            "Tensor? sink_logits=None, float k_scale=0.0, float v_scale=0.0) -> ")
 
 
+def _fake_result(q: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+    """What an attend of q gives, of this width: rows, or [sequences, heads, tokens, dim] as q lies."""
+    shape = (*q.shape[:-1], dim)
+    if q.dim() != 4:
+        return q.new_empty(shape, dtype=dtype)
+    return q.new_empty_strided(shape, strides_like(q.shape, q.stride(), dim), dtype=dtype)
+
+
 def _fake_attend(q: Any, k_cache: Any, v_cache: Any, plan: int, **_: Any) -> Any:
-    return q.new_empty((*q.shape[:2], v_cache.shape[3]))
+    return _fake_result(q, v_cache.shape[3], q.dtype)
 
 
 def _fake_attend_with_lse(q: Any, k_cache: Any, v_cache: Any, plan: int, **_: Any) -> Any:
-    return _fake_attend(q, k_cache, v_cache, plan), q.new_empty(q.shape[:2], dtype=torch.float32)
+    return _fake_attend(q, k_cache, v_cache, plan), _fake_result(q, 1, torch.float32)[..., 0]
 
 
 def _run_attend(lse: Any, q: Any, k_cache: Any, v_cache: Any, plan: int, *, layout: str = "token-major",
@@ -138,14 +147,15 @@ def kv_write(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: t
 
 def attend(plan: AttendPlan, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
            **options: Any) -> torch.Tensor:
-    """``cpattn.ops.attend`` over pools; ``[rows, q_heads, v_dim]``. ``options``: causal, window, sinks, scale, softcap,
-    alibi_slopes, sink_logits, and layout, k_scale, v_scale of ``cpattn.PagedCache``."""
+    """``cpattn.ops.attend`` over pools; ``[rows, q_heads, v_dim]``, or ``[sequences, q_heads, tokens, v_dim]`` where q
+    has four dimensions. ``options``: causal, window, sinks, scale,
+    softcap, alibi_slopes, sink_logits, and layout, k_scale, v_scale of ``cpattn.PagedCache``."""
     return _attend(q, k_cache, v_cache, plan.number, **options)
 
 
 def attend_with_lse(plan: AttendPlan, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
                     **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """``attend`` with its LSE, fp32 ``[rows, q_heads]``."""
+    """``attend`` with its LSE, fp32 ``[rows, q_heads]`` or ``[sequences, q_heads, tokens]``."""
     return _attend_with_lse(q, k_cache, v_cache, plan.number, **options)
 
 
