@@ -17,14 +17,15 @@ from .communicator import Communicator
 from .context import Chunk, Context
 from .plan import AttendPlan
 from .rope import rope_table
+from .varlen import VarlenPlan
 
 if TYPE_CHECKING:
     from .engine import Engine, Sampling
 
 __version__ = version()
 __all__ = ["AttendPlan", "Chunk", "CommunicationError", "Communicator", "Context", "Device", "Error", "InvalidError",
-           "OutOfMemoryError", "PagedCache", "UnsupportedError", "block_bytes", "device", "ops", "rope_table",
-           "set_host_threads", "synchronise", "version"]
+           "OutOfMemoryError", "PagedCache", "UnsupportedError", "VarlenPlan", "block_bytes", "device", "ops",
+           "rope_table", "set_host_threads", "synchronise", "version"]
 
 
 def __getattr__(name: str) -> Any:

@@ -91,7 +91,28 @@ def rows_of_batch(x: Any, what: str, spans: Any, of: str) -> tuple[Any, Any]:
     return found, (starts, [tokens] * n)
 
 
-def take_state(plan: Any, part: str, x: Any, *inner: int) -> None:
+def attend_batch(attend: Any, plan: Any, q: Any, keys: tuple[Any, ...], out: Any, lse: Any, **options: Any) -> Any:
+    """What ``attend(plan, rows, *keys, out=, lse=, **options)`` is for q [sequences, heads, tokens, dim]."""
+    both, state = lse is True, options["state"]
+    rows_of_q, spans = rows_of_batch(q, "q", plan.spans, "the plan")
+    if out is None and state is None:
+        out = batch_like(q, plan.widths[2])
+    if both:
+        lse = batch_like(q, 1, "fp32")[..., 0]
+    attend(plan, rows_of_q, *keys, out=None if out is None else rows_of_batch(out, "out", spans, "q")[0],
+           lse=None if lse is None else rows_of_batch(lse[..., None], "lse", spans, "q")[0][..., 0], **options)
+    return (out, lse) if both else out if state is None else state
+
+
+def take_state(plan: Any, lse: Any, state: Any) -> None:
+    """Sets the plan's partial state: an LSE alone, or O and LSE, or none."""
+    o, row_lse = (None, lse) if state is None else state
+    _take_part(plan, "o", o, plan.widths[0], plan.widths[2])
+    _take_part(plan, "lse", row_lse, plan.widths[0])
+    plan.has_partial = o is not None or row_lse is not None
+
+
+def _take_part(plan: Any, part: str, x: Any, *inner: int) -> None:
     """Sets o or lse of the plan's partial state from a tensor [rows of the plan or more, *inner] of fp32, or None."""
     partial, n = plan.partial, plan.rows
     address, stride, head_stride = None, 0, 0

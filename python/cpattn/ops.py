@@ -19,11 +19,12 @@ from . import _declarations as c
 from ._device import device, device_of, enqueue
 from ._library import integers, lib, raise_status, sized
 from ._names import dtype_of
-from ._rows import as_rows, batch_like, rows_of_batch, take_state
+from ._rows import as_rows, attend_batch, take_state
 from ._tensors import (DTYPES, PLAIN_DTYPES, Tensor, address_of, check_writable, empty_like, heads, plain_dtype, read,
                        read_on, rows, signature, vector)
 from .cache import PagedCache
 from .plan import AttendPlan, shape_of
+from .varlen import VarlenPlan, varlen
 
 
 class ScoreRules:
@@ -216,8 +217,8 @@ def attend(plan: AttendPlan, q: Any, cache: PagedCache, *, out: Any = None, lse:
     n, widths = plan.rows, plan.widths
     address, layout = signature(q)
     if len(layout[1]) == 4:
-        return _attend_batch(plan, q, cache, out, lse, state=state, resume=resume, causal=causal, window=window,
-                             sinks=sinks, right=right, scale=scale, rules=rules, stream=stream)
+        return attend_batch(attend, plan, q, (cache,), out, lse, state=state, resume=resume, causal=causal,
+                            window=window, sinks=sinks, right=right, scale=scale, rules=rules, stream=stream)
     both = lse is True
     if both:
         lse = empty_like(q, (q.shape[0], widths[0]), "fp32")
@@ -241,28 +242,12 @@ def attend(plan: AttendPlan, q: Any, cache: PagedCache, *, out: Any = None, lse:
         args.rules = ctypes.addressof(rules.rules) if rules is not None else None
         plan.setting = setting
     args.q, args.out = address, results
-    o, row_lse = (None, lse) if state is None else state
-    if o is not None or row_lse is not None or plan.has_partial:
-        take_state(plan, "o", o, widths[0], widths[2])
-        take_state(plan, "lse", row_lse, widths[0])
-        plan.has_partial = o is not None or row_lse is not None
+    if lse is not None or state is not None or plan.has_partial:
+        take_state(plan, lse, state)
     handle = plan.device.stream(stream)
     status = lib.cpa_attend(plan.handle, plan.args_ref, handle)
     if status:
         raise_status(status, lib.cpa_stream_error(handle))
-    return (out, lse) if both else out if state is None else state
-
-
-def _attend_batch(plan: AttendPlan, q: Any, cache: PagedCache, out: Any, lse: Any, **options: Any) -> Any:
-    """``attend`` of [sequences, heads, tokens, dim]."""
-    both, state = lse is True, options["state"]
-    rows_of_q, spans = rows_of_batch(q, "q", plan.spans, "the plan")
-    if out is None and state is None:
-        out = batch_like(q, plan.widths[2])
-    if both:
-        lse = batch_like(q, 1, "fp32")[..., 0]
-    attend(plan, rows_of_q, cache, out=None if out is None else rows_of_batch(out, "out", spans, "q")[0],
-           lse=None if lse is None else rows_of_batch(lse[..., None], "lse", spans, "q")[0][..., 0], **options)
     return (out, lse) if both else out if state is None else state
 
 
@@ -424,5 +409,6 @@ def attend_supported(q_heads: int, kv_heads: int, k_dim: int, v_dim: int, *, dty
     return status == c.CPA_OK
 
 
-__all__ = ["AttendPlan", "PagedCache", "ScoreRules", "as_rows", "attend", "attend_supported", "gather_rows", "kv_copy",
-           "kv_gather", "kv_swap", "kv_write", "linear", "mask_of", "merge", "rmsnorm", "rotate", "swiglu"]
+__all__ = ["AttendPlan", "PagedCache", "ScoreRules", "VarlenPlan", "as_rows", "attend", "attend_supported",
+           "gather_rows", "kv_copy", "kv_gather", "kv_swap", "kv_write", "linear", "mask_of", "merge", "rmsnorm",
+           "rotate", "swiglu", "varlen"]

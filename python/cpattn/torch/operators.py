@@ -12,6 +12,7 @@ from .. import ops
 from .._rows import strides_like
 from ..cache import PagedCache
 from ..plan import AttendPlan, plan_numbered
+from ..varlen import VarlenPlan
 
 _library = torch.library.Library("cpattn", "DEF")
 
@@ -98,13 +99,34 @@ def _run_attend(lse: Any, q: Any, k_cache: Any, v_cache: Any, plan: int, *, layo
                 causal: bool = True, window: int = 0, sinks: int = 0, scale: float = 0.0, softcap: float = 0.0,
                 alibi_slopes: Any = None, sink_logits: Any = None, k_scale: float = 0.0, v_scale: float = 0.0) -> Any:
     cache = _cache(k_cache, v_cache, layout, k_scale, v_scale)
-    return ops.attend(plan_numbered(plan), q, cache, lse=lse, causal=causal, window=window, sinks=sinks, scale=scale,
-                      rules=_rules(softcap, alibi_slopes, sink_logits))
+    return ops.attend(plan_numbered(plan, AttendPlan), q, cache, lse=lse, causal=causal, window=window, sinks=sinks,
+                      scale=scale, rules=_rules(softcap, alibi_slopes, sink_logits))
 
 
 _attend = _operator("attend" + _ATTEND + "Tensor", _fake_attend)(functools.partial(_run_attend, None))
 _attend_with_lse = _operator("attend_with_lse" + _ATTEND + "(Tensor, Tensor)", _fake_attend_with_lse)(
     functools.partial(_run_attend, True))
+
+
+_VARLEN = ("(Tensor q, Tensor k, Tensor v, int plan, *, bool causal=False, int left=0, int right=0, float scale=0.0, "
+           "float softcap=0.0) -> ")
+
+
+def _fake_varlen(q: Any, k: Any, v: Any, plan: int, **_: Any) -> Any:
+    return _fake_result(q, v.shape[-1], q.dtype)
+
+
+def _fake_varlen_with_lse(q: Any, k: Any, v: Any, plan: int, **_: Any) -> Any:
+    return _fake_varlen(q, k, v, plan), _fake_result(q, 1, torch.float32)[..., 0]
+
+
+def _run_varlen(lse: Any, q: Any, k: Any, v: Any, plan: int, **options: Any) -> Any:
+    return ops.varlen(plan_numbered(plan, VarlenPlan), q, k, v, lse=lse, **options)
+
+
+_varlen = _operator("varlen" + _VARLEN + "Tensor", _fake_varlen)(functools.partial(_run_varlen, None))
+_varlen_with_lse = _operator("varlen_with_lse" + _VARLEN + "(Tensor, Tensor)", _fake_varlen_with_lse)(
+    functools.partial(_run_varlen, True))
 
 
 def _fake_merge(o: Any, lse: Any) -> Any:
@@ -157,6 +179,18 @@ def attend_with_lse(plan: AttendPlan, q: torch.Tensor, k_cache: torch.Tensor, v_
                     **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """``attend`` with its LSE, fp32 ``[rows, q_heads]`` or ``[sequences, q_heads, tokens]``."""
     return _attend_with_lse(q, k_cache, v_cache, plan.number, **options)
+
+
+def varlen(plan: VarlenPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+    """``cpattn.ops.varlen`` of rows or ``[segments, heads, tokens, dim]``. ``options``: causal, left, right, scale,
+    softcap."""
+    return _varlen(q, k, v, plan.number, **options)
+
+
+def varlen_with_lse(plan: VarlenPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+                    **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """``varlen`` with its LSE, fp32 ``[rows, q_heads]`` or ``[segments, q_heads, tokens]``."""
+    return _varlen_with_lse(q, k, v, plan.number, **options)
 
 
 def merge(o: list[torch.Tensor], lse: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
