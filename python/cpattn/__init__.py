@@ -1,6 +1,7 @@
 """Context-parallel attention over paged caches: the library libcpattn from Python.
 
 ``cpattn.ops`` has the operators, ``cpattn.Communicator`` and ``cpattn.Context`` attention of several ranks,
+``cpattn.blocks`` takes blocks of caches from process to process,
 ``cpattn.Engine`` answers prompts by the model of a folder (its library is loaded when it is first asked for),
 ``cpattn.torch`` operators that torch.compile takes and ``context_parallel``, ``cpattn.transformers`` the attention
 ``"cpattn"`` of transformers with its cache, ``cpattn.vllm`` and ``cpattn.sglang`` back ends for these. Only the last
@@ -9,7 +10,7 @@ four import PyTorch.
 
 from typing import TYPE_CHECKING, Any
 
-from . import ops
+from . import blocks, ops
 from ._device import Device, device, set_host_threads, synchronise
 from ._library import (CommunicationError, Error, InvalidError, OutOfMemoryError, UnsupportedError, version)
 from .cache import PagedCache, block_bytes
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 __version__ = version()
 __all__ = ["AttendPlan", "Chunk", "CommunicationError", "Communicator", "Context", "Device", "Error", "InvalidError",
-           "OutOfMemoryError", "PagedCache", "UnsupportedError", "VarlenPlan", "block_bytes", "device", "ops",
+           "OutOfMemoryError", "PagedCache", "UnsupportedError", "VarlenPlan", "block_bytes", "blocks", "device", "ops",
            "rope_table", "set_host_threads", "synchronise", "version"]
 
 
