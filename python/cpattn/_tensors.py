@@ -93,9 +93,12 @@ def read_on(place: Any, x: Any, what: str, *, written: bool = False) -> Tensor:
 
 
 def check_writable(x: Any, what: str) -> None:
-    """ValueError for an array that NumPy would not write to."""
-    if hasattr(x, "__array_struct__") and not x.flags.writeable:
-        raise ValueError(f"cpattn: {what} is read-only")
+    """ValueError for an array that NumPy would not write to, or one of JAX, whose arrays never change."""
+    if hasattr(x, "__array_struct__"):
+        if not x.flags.writeable:
+            raise ValueError(f"cpattn: {what} is read-only")
+    elif type(x).__module__.startswith("jax"):
+        raise ValueError(f"cpattn: {what} is an array of JAX, which is read-only; expected one of NumPy or PyTorch")
 
 
 def signature(x: Any) -> tuple[int, tuple[Any, ...]]:

@@ -126,7 +126,7 @@ def _number(file: Any) -> int:
 class BlockEvent:
     """Tokens whose keys and values an engine's cache has from now on, ``"stored"``, or no longer, ``"removed"``.
 
-    ``digest`` is that of the prompt up to the end of these tokens, and ``parent`` that of the tokens before, None for the
+    ``digest`` is that of the prompt up to the end of these tokens, ``parent`` that of the tokens before, None for the
     first of a prompt; ``group``, a group of layers. Of what is removed only ``digest`` and ``group`` are told.
     """
 
