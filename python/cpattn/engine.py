@@ -114,8 +114,9 @@ class Engine:
     them and shares what their prompts have in common. ``device`` is "host", "cuda" or "cuda:N"; without it the first
     GPU, where there is one, or the host. ``dtype`` and ``kv_cache_dtype`` are names such as "bf16" and "fp8_e4m3".
     ``chat_template`` is a family ("chatml", "llama3", ...) or a file. ``verify`` is the share of attention results that
-    are checked in float64 while it runs. Of numbers 0 stands for the library's defaults: ``num_blocks`` is what memory
-    holds, ``max_model_len`` what the model is made for and the cache holds.
+    are checked in float64 while it runs. ``precise_first_tokens``: so many first tokens of every sequence, a multiple of
+    the block size, are kept in ``dtype`` too, beside a quantised cache. Of other numbers 0 stands for the library's
+    defaults: ``num_blocks`` is what memory holds, ``max_model_len`` what the model is made for and the cache holds.
 
     With a ``communicator`` of several ranks each of them makes the engine, with equal arguments: rank 0 takes requests,
     and on the others ``close`` waits until it has closed.
@@ -127,10 +128,10 @@ class Engine:
                  kv_cache_dtype: str | None = None, max_model_len: int = 0, num_blocks: int = 0, block_size: int = 0,
                  max_num_seqs: int = 0, max_num_batched_tokens: int = 0, gpu_memory_utilization: float = 0,
                  chat_template: str | os.PathLike[str] | None = None, threads: int = 0, prefix_caching: bool = True,
-                 verify: float = 0, communicator: Communicator | None = None):
+                 precise_first_tokens: int = 0, verify: float = 0, communicator: Communicator | None = None):
         engine = sized(c.cpa_engine_options, num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
                        max_num_batched_tokens=max_num_batched_tokens, no_prefix_caching=not prefix_caching,
-                       verify=verify, device=_device(device, threads))
+                       precise_tokens=precise_first_tokens, verify=verify, device=_device(device, threads))
         options = sized(c.cpa_llm_options, engine=ctypes.addressof(engine), max_model_len=max_model_len,
                         gpu_memory_utilization=gpu_memory_utilization,
                         comm=None if communicator is None else communicator.handle,

@@ -253,6 +253,26 @@ static void precise_tokens_are_attended_as_they_were_computed(void) {
     }
 }
 
+/* They have blocks of their own, in all layers of the model's dtype, no more than the cache has, and are told of. */
+static void precise_tokens_take_the_bytes_of_their_dtype(void) {
+    const cpa_request request = {.size = sizeof request, .prompt_tokens = 40, .output_tokens = 2};
+    const int64_t row = KV_HEADS * (K_DIM + V_DIM) * (int64_t)sizeof(uint16_t);
+    cpa_engine_options options = options_over(CPA_BF16, CPA_TQ_3BIT);
+    cpa_engine_stats stats;
+    CU_ASSERT_TRUE(cpa_test_engine_run(&options, &request, 1, NULL, NULL, &stats));
+    CU_ASSERT_EQUAL(stats.kv_groups, 1);
+    CU_ASSERT_EQUAL(stats.precise_bytes, 0);
+    options.precise_tokens = PRECISE;
+    CU_ASSERT_TRUE(cpa_test_engine_run(&options, &request, 1, NULL, NULL, &stats));
+    const cpa_engine_kv_group *precise = &stats.kv_group[1];
+    CU_ASSERT_EQUAL(stats.kv_groups, 2);
+    CU_ASSERT_EQUAL(precise->block_bytes, BLOCK * LAYERS * row);
+    CU_ASSERT_EQUAL(precise->sinks, PRECISE);
+    CPA_ASSERT_ORDER(precise->blocks, <=, options.num_blocks);
+    CPA_ASSERT_ORDER(precise->peak, >, 0);
+    CPA_ASSERT_ORDER(stats.precise_bytes, ==, precise->blocks * precise->block_bytes);
+}
+
 /* ---- what is refused ---- */
 
 typedef enum refusal {
@@ -326,6 +346,7 @@ static void what_precise_tokens_do_not_go_with_is_refused(void) {
 static const cpa_test tests[] = {
     {"precise sinks lower the error", precise_sinks_lower_the_error},
     {"precise tokens are attended as they were computed", precise_tokens_are_attended_as_they_were_computed},
+    {"precise tokens take the bytes of their dtype", precise_tokens_take_the_bytes_of_their_dtype},
     {"what precise tokens do not go with is refused", what_precise_tokens_do_not_go_with_is_refused},
 };
 CPA_MPI_DEVICE_TEST_MAIN("precise_tokens", tests)

@@ -420,6 +420,42 @@ static void what_was_not_measured_is_null(void) {
     CU_ASSERT_PTR_NOT_NULL(strstr(text, "TTFT             -           -           -"));
 }
 
+/* First tokens that are precise are a group of their own, which is told of as what it is. */
+static void precise_tokens_are_told_with_their_memory(void) {
+    static const char *const figures[] = {
+        "(5.5 MiB, int8, first 64 tokens fp32)", "4 layers without a window: peak 42 of",
+        "first 64 tokens in fp32, 4 layers: peak 9 of 80, 5.0 MiB", "744.0 KiB of 5.5 MiB at these peaks"};
+    enum { BLOCK_BYTES = 64 << 10 };
+    cpa_settings settings;
+    cpa_model_file model;
+    cpa_workload workload;
+    cpa_metrics metrics;
+    cpa_error err;
+    char text[8192] = "";
+    cpa_outcome outcome = make_outcome(&settings, &model, &workload, &metrics);
+    model.shape.attention.kv_dtype = CPA_INT8;
+    outcome.stats.kv_groups = 2;
+    outcome.stats.kv_group[0].blocks = 128;
+    outcome.stats.kv_group[1] = (cpa_engine_kv_group){
+        .layers = 4, .window = 1, .sinks = 64, .block_bytes = BLOCK_BYTES, .blocks = 80, .peak = 9};
+    outcome.stats.precise_bytes = 80 * BLOCK_BYTES;
+    FILE *file = fmemopen(text, sizeof text, "w");
+    cpa_report_preamble(&outcome, file);
+    cpa_report_print(&outcome, file);
+    fclose(file);
+    for (size_t i = 0; i < sizeof figures / sizeof figures[0]; i++) {
+        CU_ASSERT_PTR_NOT_NULL(strstr(text, figures[i]));
+        if (!strstr(text, figures[i])) printf("missing: %s in %s\n", figures[i], text);
+    }
+    CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", &outcome, &err), CPA_OK);
+    json_t *root = json_load_file("report-test.json", 0, NULL);
+    CU_ASSERT_EQUAL(number_at(root, "kv", "precise_bytes"), 80 * BLOCK_BYTES);
+    CU_ASSERT_EQUAL(number_at(root, "kv", "bytes"), 80 * BLOCK_BYTES + 128 * 4096);
+    json_decref(root);
+    unlink("report-test.json");
+    cpa_metrics_release(&metrics);
+}
+
 /* What only the end of a step tells is not known of a run that was given up within one. */
 static void a_run_that_was_given_up_tells_what_is_known(void) {
     static const char *const unknown[] = {"verify", "cp", "kv", "output_digest"};
@@ -502,6 +538,7 @@ static const cpa_test tests[] = {
     {"the report names every figure", the_report_names_every_figure},
     {"the result file has the keys of vLLM and ours", the_result_file_has_the_keys_of_vllm_and_ours},
     {"the result file has every request and setting", the_result_file_has_every_request_and_setting},
+    {"precise tokens are told with their memory", precise_tokens_are_told_with_their_memory},
     {"lists of a huge run are left out", lists_of_a_huge_run_are_left_out},
     {"who keeps a window lists no requests", who_keeps_a_window_lists_no_requests},
     {"what was not measured is null", what_was_not_measured_is_null},
