@@ -347,6 +347,7 @@ typedef struct cpa_engine_stats {
     int64_t sparse_bytes;
     /* Of those kept, in each layer those of the rank whose rows keep most: of n ranks, 1 / n at best. */
     int64_t sparse_blocks_busiest;
+    double sparse_s; /* with sparse_stride: time of estimating blocks, exchanges included, of the rank with the most */
     /* With precise_tokens: bytes of a rank's cache for them, of all layers, which are the last kv_group. */
     int64_t precise_bytes;
 } cpa_engine_stats;

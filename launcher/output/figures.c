@@ -103,6 +103,7 @@ const cpa_figure cpa_figures[] = {
     {COUNT(tiles_skipped, CP, "tiles_skipped"),
      METRIC("tiles_skipped_total", counter, "Of these, tiles left out as their scores cannot matter.")},
     {COUNT(sparse_bytes, CP, "sparse_bytes")},
+    {REAL(sparse_s, CP, "sparse_s", 1)},
     {COUNT(sparse_blocks_busiest, CP, "sparse_blocks_busiest")},
     {COUNT(steps, CP, "steps")},
     {COUNT(graph_steps, CP, "graph_steps")},

@@ -245,8 +245,8 @@ void cpa_report_print(const cpa_outcome *outcome, FILE *out) {
                         "%.3g at most",
                         stats->selection_rows, stats->selection_mass_left_out_mean, stats->selection_mass_left_out_max);
     if (stats->sparse_blocks_seen > 0)
-        cpa_report_line(out, "sparse", "prompts attend %.3g of the blocks of keys that they see",
-                        (double)stats->sparse_blocks_kept / (double)stats->sparse_blocks_seen);
+        cpa_report_line(out, "sparse", "prompts attend %.3g of the blocks of keys that they see, estimated in %.3g s",
+                        (double)stats->sparse_blocks_kept / (double)stats->sparse_blocks_seen, stats->sparse_s);
     if (stats->tiles_seen > 0)
         cpa_report_line(out, "tiles", "%.3g of %" PRId64 " tiles of keys are left out",
                         (double)stats->tiles_skipped / (double)stats->tiles_seen, stats->tiles_seen);
