@@ -37,16 +37,6 @@ static cpa_status choose(void *ctx, const cpa_context_select_args *args, cpa_key
     return CPA_OK;
 }
 
-static cpa_status estimate_blocks(cpa_worker *worker, int32_t layer, const cpa_kv_view *kv, const cpa_key_blocks **out,
-                                  cpa_error *err) {
-    cpa_spans *spans = cpa_context_spans(worker->context);
-    if (!worker->sparse) return CPA_OK;
-    const int64_t span = cpa_spans_begin(spans, CPA_SPAN_ESTIMATE, 0, worker->stream);
-    CPA_TRY(cpa_worker_sparse_select(worker, layer, kv, out, err));
-    cpa_spans_end(spans, span, worker->stream);
-    return CPA_OK;
-}
-
 cpa_status cpa_worker_select(cpa_worker *worker, int32_t layer, const cpa_model_step *step, const cpa_kv_view *kv,
                              cpa_worker_selection *out, cpa_error *err) {
     const cpa_model *network = worker->network;
@@ -62,7 +52,7 @@ cpa_status cpa_worker_select(cpa_worker *worker, int32_t layer, const cpa_model_
     const cpa_key_bits *tree = cpa_worker_mask(worker, &out->tree) ? &out->tree : NULL;
     out->of = (cpa_key_selection){.bits = tree};
     out->chosen = NULL;
-    CPA_TRY(estimate_blocks(worker, layer, kv, &out->of.blocks, err));
+    CPA_TRY(cpa_worker_sparse_select(worker, layer, kv, &out->of.blocks, err));
     if (!network->select) return CPA_OK;
     const cpa_status status = network->select(network->ctx, layer, step, &args, &out->of, worker->stream);
     if (status != CPA_OK)

@@ -197,6 +197,9 @@ static cpa_outcome make_outcome(cpa_settings *settings, cpa_model_file *model, c
                   .selection_rows = 1000,
                   .selection_mass_left_out_mean = 0.0625,
                   .selection_mass_left_out_max = 0.375,
+                  .sparse_blocks_kept = 25,
+                  .sparse_blocks_seen = 100,
+                  .sparse_s = 1.5,
                   .output_digest = 0xabcdef},
         .checked_logits = 1,
         .logits = {.tokens = 64, .violations = 2, .turned = 3, .max_error = 0.25},
@@ -225,6 +228,7 @@ static void the_report_names_every_figure(void) {
                                           "1234 rows in 0.75 s, 1 violations, largest error 0.5",
                                           "1000 of these rows attend chosen keys, which leave out 0.0625 of their "
                                           "softmax on average, 0.375 at most",
+                                          "prompts attend 0.25 of the blocks of keys that they see, estimated in 1.5 s",
                                           "64 tokens compared with a plain forward, 2 violations, 3 right by another "
                                           "choice of experts, largest error 0.25",
                                           "0000000000abcdef",
@@ -295,6 +299,7 @@ static void the_result_file_has_the_keys_of_vllm_and_ours(void) {
         {"cp", "index_bytes_sent", 1 << 20},
         {"cp", "exposed_comm_ms", 12.5},
         {"cp", "imbalance", 1.25},
+        {"cp", "sparse_s", 1.5},
         {"cp", "plain_rows", 77},
         {"cp", "staging_bytes", 2048},
         {"kv", "blocks", 100},
