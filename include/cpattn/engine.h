@@ -237,7 +237,8 @@ typedef void (*cpa_finish_fn)(void *ctx, const cpa_request_result *result);
  * requests finished so far. */
 typedef void (*cpa_progress_fn)(void *ctx, int64_t tokens, int64_t requests, double elapsed_s);
 
-/* Groups of layers that have a cache together, those of one window and number of sinks; see cpa_engine_options. */
+/* Groups of layers that have a cache together, those of one window and number of sinks; see cpa_engine_options. With
+ * precise_tokens the last one is of all layers: these tokens, as sinks of a window of 1. */
 enum { CPA_ENGINE_KV_GROUPS = 8 };
 typedef struct cpa_engine_kv_group {
     int32_t layers;
@@ -346,6 +347,9 @@ typedef struct cpa_engine_stats {
     int64_t sparse_bytes;
     /* Of those kept, in each layer those of the rank whose rows keep most: of n ranks, 1 / n at best. */
     int64_t sparse_blocks_busiest;
+    double sparse_s; /* with sparse_stride: time of estimating blocks, exchanges included, of the rank with the most */
+    /* With precise_tokens: bytes of a rank's cache for them, of all layers, which are the last kv_group. */
+    int64_t precise_bytes;
 } cpa_engine_stats;
 
 /* What one rank has measured since the engine was created; times in s. */

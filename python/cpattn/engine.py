@@ -117,8 +117,9 @@ class Engine:
     them and shares what their prompts have in common. ``device`` is "host", "cuda" or "cuda:N"; without it the first
     GPU, where there is one, or the host. ``dtype`` and ``kv_cache_dtype`` are names such as "bf16" and "fp8_e4m3".
     ``chat_template`` is a family ("chatml", "llama3", ...) or a file. ``verify`` is the share of attention results that
-    are checked in float64 while it runs. Of numbers 0 stands for the library's defaults: ``num_blocks`` is what memory
-    holds, ``max_model_len`` what the model is made for and the cache holds.
+    are checked in float64 while it runs. ``precise_first_tokens``: so many first tokens of every sequence, a multiple of
+    the block size, are kept in ``dtype`` too, beside a quantised cache. Of other numbers 0 stands for the library's
+    defaults: ``num_blocks`` is what memory holds, ``max_model_len`` what the model is made for and the cache holds.
 
     ``block_store``: where requests that ask for a ``block_transfer`` find keys and values of their prompts, and put
     them; it knows the model by its weights. ``on_block_event`` is called with every ``cpattn.blocks.BlockEvent`` of the
@@ -145,6 +146,10 @@ class Engine:
             engine.block_store = ctypes.addressof(block_store.table)
         if told is not None:
             engine.on_block_event = ctypes.cast(told, ctypes.c_void_p)
+                 precise_first_tokens: int = 0, verify: float = 0, communicator: Communicator | None = None):
+        engine = sized(c.cpa_engine_options, num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
+                       max_num_batched_tokens=max_num_batched_tokens, no_prefix_caching=not prefix_caching,
+                       precise_tokens=precise_first_tokens, verify=verify, device=_device(device, threads))
         options = sized(c.cpa_llm_options, engine=ctypes.addressof(engine), max_model_len=max_model_len,
                         gpu_memory_utilization=gpu_memory_utilization,
                         comm=None if communicator is None else communicator.handle,

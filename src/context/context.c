@@ -35,6 +35,7 @@ static cpa_status read_spans(cpa_context *c) {
     c->ops.stats.attend_s += attend_s;
     c->ops.stats.exposed_comm_s += exposed_s;
     c->replayed_s += totals.seconds[CPA_SPAN_GRAPH];
+    c->estimate_s += totals.seconds[CPA_SPAN_ESTIMATE];
     return CPA_OK;
 }
 
@@ -64,6 +65,10 @@ void cpa_context_capture(cpa_context *c, int capturing) {
 
 double cpa_context_replayed_seconds(const cpa_context *c) {
     return c->replayed_s;
+}
+
+double cpa_context_estimate_seconds(const cpa_context *c) {
+    return c->estimate_s;
 }
 
 /* ---- life ---- */

@@ -163,7 +163,8 @@ cpa_status cpa_engine_collect_stats(cpa_engine *engine, cpa_error *err) {
     cpa_context_get_stats(engine->worker->context, &context, sizeof context);
     cpa_engine_stats *s = &engine->stats;
     double most[] = {(double)context.staging_bytes, s->actual_attend_s,
-                     cpa_context_replayed_seconds(engine->worker->context)};
+                     cpa_context_replayed_seconds(engine->worker->context),
+                     cpa_context_estimate_seconds(engine->worker->context)};
     uint64_t digest;
     CPA_TRY(cpa_worker_digest(engine->worker, &digest, err));
     CPA_TRY(cpa_control_max(control, most, sizeof most / sizeof most[0], err));
@@ -177,6 +178,7 @@ cpa_status cpa_engine_collect_stats(cpa_engine *engine, cpa_error *err) {
     s->staging_bound = context.staging_bound;
     s->actual_attend_s = most[1];
     s->graph_s = most[2];
+    s->sparse_s = most[3];
     s->output_digest = digest;
     s->planner_flops = engine->planner.flops;
     s->planner_bandwidth = engine->planner.bandwidth;

@@ -38,6 +38,7 @@ static cpa_engine_stats run(const cpa_engine_options *options, const cpa_request
 
 static void expect_sparse(const cpa_engine_stats *stats) {
     CPA_ASSERT_ORDER(stats->sparse_blocks_kept, <, stats->sparse_blocks_seen);
+    CPA_ASSERT_ORDER(stats->sparse_s, >, 0);
     CPA_ASSERT_ORDER(stats->sparse_blocks_kept, >, 0);
     CPA_ASSERT_ORDER(stats->selection_rows, >, 100);
     CPA_ASSERT_ORDER(stats->selection_rows, <, stats->verify_rows);
@@ -145,6 +146,7 @@ static void without_it_all_keys_are_attended(void) {
     options.sparse_tau = 0, options.sparse_stride = 0;
     const cpa_engine_stats stats = run(&options, requests);
     CU_ASSERT_EQUAL(stats.sparse_blocks_seen, 0);
+    CU_ASSERT_EQUAL(stats.sparse_s, 0);
     CU_ASSERT_EQUAL(stats.selection_rows, 0);
 }
 

@@ -203,6 +203,9 @@ static cpa_outcome make_outcome(cpa_settings *settings, cpa_model_file *model, c
                   .selection_rows = 1000,
                   .selection_mass_left_out_mean = 0.0625,
                   .selection_mass_left_out_max = 0.375,
+                  .sparse_blocks_kept = 25,
+                  .sparse_blocks_seen = 100,
+                  .sparse_s = 1.5,
                   .output_digest = 0xabcdef},
         .checked_logits = 1,
         .logits = {.tokens = 64, .violations = 2, .turned = 3, .max_error = 0.25},
@@ -231,6 +234,7 @@ static void the_report_names_every_figure(void) {
                                           "1234 rows in 0.75 s, 1 violations, largest error 0.5",
                                           "1000 of these rows attend chosen keys, which leave out 0.0625 of their "
                                           "softmax on average, 0.375 at most",
+                                          "prompts attend 0.25 of the blocks of keys that they see, estimated in 1.5 s",
                                           "64 tokens compared with a plain forward, 2 violations, 3 right by another "
                                           "choice of experts, largest error 0.25",
                                           "0000000000abcdef",
@@ -302,6 +306,7 @@ static void the_result_file_has_the_keys_of_vllm_and_ours(void) {
         {"cp", "index_bytes_sent", 1 << 20},
         {"cp", "exposed_comm_ms", 12.5},
         {"cp", "imbalance", 1.25},
+        {"cp", "sparse_s", 1.5},
         {"cp", "plain_rows", 77},
         {"cp", "staging_bytes", 2048},
         {"kv", "blocks", 100},
@@ -467,6 +472,42 @@ static void what_was_not_measured_is_null(void) {
     CU_ASSERT_PTR_NOT_NULL(strstr(text, "TTFT             -           -           -"));
 }
 
+/* First tokens that are precise are a group of their own, which is told of as what it is. */
+static void precise_tokens_are_told_with_their_memory(void) {
+    static const char *const figures[] = {
+        "(5.5 MiB, int8, first 64 tokens fp32)", "4 layers without a window: peak 42 of",
+        "first 64 tokens in fp32, 4 layers: peak 9 of 80, 5.0 MiB", "744.0 KiB of 5.5 MiB at these peaks"};
+    enum { BLOCK_BYTES = 64 << 10 };
+    cpa_settings settings;
+    cpa_model_file model;
+    cpa_workload workload;
+    cpa_metrics metrics;
+    cpa_error err;
+    char text[8192] = "";
+    cpa_outcome outcome = make_outcome(&settings, &model, &workload, &metrics);
+    model.shape.attention.kv_dtype = CPA_INT8;
+    outcome.stats.kv_groups = 2;
+    outcome.stats.kv_group[0].blocks = 128;
+    outcome.stats.kv_group[1] = (cpa_engine_kv_group){
+        .layers = 4, .window = 1, .sinks = 64, .block_bytes = BLOCK_BYTES, .blocks = 80, .peak = 9};
+    outcome.stats.precise_bytes = 80 * BLOCK_BYTES;
+    FILE *file = fmemopen(text, sizeof text, "w");
+    cpa_report_preamble(&outcome, file);
+    cpa_report_print(&outcome, file);
+    fclose(file);
+    for (size_t i = 0; i < sizeof figures / sizeof figures[0]; i++) {
+        CU_ASSERT_PTR_NOT_NULL(strstr(text, figures[i]));
+        if (!strstr(text, figures[i])) printf("missing: %s in %s\n", figures[i], text);
+    }
+    CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", &outcome, &err), CPA_OK);
+    json_t *root = json_load_file("report-test.json", 0, NULL);
+    CU_ASSERT_EQUAL(number_at(root, "kv", "precise_bytes"), 80 * BLOCK_BYTES);
+    CU_ASSERT_EQUAL(number_at(root, "kv", "bytes"), 80 * BLOCK_BYTES + 128 * 4096);
+    json_decref(root);
+    unlink("report-test.json");
+    cpa_metrics_release(&metrics);
+}
+
 /* What only the end of a step tells is not known of a run that was given up within one. */
 static void a_run_that_was_given_up_tells_what_is_known(void) {
     static const char *const unknown[] = {"verify", "cp", "kv", "output_digest"};
@@ -550,6 +591,7 @@ static const cpa_test tests[] = {
     {"the result file has the keys of vLLM and ours", the_result_file_has_the_keys_of_vllm_and_ours},
     {"the result file names transport and links", the_result_file_names_transport_and_links},
     {"the result file has every request and setting", the_result_file_has_every_request_and_setting},
+    {"precise tokens are told with their memory", precise_tokens_are_told_with_their_memory},
     {"lists of a huge run are left out", lists_of_a_huge_run_are_left_out},
     {"who keeps a window lists no requests", who_keeps_a_window_lists_no_requests},
     {"what was not measured is null", what_was_not_measured_is_null},
