@@ -41,6 +41,8 @@ static void print_links(const cpa_outcome *outcome, FILE *out) {
         snprintf(told + used, sizeof told - used, " %s=%.64s", name, value);
     }
     if (told[0]) cpa_report_line(out, "", "%s chooses by%s", outcome->transport, told);
+}
+
 /* The group of the first tokens that are precise; NULL: none are. */
 static const cpa_engine_kv_group *precise_group(const cpa_engine_stats *stats) {
     return stats->precise_bytes > 0 ? &stats->kv_group[stats->kv_groups - 1] : NULL;
