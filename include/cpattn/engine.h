@@ -445,10 +445,10 @@ CPA_API void cpa_engine_stop(cpa_engine *engine);
  * is that of *out, sizeof *out: as much of them is written, and zeros where the library knows less. */
 CPA_API cpa_status cpa_engine_get_stats(const cpa_engine *engine, cpa_engine_stats *out, size_t size);
 
-/* Those of one rank, on rank 0, where any thread may ask; and what it has sent each rank, bytes_to[ranks], of which the
- * sum over all ranks is bytes_sent of the statistics; NULL: nobody wants to know. While a run is under way they are as of
- * the last step, of other ranks as of the step before that. `size` as above. CPA_INVALID on other ranks, or if there is
- * no such rank. */
+/* Those of one rank, on rank 0, where any thread may ask; and the bytes that it has sent each rank, bytes_to[ranks], of
+ * which the sum over all ranks is bytes_sent of the statistics; NULL: nobody wants to know. While a run is under way
+ * they are as of the last step, of other ranks as of the step before that. `size` as above. CPA_INVALID on other ranks,
+ * or if there is no such rank. */
 CPA_API cpa_status cpa_engine_get_rank_stats(const cpa_engine *engine, int32_t rank, cpa_rank_stats *out, size_t size,
                                              int64_t *bytes_to);
 

@@ -1,8 +1,8 @@
-/* What has happened lately on a server, in memory of a fixed size: figures of the last ten minutes, the latencies of the
- * last tokens and requests, the last steps of each rank, and the bytes between ranks.
+/* What has happened lately on a server, in memory of a fixed size: figures of the last ten minutes, the latencies of
+ * the last tokens and requests, the last steps of each rank, and the bytes between ranks.
  *
- * Any thread may call any function at any time, but for create and release; each holds the lock for a copy at most. Times
- * are those of cpa_clock_now, in seconds, where nothing else is said. */
+ * Any thread may call any function at any time, but for create and release; each holds the lock for a copy at most.
+ * Times are those of cpa_clock_now, in seconds, where nothing else is said. */
 #ifndef CPA_LAUNCHER_LIVE_HISTORY_H
 #define CPA_LAUNCHER_LIVE_HISTORY_H
 

@@ -95,11 +95,8 @@ static void add_line(const drawing *d, const line *l, cpa_series_set *set) {
         values[p - first] = quantity_of(d->figures, l, p);
         if (isfinite(values[p - first])) last = values[p - first];
     }
-    if (isfinite(last)) {
-        snprintf(label, sizeof label, last >= 1000 ? "%s %.0f" : "%s %.3g", l->label, last);
-    } else {
-        snprintf(label, sizeof label, "%s -", l->label);
-    }
+    if (!isfinite(last)) return;
+    snprintf(label, sizeof label, last >= 1000 ? "%s %.0f" : "%s %.3g", l->label, last);
     double drawn = NAN;
     for (int64_t p = first; p < end; p++) {
         if (!isfinite(values[p - first]) || values[p - first] == drawn) continue;
@@ -107,7 +104,7 @@ static void add_line(const drawing *d, const line *l, cpa_series_set *set) {
         cpa_series_add(set, label, (double)(p * CPA_LIVE_PERIOD_S) - d->age_s, drawn);
     }
     const double end_s = l->quantity == VALUE ? 0 : (double)(end * CPA_LIVE_PERIOD_S) - d->age_s;
-    if (isfinite(drawn)) cpa_series_add(set, label, end_s, drawn);
+    cpa_series_add(set, label, end_s, drawn);
 }
 
 /* Of ten minutes; of a younger server of its life. */

@@ -10,8 +10,8 @@ typedef struct cpa_page {
     const char *title;
     const cpa_picture *pictures; /* [n], in the element `main` */
     int64_t n;
-    /* JavaScript that brings the page up to date, and says how that went in the element `state`; script_bytes 0: the page
-     * stays as it is, and has neither. */
+    /* JavaScript that brings the page up to date, and says how that went in the element `state`; script_bytes 0: the
+     * page stays as it is, and has neither. */
     const unsigned char *script;
     size_t script_bytes;
 } cpa_page;

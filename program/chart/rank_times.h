@@ -31,8 +31,8 @@ typedef struct cpa_rank_times {
 void cpa_rank_times_add(cpa_rank_times *times, int32_t rank, cpa_activity activity, double begin_s, double seconds);
 void cpa_rank_times_release(cpa_rank_times *times);
 
-/* A lane a rank for what its compute stream does, and one for when it exchanges if any does. A column shows what most of
- * its time went to. */
+/* A lane a rank for what its compute stream does, and one for when it exchanges if any does. A column shows what most
+ * of its time went to. */
 void cpa_rank_times_draw(cpa_picture *picture, const cpa_rank_times *times);
 
 #endif

@@ -204,6 +204,8 @@ static void the_page_needs_nothing_else(void) {
     char *page = cpa_live_page_render(h, "a <b> & c", START_S);
     CU_ASSERT_PTR_NOT_NULL(strstr(page, "<h1>a &lt;b&gt; &amp; c</h1>"));
     CU_ASSERT_PTR_NOT_NULL(strstr(page, "</html>"));
+    CU_ASSERT(shows(page, "Bytes between ranks since the start", "MiB; most: 0")); /* nothing has happened */
+    CU_ASSERT(shows(page, "Requests", "running 0"));
     for (const char *at = page; (at = strstr(at, "://")); at++) /* but for the name of SVG */
         CU_ASSERT(strncmp(at, "://www.w3.org/2000/svg\"", strlen("://www.w3.org/2000/svg\"")) == 0);
     free(page);

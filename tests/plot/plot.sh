@@ -4,8 +4,9 @@
 #     plot.sh refuses PROGRAM    what is none of its files is named in one line, exit 2, and no page is left
 #     plot.sh runs    PROGRAM    every picture is drawn of what a run and a benchmark write, as SVG and PNG
 #     plot.sh served  PROGRAM    /status of a server tells what it has served
-#     plot.sh status  PROGRAM    Chromium draws every chart of /status, light and dark, and keeps it up to date; skipped without
-#     plot.sh themes  PROGRAM    Chromium draws every chart of the page, light and dark; skipped without
+#     plot.sh status  PROGRAM    Chromium draws every chart of /status, light and dark, and keeps it up to date
+#     plot.sh themes  PROGRAM    Chromium draws every chart of the page, light and dark
+# The last two are skipped where there is no Chromium.
 # The environment gives MPIRUN (with its options, -np excepted).
 set -euo pipefail
 
@@ -167,7 +168,7 @@ find_chromium() {
     chromium=$(command -v chromium || command -v chromium-browser) || { echo "skipped: no chromium"; exit 77; }
 }
 
-# charts_are_drawn PAGE.html URL CHARTS: Chromium shows so many charts at URL, whose page is in the file, in both themes.
+# charts_are_drawn PAGE.html URL CHARTS: Chromium draws so many charts at URL, light and dark; the file has that page.
 charts_are_drawn() {
     local themes=(dark light) theme
     local place='for (const svg of document.querySelectorAll("svg")) {
@@ -182,7 +183,7 @@ charts_are_drawn() {
             --blink-settings=preferredColorScheme=$theme "$2"
         [ -s "${themes[theme]}.png" ] || fail "Chromium has drawn nothing: $(cat browser.log)"
     done
-    python3 "$here/drawn.py" light.png dark.png placed.html >drawn || fail "$(cat drawn): the page does not look as it should"
+    python3 "$here/drawn.py" light.png dark.png placed.html >drawn || fail "not all is drawn: $(cat drawn)"
     [ "$(tail -n 1 drawn)" = "$3 charts are drawn, light and dark" ] || fail "expected $3 charts: $(cat drawn)"
 }
 
@@ -198,8 +199,8 @@ serve_requests() {
     local request prompt
     prompt=$(seq -s , 2 400)
     : >out
-    $MPIRUN -np 2 "$program" serve --port 0 --skip-self-test --device host --threads 1 --num-blocks 100 --local-context 0 \
-        >out 2>err &
+    $MPIRUN -np 2 "$program" serve --port 0 --skip-self-test --device host --threads 1 --num-blocks 100 \
+        --local-context 0 >out 2>err &
     server=$!
     trap 'kill $server; wait $server || true; rm -rf "$work"' EXIT
     for ((i = 0; i < 200; i++)); do
