@@ -60,24 +60,26 @@ struct config {
 /* The queries of a head of a piece as fp16, rotated as keys are, each over a power of two that leaves its largest
  * element between 1 and 2; what a row's products are to be multiplied by, for scores in powers of two; and the sums of
  * rows, times that. */
-struct packed_queries {
-    __half row[CPA_CUDA_DECODE_ROWS][PACKED_DIM + 8];
-    float scale[CPA_CUDA_DECODE_ROWS], sum[CPA_CUDA_DECODE_ROWS];
-    row_keys bounds[CPA_CUDA_DECODE_ROWS];
+template <int ROWS>
+struct packed_query_rows {
+    __half row[ROWS][PACKED_DIM + 8];
+    float scale[ROWS], sum[ROWS];
+    row_keys bounds[ROWS];
 };
+using packed_queries = packed_query_rows<CPA_CUDA_DECODE_ROWS>;
 
-/* Those of the CTA's heads. Called by all threads of the CTA; ends with a barrier. */
-template <typename C>
-__device__ void take_packed_queries(packed_queries (&queries)[C::HEADS], const cpa_cuda_attend_args &a,
-                                    const cpa_cuda_piece &piece, const key_walk<KEYS> &walk, int kv_group, int warp,
-                                    int lane) {
+/* Those of the CTA's heads, of the rows from row_begin on. Called by all threads of the CTA; ends with a barrier. */
+template <typename C, int ROWS>
+__device__ void take_packed_queries(packed_query_rows<ROWS> (&queries)[C::HEADS], const cpa_cuda_attend_args &a,
+                                    const cpa_cuda_piece &piece, int row_begin, const key_walk<KEYS> &walk,
+                                    int kv_group, int warp, int lane) {
     using element = typename C::element;
     constexpr int WIDTH = PACKED_DIM / WARP_LANES;
-    for (int i = warp; i < C::HEADS * CPA_CUDA_DECODE_ROWS; i += C::WARPS) {
-        const int of_head = i / CPA_CUDA_DECODE_ROWS, row = i % CPA_CUDA_DECODE_ROWS, head = kv_group + of_head;
+    for (int i = warp; i < C::HEADS * ROWS; i += C::WARPS) {
+        const int of_head = i / ROWS, row = i % ROWS, head = kv_group + of_head;
         float x[TQ_WIDTH] = {}, largest = 0, sum = 0;
-        if (piece.row_begin + row < piece.row_end) {
-            const row_place place(a, piece.q_row, piece.row_begin + row, head);
+        if (row_begin + row < piece.row_end) {
+            const row_place place(a, piece.q_row, row_begin + row, head);
             const uint2 four = *(const uint2 *)((const element *)queries_of(a, piece) +
                                                 place.state_row * a.q_row_stride + place.head * a.q_head_stride +
                                                 lane * WIDTH);
@@ -100,7 +102,7 @@ __device__ void take_packed_queries(packed_queries (&queries)[C::HEADS], const c
             const float scale = __uint_as_float(exponent) * C::ends::keys_scale(a, head) * a.scale_log2;
             queries[of_head].scale[row] = scale;
             queries[of_head].sum[row] = sum * scale;
-            queries[of_head].bounds[row] = walk.keys_of(a, piece, piece.row_begin + row);
+            queries[of_head].bounds[row] = walk.keys_of(a, piece, row_begin + row);
         }
     }
     __syncthreads();
@@ -134,7 +136,8 @@ template <typename C, int TILES>
 struct query_columns {
     uint32_t q[C::K_DIM / 16][2];
 
-    __device__ query_columns(const packed_queries &queries, uint32_t phase, int lane) {
+    template <int ROWS>
+    __device__ query_columns(const packed_query_rows<ROWS> &queries, uint32_t phase, int lane) {
 #pragma unroll
         for (int step = 0; step < C::K_DIM / 16; step++)
 #pragma unroll
@@ -172,6 +175,12 @@ struct packed_ends {
         log2_m[i] = log2_fast(divisor);
         asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse_m[i]) : "f"(divisor));
         least[i] = b * inverse_m[i];
+    }
+    /* Of the keys r + i, those from `keys` on have no value. */
+    __device__ void end_at(int keys) {
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (8 * i >= keys) inverse_m[i] = least[i] = 0;
     }
 };
 
@@ -245,13 +254,13 @@ template <typename C, int TILES>
 using feed_of = packed_feed<C, C::template HAS_ROOM<TILES>>;
 
 /* N runs of a stage, from run `first` of it on. */
-template <typename C, int TILES, int N>
+template <typename C, int TILES, int N, typename Queries, typename Feed>
 __device__ void attend_packed(const cpa_cuda_attend_args &a, column_state<C, TILES> &state,
-                              const query_columns<C, TILES> &q, const packed_queries &queries,
-                              const typename C::keys &keys, const typename C::sums &sums, const feed_of<C, TILES> &feed,
-                              uint32_t stage, int first, bool masked, int sinks, int key, int lane) {
-    const uint32_t k_runs = stage + first * C::k_rows::RUN_BYTES,
-                   v_runs = stage + C::K_BYTES + first * C::v_rows::RUN_BYTES;
+                              const query_columns<C, TILES> &q, const Queries &queries, const typename C::keys &keys,
+                              const typename C::sums &sums, const Feed &feed, uint32_t stage, int first, bool masked,
+                              int sinks, int key, int lane) {
+    const uint32_t k_runs = feed.keys_at(stage) + first * C::k_rows::RUN_BYTES,
+                   v_runs = feed.values_at(stage) + first * C::v_rows::RUN_BYTES;
     float s[N][TILES][4];
     typename C::ends ends[N];
 #pragma unroll
@@ -276,6 +285,10 @@ __device__ void attend_packed(const cpa_cuda_attend_args &a, column_state<C, TIL
             }
     }
     if (masked) {
+        if constexpr (Feed::LEAVES_TAILS) { /* what is behind the last key may be anything */
+#pragma unroll
+            for (int run = 0; run < N; run++) ends[run].end_at(feed.k_end - key - (first + run) * RUN - lane / 4);
+        }
 #pragma unroll
         for (int run = 0; run < N; run++)
 #pragma unroll
@@ -374,7 +387,7 @@ __device__ void attend_columns(const cpa_cuda_attend_args &a, const cpa_cuda_pie
         dependent_allow();
     }
     for (int i = 0; i < C::STAGES; i++) feed.fill(a, walk, gang + i * C::GANGS, stages + i * C::STAGE_BYTES, lane);
-    take_packed_queries<C>(queries, a, piece, walk, kv_group, warp, lane);
+    take_packed_queries<C>(queries, a, piece, piece.row_begin, walk, kv_group, warp, lane);
     column_state<C, TILES> state;
     const query_columns<C, TILES> q(own, feed.k_phase, lane);
     const typename C::keys keys(feed.k_phase, lane);
