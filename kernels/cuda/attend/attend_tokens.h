@@ -12,7 +12,7 @@ extern "C" {
 enum {
     CPA_CUDA_TOKEN_HEADS = 8, /* of a CTA: of so many, rows of all widths fill whole chunks of 16 bytes */
     CPA_CUDA_TOKEN_ROWS = 8,  /* packed rows of a piece, at most */
-    /* What the keys of a CTA cost, and a state that is joined with others, in keys of one head by a CTA for each. */
+    /* How long a key of all heads takes, and a state that is joined with others, in keys of a CTA that has one head. */
     CPA_CUDA_TOKEN_COST = 6,
     CPA_CUDA_TOKEN_STATE_COST = 32
 };

@@ -42,32 +42,33 @@ struct token_config {
     static constexpr int WARP_BYTES = CPA_CUDA_DECODE_ROWS * (V_DIM + 8) * 4, STAGES_AT = CENTROID_PAIRS_BYTES;
     static constexpr int LEFT_BYTES = WARPS * WARP_BYTES, IN_STAGES = STAGES * STAGE_BYTES;
     static constexpr int SHARED_BYTES = STAGES_AT + (LEFT_BYTES > IN_STAGES ? LEFT_BYTES : IN_STAGES);
+    static constexpr int AT_ONCE = sums::TILES <= 8 ? RUNS : 1; /* more would make registers spill */
     static_assert(STAGES % GANGS == 0, "a stage is one gang's");
 };
 
-/* Full when a tile is there; and how many warps of the gang are done with it. */
+/* Barriers of the stages: full when a tile is there, empty when all warps of the gang are done with it. */
 template <typename C>
 struct token_stages {
-    uint64_t full[C::STAGES];
-    uint32_t done[C::STAGES];
+    uint64_t full[C::STAGES], empty[C::STAGES];
 
     __device__ void init() {
         for (int i = 0; i < C::STAGES; i++) {
             barrier_init(shared_address(&full[i]), 1);
-            done[i] = 0;
+            barrier_init(shared_address(&empty[i]), C::HEADS);
         }
         barrier_init_fence();
     }
-    /* Whether all warps of the gang are done with the stage, this one being the last. Called by a warp that is. */
+    /* Arrives for a warp that is done with the stage; whether it is the last one. */
     __device__ bool is_last(int stage, int lane) {
-        uint32_t before = 0;
+        uint32_t pending = 0;
         __syncwarp();
         if (lane == 0)
-            asm volatile("atom.acq_rel.cta.shared.inc.u32 %0, [%1], %2;"
-                         : "=r"(before)
-                         : "r"(shared_address(&done[stage])), "n"(C::HEADS - 1)
+            asm volatile("{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%1]; "
+                         "mbarrier.pending_count.b64 %0, state; }"
+                         : "=r"(pending)
+                         : "r"(shared_address(&empty[stage]))
                          : "memory");
-        return __shfl_sync(0xffffffff, before, 0) == C::HEADS - 1;
+        return __shfl_sync(0xffffffff, pending, 0) == 1;
     }
 };
 
@@ -119,25 +120,44 @@ struct token_feed {
 template <typename C>
 __device__ void attend_tokens(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const token_feed<C> &feed,
                               const key_walk<KEYS> &walk, const packed_query_rows<CPA_CUDA_TOKEN_ROWS> &queries,
-                              column_state<C, 1> &state, const typename C::sums &sums, token_stages<C> &stages,
-                              uint32_t first_stage, uint32_t &phases, int gang, int lane) {
+                              column_state<C, 1> &state, token_stages<C> &stages, uint32_t first_stage,
+                              uint32_t &phases, int gang, int lane) {
     const query_columns<C, 1> q(queries, feed.k_phase, lane);
     const typename C::keys keys(feed.k_phase, lane);
-    int stage = gang;
+    const typename C::sums sums(feed.v_phase, lane);
     for (int i = gang; i < walk.count; i += C::GANGS) {
-        const int tile = walk.tile(i);
+        const int tile = walk.tile(i), stage = i % C::STAGES;
         const bool refills = i + C::STAGES < walk.count;
         const int32_t block = refills ? feed.block_of(a, piece, walk.tile(i + C::STAGES) * KEYS, lane) : 0;
         const uint32_t at = first_stage + stage * C::STAGE_BYTES;
         barrier_wait(shared_address(&stages.full[stage]), phases >> stage & 1);
         phases ^= 1u << stage;
-        attend_packed<C, 1, RUNS>(a, state, q, queries, keys, sums, feed, at, 0, walk.masked(tile), walk.sinks,
-                                  tile * KEYS, lane);
+#pragma unroll 1
+        for (int first = 0; first < RUNS; first += C::AT_ONCE)
+            attend_packed<C, 1, C::AT_ONCE>(a, state, q, queries, keys, sums, feed, at, first, walk.masked(tile),
+                                            walk.sinks, tile * KEYS, lane);
         if (refills && stages.is_last(stage, lane))
             feed.fill(a, blockIdx.x * C::HEADS, walk.tile(i + C::STAGES) * KEYS, block, at,
                       shared_address(&stages.full[stage]), lane);
-        stage = stage + C::GANGS < C::STAGES ? stage + C::GANGS : gang;
     }
+}
+
+/* The thread, and what follows from it, found again rather than kept: registers are few. */
+__device__ inline int thread_again() {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
+/* Leaves what the warps have where stages were, and stores the rows of the piece. */
+template <typename C>
+__device__ void leave_tokens(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
+                             const column_state<C, 1> &state, warp_states<C> &states, float *left) {
+    const int thread = thread_again(), warp = thread / 32, lane = thread % 32, head = warp % C::HEADS, kv_group = blockIdx.x * C::HEADS;
+    const typename C::sums sums(token_feed<C>(piece, head).v_phase, lane);
+    leave_columns<C, 1>(state, sums, a, kv_group + head, piece.row_end - piece.row_begin, states, left, warp, lane);
+    async_proxy_fence(); /* before copies to where that lies */
+    store_rows<C>(a, piece, kv_group, states, left, warp, lane);
 }
 
 template <typename C>
@@ -145,6 +165,7 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS)
     attend_decode_tokens(const __grid_constant__ cpa_cuda_attend_args a) {
     extern __shared__ __align__(128) char shared[];
     __shared__ cpa_cuda_piece piece;
+    __shared__ int next;
     __shared__ key_walk<KEYS> walk;
     __shared__ token_stages<C> stages;
     __shared__ warp_states<C> states;
@@ -155,30 +176,29 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS)
     const uint32_t first_stage = shared_address(left);
     uint32_t phases = 0;
     if (threadIdx.x == 0) stages.init();
-    fill_centroid_pairs<C::keys::BITS>(shared, threadIdx.x, C::THREADS);
-    for (int at = blockIdx.y; at >= 0;) {
+    for (int at = blockIdx.y; at >= 0; at = next) {
         if (warp == 0) copy_piece(piece, a.pieces[at], lane);
         __syncthreads();
         walk.start(a, piece);
-        at = piece.next; /* before it is overwritten */
+        if (threadIdx.x == 0) next = piece.next; /* before that is overwritten */
         const token_feed<C> feed(piece, head);
         if (!piece.ready && !a.beside_shared) { /* only the plan, and what is ready, has been read so far */
             dependent_wait();
             dependent_allow();
         }
+#pragma unroll 1
         for (int i = 0; i < C::STAGES && i < walk.count && warp == 0; i++) {
             const int key = walk.tile(i) * KEYS;
             feed.fill(a, kv_group, key, feed.block_of(a, piece, key, lane), first_stage + i * C::STAGE_BYTES,
                       shared_address(&stages.full[i]), lane);
         }
+        if (at == (int)blockIdx.y) /* while the first tiles come */
+            fill_centroid_pairs<C::keys::BITS>(shared, thread_again(), C::THREADS);
         take_packed_queries<C>(queries, a, piece, piece.row_begin, walk, kv_group, warp, lane);
         column_state<C, 1> state;
-        const typename C::sums sums(feed.v_phase, lane);
-        attend_tokens<C>(a, piece, feed, walk, queries[head], state, sums, stages, first_stage, phases, gang, lane);
+        attend_tokens<C>(a, piece, feed, walk, queries[head], state, stages, first_stage, phases, gang, lane);
         __syncthreads(); /* all are done with the stages */
-        leave_columns<C, 1>(state, sums, a, kv_group + head, piece.row_end - piece.row_begin, states, left, warp, lane);
-        async_proxy_fence(); /* before copies to where that lies */
-        store_rows<C>(a, piece, kv_group, states, left, warp, lane);
+        leave_tokens<C>(a, piece, state, states, left);
     }
     dependent_wait(); /* what comes behind takes this kernel's end for that of the one before it */
     dependent_allow();
