@@ -373,8 +373,8 @@ static void pair_rows(cpa_attend_fixture *f) {
     free(pool);
 }
 
-/* Wrong rows, of every ninth, of a batch of as many items as the case has queries, each over keys of its own as far as a plan knows:
- * enough for CTAs that take whole tokens. Every other one ends with the last key that it sees. */
+/* Wrong rows, of every ninth, of a batch of an item for each query of the case, over keys of its own as far as a plan
+ * knows: enough for CTAs that take whole tokens. Every other one ends with the last key that it sees. */
 static int64_t wrong_rows_of_items(const cpa_attend_case *shape, int32_t k_slot, int paired) {
     enum { MOST_ITEMS = 96 };
     cpa_attend_item items[MOST_ITEMS];

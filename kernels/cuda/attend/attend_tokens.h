@@ -1,5 +1,5 @@
-/* attend of few rows over tokens of a cache of CPA_TQ_ that lie whole: the rows of their KV heads side by side, so that a
- * CTA brings those of CPA_CUDA_TOKEN_HEADS heads to shared memory at once. C and CUDA C++. */
+/* attend of few rows over tokens of a cache of CPA_TQ_ that lie whole: the rows of their KV heads side by side, so that
+ * a CTA brings those of CPA_CUDA_TOKEN_HEADS heads to shared memory at once. C and CUDA C++. */
 #ifndef CPA_CUDA_ATTEND_TOKENS_H
 #define CPA_CUDA_ATTEND_TOKENS_H
 

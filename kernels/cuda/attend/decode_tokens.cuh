@@ -1,6 +1,6 @@
 /* attend over few rows of queries and whole tokens of a cache of CPA_TQ_: the rows of eight KV heads lie side by side
- * (attend_tokens.h), and come to shared memory by bulk copies, as they lie. Rows that a warp copies one by one take twice
- * their bytes from the L2 cache: they begin and end within sectors, which the next head's warp reads again.
+ * (attend_tokens.h), and come to shared memory by bulk copies, as they lie. Rows that a warp copies one by one take
+ * twice their bytes from the L2 cache: they begin and end within sectors, which the next head's warp reads again.
  *
  * A warp has a head, and two gangs of eight warps take tiles of 32 tokens in turn. The warp of a gang that is the last
  * to be done with a tile has its stage filled again. What a warp does with its rows is that of decode_packed.cuh. */
@@ -153,7 +153,8 @@ __device__ inline int thread_again() {
 template <typename C>
 __device__ void leave_tokens(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
                              const column_state<C, 1> &state, warp_states<C> &states, float *left) {
-    const int thread = thread_again(), warp = thread / 32, lane = thread % 32, head = warp % C::HEADS, kv_group = blockIdx.x * C::HEADS;
+    const int thread = thread_again(), warp = thread / 32, lane = thread % 32;
+    const int head = warp % C::HEADS, kv_group = blockIdx.x * C::HEADS;
     const typename C::sums sums(token_feed<C>(piece, head).v_phase, lane);
     leave_columns<C, 1>(state, sums, a, kv_group + head, piece.row_end - piece.row_begin, states, left, warp, lane);
     async_proxy_fence(); /* before copies to where that lies */

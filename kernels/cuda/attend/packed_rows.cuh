@@ -77,7 +77,7 @@ struct packed_rows {
     }
 };
 
-/* Rows of whole tokens, Step bytes from head to head and Heads times that from token to token, which are whole chunks. */
+/* Rows of whole tokens, Step bytes from head to head and Heads times that, whole chunks, from token to token. */
 template <int Bytes, int Step, int Heads>
 struct token_rows {
     static constexpr int CHUNKS = (Bytes + 14 + CHUNK - 1) / CHUNK, STEP = Step, PITCH = Heads * Step;
