@@ -102,6 +102,18 @@ static void decode_units_that_fit_are_cut_evenly(void) {
     CU_ASSERT_EQUAL(cpa_cuda_decode_pieces(11, CPA_CUDA_DECODE_OVERHEAD + 5), 3);
 }
 
+/* Where rows of eight heads lie side by side and there is enough to do, a CTA has them all. */
+static void many_keys_of_turboquant_are_taken_token_by_token(void) {
+    const cpa_cuda_decode_shares many = shares_of(16, 65536, CPA_TQ_4BIT), ragged = shares_of(64, 1100, CPA_TQ_3BIT);
+    CU_ASSERT(many.wide && !many.apart && many.teams == 132);
+    CU_ASSERT_EQUAL(many.cap, (16 * (1024 + CPA_CUDA_DECODE_OVERHEAD) + 131) / 132 + CPA_CUDA_DECODE_OVERHEAD);
+    CU_ASSERT(ragged.wide && ragged.apart && ragged.teams == 132 && ragged.longest == 9);
+    const cpa_cuda_decode_shares one = shares_of(1, 65536, CPA_TQ_4BIT); /* 128 states would be joined by one CTA */
+    CU_ASSERT(!one.wide && one.apart && one.teams == 16);
+    CU_ASSERT(!shares_of(16, 65536, CPA_TQ_K8V4).wide && !shares_on(0, 64, 16, 65536, CPA_TQ_4BIT).wide);
+    CU_ASSERT(!shares_on(1, 8, 16, 65536, CPA_TQ_4BIT).wide && !shares_of(16, 65536, CPA_INT8).wide);
+}
+
 /* ---- groups of more heads than a CTA takes rows ---- */
 
 static void a_group_that_a_cta_does_not_hold_takes_a_team(void) {
@@ -159,10 +171,11 @@ typedef struct dealt_batch {
 
 static void deal_batch(dealt_batch *b) {
     static const int32_t groups[] = {1, 4, 8, 16, 17, 32, 33, 64, 96, 128, 200}, dims[] = {64, 128, 256};
-    static const cpa_dtype dtypes[] = {CPA_BF16, CPA_FP8_E4M3};
+    static const cpa_dtype dtypes[] = {CPA_BF16, CPA_FP8_E4M3, CPA_TQ_4BIT};
     const int32_t group = groups[cpa_test_random_below(11)], dim = dims[cpa_test_random_below(3)];
     const int32_t v_in_k = cpa_test_random_below(4) == 0;
-    const int32_t kv_heads = v_in_k ? 1 : 1 + (int32_t)cpa_test_random_below(3);
+    static const int32_t heads[] = {1, 2, 3, 8};
+    const int32_t kv_heads = v_in_k ? 1 : heads[cpa_test_random_below(4)];
     const int64_t most_rows = CPA_CUDA_MOST_DECODE_ROWS / group < 4 ? CPA_CUDA_MOST_DECODE_ROWS / group : 4;
     const int64_t most_keys = cpa_test_random_below(2) ? 64 * MOST_TILES : 300;
     b->batch = (cpa_attend_batch){.shape = {.q_heads = group * kv_heads,
@@ -170,7 +183,7 @@ static void deal_batch(dealt_batch *b) {
                                             .k_dim = dim,
                                             .v_dim = dim,
                                             .v_in_k = v_in_k,
-                                            .kv_dtype = dtypes[cpa_test_random_below(2)]},
+                                            .kv_dtype = dtypes[cpa_test_random_below(v_in_k ? 2 : 3)]},
                                   .block_size = cpa_test_random_below(2) ? 8 : 64,
                                   .items = b->items,
                                   .n_items = cpa_test_random_below(DEALT_ITEMS + 1)};
@@ -417,6 +430,7 @@ static void an_update_has_the_tiles_of_a_plan_that_is_set(void) {
 
 static const cpa_test tests[] = {
     {"decode units that fit are cut evenly", decode_units_that_fit_are_cut_evenly},
+    {"many keys of TurboQuant are taken token by token", many_keys_of_turboquant_are_taken_token_by_token},
     {"a group that a CTA does not hold takes a team", a_group_that_a_cta_does_not_hold_takes_a_team},
     {"teams do not depend on the batch", teams_do_not_depend_on_the_batch},
     {"every row meets each key of its item once", every_row_meets_each_key_of_its_item_once},

@@ -373,6 +373,55 @@ static void pair_rows(cpa_attend_fixture *f) {
     free(pool);
 }
 
+/* Wrong rows, of every ninth, of a batch of an item for each query of the case, over keys of its own as far as a plan
+ * knows: enough for CTAs that take whole tokens. Every other one ends with the last key that it sees. */
+static int64_t wrong_rows_of_items(const cpa_attend_case *shape, int32_t k_slot, int paired) {
+    enum { MOST_ITEMS = 96 };
+    cpa_attend_item items[MOST_ITEMS];
+    cpa_attend_fixture fixture;
+    cpa_attend_result result;
+    int64_t n = 0;
+    cpa_attend_fixture_init(&fixture, shape, 2);
+    fixture.tables_on_device = 1; /* that they share their keys is not seen then */
+    if (paired) pair_rows(&fixture);
+    cpa_attend_result_init(&result, &fixture);
+    CPA_ASSERT_ORDER(fixture.rows, <=, MOST_ITEMS);
+    for (int32_t slot = 0; slot < shape->cp_size; slot++)
+        for (int64_t i = 0; i < fixture.q_count[slot]; i++) {
+            const int64_t seen = shape->cp_size == 1 && i % 2 ? shape->start + i + 1 : fixture.k_tokens[k_slot];
+            items[n++] = cpa_attend_fixture_item(&fixture, slot, i, 1, k_slot, 0, seen);
+        }
+    CU_ASSERT_EQUAL(cpa_attend_fixture_run(&fixture, items, n, 0, &result), CPA_OK);
+    const int64_t wrong = cpa_attend_fixture_check(&fixture, k_slot, 9, &result, NULL);
+    cpa_attend_result_destroy(&result);
+    cpa_attend_fixture_destroy(&fixture);
+    return wrong;
+}
+
+static void many_items_attend(void) {
+    static const int32_t groups[] = {5, 16, 4, 8, 2};
+    for (int i = 0; i < N_DTYPES; i++)
+        for (size_t g = 0; g < sizeof groups / sizeof *groups; g++) {
+            cpa_attend_case shape = BASE;
+            if (DTYPES[i] != CPA_TQ_4BIT && g % N_DTYPES != (size_t)i) continue;
+            shape.kv_dtype = DTYPES[i];
+            shape.q_dtype = g % 2 ? CPA_F16 : CPA_BF16;
+            shape.kv_heads = g == 4 ? 16 : 8;
+            shape.q_heads = shape.kv_heads * groups[g];
+            shape.block_size = 16 << g % 3;
+            shape.length = 1100 + 7 * (int64_t)g;
+            shape.start = shape.length - 64;
+            CU_ASSERT_EQUAL(wrong_rows_of_items(&shape, 0, 0), 0);
+            CU_ASSERT_EQUAL(wrong_rows_of_items(&shape, 0, 1), 0);
+            shape.mask = (cpa_mask){.causal = 1, .sinks = 5, .window = 900};
+            CU_ASSERT_EQUAL(wrong_rows_of_items(&shape, 0, 0), 0);
+            shape.cp_size = 3;
+            shape.length = 3000;
+            shape.start = 2920;
+            CU_ASSERT_EQUAL(wrong_rows_of_items(&shape, 1, 0), 0);
+        }
+}
+
 static void pairs_of_rows_attend(void) {
     for (int i = 0; i < N_DTYPES; i++)
         for (int heads = 1; heads <= 8; heads *= 8) {
@@ -508,6 +557,7 @@ static const cpa_test tests[] = {
     {"attend equals float64 of what rows stand for", attend_equals_float64_of_what_rows_stand_for},
     {"long caches are split without error", long_caches_are_split_without_error},
     {"groups of all sizes attend", groups_of_all_sizes_attend},
+    {"many items attend", many_items_attend},
     {"pairs of rows attend", pairs_of_rows_attend},
     {"a wrong length shows", a_wrong_length_shows},
     {"rows become elements", rows_become_elements},

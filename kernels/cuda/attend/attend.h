@@ -154,7 +154,7 @@ typedef struct cpa_cuda_plan {
     int64_t sources_at, most_entries;          /* where sources begin; most table entries of an item */
     int64_t rows;                              /* packed rows of all items, per KV head */
     int32_t decode_ctas;                       /* decode CTAs for each KV head; 0: no item goes to the decode kernel */
-    int32_t decode_wide;                       /* not 0: each decode CTA has a multiprocessor to itself */
+    int32_t decode_wide;                       /* not 0: as `wide` of the shares of decode (attend_split.h) says */
     int32_t decode_row_tiles;                  /* 2 where a CTA has more than CPA_CUDA_DECODE_ROWS */
     cpa_cuda_prefill prefill; /* pieces of keys that are attended as they lie, or that are all prepared at once */
     int64_t most_keys;        /* most keys of an item with such prefill pieces */

@@ -1,5 +1,6 @@
 /* attend of few rows over caches of TurboQuant whose rows lie 16 bytes apart, or multiples of them, without rules of
  * scores: which kernels of decode_packed.cuh there are. */
+#include "kernels/cuda/attend/attend_tokens.h"
 #include "kernels/cuda/attend/decode_packed.cuh"
 
 namespace {
@@ -31,5 +32,8 @@ cpa_status launch_codes(const cpa_cuda_attend_launch *l, cpa_stream *stream) {
 } // namespace
 
 extern "C" cpa_status cpa_cuda_attend_decode_packed(const cpa_cuda_attend_launch *l, cpa_stream *stream) {
+    const int of_tokens = l->plan->decode_wide && cpa_cuda_takes_tokens(l->spec->shape, l->spec->block_size);
+    if (of_tokens && cpa_cuda_tokens_of(l->args) != CPA_CUDA_TOKENS_PARTED)
+        return cpa_cuda_attend_decode_tokens(l, stream);
     return l->spec->call.q_dtype == CPA_BF16 ? launch_codes<__nv_bfloat16>(l, stream) : launch_codes<__half>(l, stream);
 }

@@ -1,7 +1,7 @@
 #include "kernels/cuda/attend/attend_split.h"
 
 #include "base/min_max.h"
-#include "kernels/cuda/attend/attend_kernels.h"
+#include "kernels/cuda/attend/attend_tokens.h"
 
 /* Where rows of elements have the width of most heads and lie together, two warps walk through the same keys, each with
  * a tile of rows. Rows in runs are not short where they lie. */
@@ -64,7 +64,36 @@ static cpa_cuda_decode_shares share(const cpa_attend_batch *batch, int64_t decod
     return shares;
 }
 
-/* Wide CTAs, half as many, leave fewer states to join; they are taken where no multiprocessor has more keys then. */
+/* The most rows of a unit, and the most pieces of one. */
+typedef struct unit_sizes {
+    int64_t rows, pieces;
+} unit_sizes;
+static unit_sizes most_of_units(const cpa_attend_batch *batch, int64_t decode_rows,
+                                const cpa_cuda_decode_shares *shares) {
+    const cpa_cuda_team team = cpa_cuda_team_of(&batch->shape, batch->block_size);
+    unit_sizes most = {0, 0};
+    for (int64_t i = 0; i < batch->n_items; i++) {
+        const int64_t rows = cpa_cuda_packed_rows(batch, &batch->items[i]);
+        const int64_t tiles = cpa_cuda_ceil_div(batch->items[i].k_count, CPA_CUDA_DECODE_KEYS);
+        if (rows == 0 || rows > decode_rows) continue;
+        most.rows = cpa_max64(most.rows, cpa_min64(rows, team.rows));
+        most.pieces = cpa_max64(most.pieces, cpa_cuda_decode_pieces(tiles, shares->cap));
+    }
+    return most;
+}
+
+/* Whether CTAs of whole tokens are done first: those of one head read longer, but a CTA that joins the states of a unit
+ * has those of its head alone. */
+static int tokens_pay(const cpa_attend_batch *batch, int64_t decode_rows, const cpa_cuda_decode_shares *of_heads,
+                      const cpa_cuda_decode_shares *of_tokens) {
+    const unit_sizes most = most_of_units(batch, decode_rows, of_tokens);
+    const int64_t states = most.pieces > 1 ? most.pieces + 1 : 0; /* where units share a team, a cut more */
+    const int64_t join = cpa_cuda_ceil_div(states * CPA_CUDA_TOKEN_STATE_COST, CPA_CUDA_DECODE_KEYS);
+    return most.rows <= CPA_CUDA_TOKEN_ROWS && of_tokens->longest * CPA_CUDA_TOKEN_COST + join < of_heads->longest;
+}
+
+/* Wide CTAs, half as many, leave fewer states to join; they are taken where no multiprocessor has more keys then. Over
+ * tokens that a CTA takes whole those are the wide ones, and of others there is one on a multiprocessor as well. */
 cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int64_t decode_rows,
                                              int32_t multiprocessors, int wide_fits) {
     const cpa_cuda_attend_geometry geometry = cpa_cuda_decode_geometry(&batch->shape, batch->block_size);
@@ -73,6 +102,12 @@ cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int6
         share(batch, decode_rows, geometry.ctas * places / batch->shape.kv_heads, geometry.heads);
     cpa_cuda_decode_shares wide = share(batch, decode_rows, places / batch->shape.kv_heads, geometry.heads);
     wide.wide = 1;
+    if (wide_fits && cpa_cuda_takes_tokens(&batch->shape, batch->block_size)) {
+        cpa_cuda_decode_shares tokens =
+            share(batch, decode_rows, places * CPA_CUDA_TOKEN_HEADS / batch->shape.kv_heads, geometry.heads);
+        tokens.wide = 1;
+        return tokens_pay(batch, decode_rows, &shares, &tokens) ? tokens : shares;
+    }
     if (!wide_fits || !geometry.wide || shares.row_tiles > 1 || !wide.apart) return shares;
     return wide.longest <= geometry.ctas * shares.longest ? wide : shares;
 }

@@ -60,7 +60,7 @@ typedef struct cpa_cuda_decode_shares {
     int64_t cap;       /* most that a team takes: tiles, and the overhead of each piece */
     int64_t longest;   /* longest piece */
     int apart;         /* units share no team, and are cut into equal pieces */
-    int wide;          /* CTAs have a multiprocessor each */
+    int wide;          /* CTAs have a multiprocessor each, or whole tokens (attend_tokens.h) */
     int32_t row_tiles; /* tiles of CPA_CUDA_DECODE_ROWS rows of the CTA with the most rows */
 } cpa_cuda_decode_shares;
 

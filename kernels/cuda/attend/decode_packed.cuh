@@ -6,8 +6,8 @@
  *     the squares of a key are summed two at once, and what lanes have of them by a product with ones
  *     codes of values become fp16 by a mask (packed_values.cuh)
  * The scale of a value is part of its probability: with m the scale and b the least element of a value, P = 2^(score +
- * log2 m - reference), O = P codes + P b / m, and the sum of probabilities that of P / m. The reference is the largest
- * score + log2 m so far, less RAISED, since fp16 has few exponents, unless it is so large that this would be rounded.
+ * log2 m - reference), O = P codes + P b / m, and the sum of probabilities that of P / m. The reference was the largest
+ * score + log2 m when it last had to rise, less RAISED, since fp16 has few exponents, unless that would be rounded.
  *
  * A warp takes two runs of 16 keys at a time, through stages of its own, without a barrier; plans, pieces, and what is
  * done at the end of one are those of decode_kernel.cuh. */
@@ -26,7 +26,8 @@
 
 namespace {
 
-constexpr float RAISED = 15;            /* log2 of the largest P */
+constexpr float RAISED = 15;            /* log2 of P of a score that the reference follows */
+constexpr float HIGHEST = 15.9f;        /* log2 of P up to which the reference stays as it is */
 constexpr float MOST_RAISED = 0x1p23f;  /* scores from which on a difference of RAISED may be rounded to more */
 constexpr float LEAST_SCALE = 0x1p-80f; /* that stands for 0, of values whose elements are all the same */
 
@@ -60,24 +61,26 @@ struct config {
 /* The queries of a head of a piece as fp16, rotated as keys are, each over a power of two that leaves its largest
  * element between 1 and 2; what a row's products are to be multiplied by, for scores in powers of two; and the sums of
  * rows, times that. */
-struct packed_queries {
-    __half row[CPA_CUDA_DECODE_ROWS][PACKED_DIM + 8];
-    float scale[CPA_CUDA_DECODE_ROWS], sum[CPA_CUDA_DECODE_ROWS];
-    row_keys bounds[CPA_CUDA_DECODE_ROWS];
+template <int ROWS>
+struct packed_query_rows {
+    __half row[ROWS][PACKED_DIM + 8];
+    float scale[ROWS], sum[ROWS];
+    row_keys bounds[ROWS];
 };
+using packed_queries = packed_query_rows<CPA_CUDA_DECODE_ROWS>;
 
-/* Those of the CTA's heads. Called by all threads of the CTA; ends with a barrier. */
-template <typename C>
-__device__ void take_packed_queries(packed_queries (&queries)[C::HEADS], const cpa_cuda_attend_args &a,
-                                    const cpa_cuda_piece &piece, const key_walk<KEYS> &walk, int kv_group, int warp,
-                                    int lane) {
+/* Those of the CTA's heads, of the rows from row_begin on. Called by all threads of the CTA; ends with a barrier. */
+template <typename C, int ROWS>
+__device__ void take_packed_queries(packed_query_rows<ROWS> (&queries)[C::HEADS], const cpa_cuda_attend_args &a,
+                                    const cpa_cuda_piece &piece, int row_begin, const key_walk<KEYS> &walk,
+                                    int kv_group, int warp, int lane) {
     using element = typename C::element;
     constexpr int WIDTH = PACKED_DIM / WARP_LANES;
-    for (int i = warp; i < C::HEADS * CPA_CUDA_DECODE_ROWS; i += C::WARPS) {
-        const int of_head = i / CPA_CUDA_DECODE_ROWS, row = i % CPA_CUDA_DECODE_ROWS, head = kv_group + of_head;
+    for (int i = warp; i < C::HEADS * ROWS; i += C::WARPS) {
+        const int of_head = i / ROWS, row = i % ROWS, head = kv_group + of_head;
         float x[TQ_WIDTH] = {}, largest = 0, sum = 0;
-        if (piece.row_begin + row < piece.row_end) {
-            const row_place place(a, piece.q_row, piece.row_begin + row, head);
+        if (row_begin + row < piece.row_end) {
+            const row_place place(a, piece.q_row, row_begin + row, head);
             const uint2 four = *(const uint2 *)((const element *)queries_of(a, piece) +
                                                 place.state_row * a.q_row_stride + place.head * a.q_head_stride +
                                                 lane * WIDTH);
@@ -100,7 +103,7 @@ __device__ void take_packed_queries(packed_queries (&queries)[C::HEADS], const c
             const float scale = __uint_as_float(exponent) * C::ends::keys_scale(a, head) * a.scale_log2;
             queries[of_head].scale[row] = scale;
             queries[of_head].sum[row] = sum * scale;
-            queries[of_head].bounds[row] = walk.keys_of(a, piece, piece.row_begin + row);
+            queries[of_head].bounds[row] = walk.keys_of(a, piece, row_begin + row);
         }
     }
     __syncthreads();
@@ -110,7 +113,7 @@ __device__ void take_packed_queries(packed_queries (&queries)[C::HEADS], const c
 template <typename C, int TILES>
 struct column_state {
     float o[TILES][C::sums::TILES][4];
-    float top[TILES][2];                      /* largest score + log2 m so far */
+    float base[TILES][2];                     /* reference of the probabilities */
     float sum[TILES][2], least_sum[TILES][2]; /* of P / m and of P b / m, over the keys of this lane's rows */
 
     __device__ column_state() {
@@ -118,7 +121,7 @@ struct column_state {
         for (int t = 0; t < TILES; t++) {
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                top[t][e] = CPA_LOWEST_EXPONENT;
+                base[t][e] = CPA_LOWEST_EXPONENT;
                 sum[t][e] = least_sum[t][e] = 0;
             }
 #pragma unroll
@@ -127,6 +130,24 @@ struct column_state {
                 for (int e = 0; e < 4; e++) o[t][n][e] = 0;
         }
     }
+    /* The references of a tile of columns follow the largest scores + log2 m of each, of which lanes have `top`. */
+    __device__ void follow(int t, const float (&top)[2]) {
+        float keep[2];
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            float most = top[e];
+            for (int step = 4; step < WARP_LANES; step *= 2)
+                most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, step));
+            const float next = most - base[t][e] > HIGHEST ? reference_of(most) : base[t][e];
+            keep[e] = exp2_fast(base[t][e] - next);
+            base[t][e] = next;
+            sum[t][e] *= keep[e], least_sum[t][e] *= keep[e];
+        }
+#pragma unroll
+        for (int n = 0; n < C::sums::TILES; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) o[t][n][e] *= keep[e % 2];
+    }
 };
 
 /* The queries as operands B: in registers, or of two tiles where they lie. */
@@ -134,7 +155,8 @@ template <typename C, int TILES>
 struct query_columns {
     uint32_t q[C::K_DIM / 16][2];
 
-    __device__ query_columns(const packed_queries &queries, uint32_t phase, int lane) {
+    template <int ROWS>
+    __device__ query_columns(const packed_query_rows<ROWS> &queries, uint32_t phase, int lane) {
 #pragma unroll
         for (int step = 0; step < C::K_DIM / 16; step++)
 #pragma unroll
@@ -172,6 +194,12 @@ struct packed_ends {
         log2_m[i] = log2_fast(divisor);
         asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse_m[i]) : "f"(divisor));
         least[i] = b * inverse_m[i];
+    }
+    /* Of the keys r + i, those from `keys` on have no value. */
+    __device__ void end_at(int keys) {
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (8 * i >= keys) inverse_m[i] = least[i] = 0;
     }
 };
 
@@ -245,13 +273,13 @@ template <typename C, int TILES>
 using feed_of = packed_feed<C, C::template HAS_ROOM<TILES>>;
 
 /* N runs of a stage, from run `first` of it on. */
-template <typename C, int TILES, int N>
+template <typename C, int TILES, int N, typename Queries, typename Feed>
 __device__ void attend_packed(const cpa_cuda_attend_args &a, column_state<C, TILES> &state,
-                              const query_columns<C, TILES> &q, const packed_queries &queries,
-                              const typename C::keys &keys, const typename C::sums &sums, const feed_of<C, TILES> &feed,
-                              uint32_t stage, int first, bool masked, int sinks, int key, int lane) {
-    const uint32_t k_runs = stage + first * C::k_rows::RUN_BYTES,
-                   v_runs = stage + C::K_BYTES + first * C::v_rows::RUN_BYTES;
+                              const query_columns<C, TILES> &q, const Queries &queries, const typename C::keys &keys,
+                              const typename C::sums &sums, const Feed &feed, uint32_t stage, int first, bool masked,
+                              int sinks, int key, int lane) {
+    const uint32_t k_runs = feed.keys_at(stage) + first * C::k_rows::RUN_BYTES,
+                   v_runs = feed.values_at(stage) + first * C::v_rows::RUN_BYTES;
     float s[N][TILES][4];
     typename C::ends ends[N];
 #pragma unroll
@@ -276,6 +304,10 @@ __device__ void attend_packed(const cpa_cuda_attend_args &a, column_state<C, TIL
             }
     }
     if (masked) {
+        if constexpr (Feed::LEAVES_TAILS) { /* what is behind the last key may be anything */
+#pragma unroll
+            for (int run = 0; run < N; run++) ends[run].end_at(feed.k_end - key - (first + run) * RUN - lane / 4);
+        }
 #pragma unroll
         for (int run = 0; run < N; run++)
 #pragma unroll
@@ -289,41 +321,34 @@ __device__ void attend_packed(const cpa_cuda_attend_args &a, column_state<C, TIL
     uint32_t p[N][TILES][2];
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
-        float keep[2], base[2];
+        float top[2];
+        bool higher = false;
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            float top = state.top[t][e];
+            top[e] = -INFINITY;
 #pragma unroll
-            for (int run = 0; run < N; run++) top = fmaxf(top, fmaxf(s[run][t][e], s[run][t][2 + e]));
-            for (int step = 4; step < WARP_LANES; step *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, step));
-            base[e] = reference_of(top);
-            keep[e] = exp2_fast(reference_of(state.top[t][e]) - base[e]);
-            state.top[t][e] = top;
-            float sum = 0, least_sum = 0;
+            for (int run = 0; run < N; run++) top[e] = fmaxf(top[e], fmaxf(s[run][t][e], s[run][t][2 + e]));
+            higher |= top[e] - state.base[t][e] > HIGHEST;
+        }
+        if (__any_sync(0xffffffff, higher)) state.follow(t, top); /* the largest settle early: most tiles skip this */
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
 #pragma unroll
             for (int run = 0; run < N; run++) {
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     float &x = s[run][t][2 * i + e];
-                    x = exp2_fast(x - base[e]);
-                    sum = fmaf(x, ends[run].inverse_m[i], sum);
-                    least_sum = fmaf(x, ends[run].least[i], least_sum);
+                    x = exp2_fast(x - state.base[t][e]);
+                    state.sum[t][e] = fmaf(x, ends[run].inverse_m[i], state.sum[t][e]);
+                    state.least_sum[t][e] = fmaf(x, ends[run].least[i], state.least_sum[t][e]);
                 }
             }
-            state.sum[t][e] = fmaf(state.sum[t][e], keep[e], sum);
-            state.least_sum[t][e] = fmaf(state.least_sum[t][e], keep[e], least_sum);
         }
 #pragma unroll
         for (int run = 0; run < N; run++)
 #pragma unroll
             for (int i = 0; i < 2; i++)
                 p[run][t][i] = transposed(pack_pair<__half>(s[run][t][2 * i], s[run][t][2 * i + 1]));
-        if (__any_sync(0xffffffff, keep[0] != 1 || keep[1] != 1)) { /* the largest settle early: most tiles skip this */
-#pragma unroll
-            for (int n = 0; n < C::sums::TILES; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) state.o[t][n][e] *= keep[e % 2];
-        }
     }
 #pragma unroll
     for (int run = 0; run < N; run++)
@@ -348,7 +373,7 @@ __device__ void leave_columns(const column_state<C, TILES> &state, const typenam
                 least_sum += __shfl_xor_sync(0xffffffff, least_sum, step);
             }
             if (row < rows && lane / 4 == 0) {
-                states.max[warp][row] = fmaxf(__fdividef(reference_of(state.top[t][e]), a.scale_log2), -FLT_MAX);
+                states.max[warp][row] = fmaxf(__fdividef(state.base[t][e], a.scale_log2), -FLT_MAX);
                 states.sum[warp][row] = sum;
             }
             sums.store(o + row * states.PITCH, row < rows, state.o[t], e, worth, least_sum * worth, lane);
@@ -374,7 +399,7 @@ __device__ void attend_columns(const cpa_cuda_attend_args &a, const cpa_cuda_pie
         dependent_allow();
     }
     for (int i = 0; i < C::STAGES; i++) feed.fill(a, walk, gang + i * C::GANGS, stages + i * C::STAGE_BYTES, lane);
-    take_packed_queries<C>(queries, a, piece, walk, kv_group, warp, lane);
+    take_packed_queries<C>(queries, a, piece, piece.row_begin, walk, kv_group, warp, lane);
     column_state<C, TILES> state;
     const query_columns<C, TILES> q(own, feed.k_phase, lane);
     const typename C::keys keys(feed.k_phase, lane);

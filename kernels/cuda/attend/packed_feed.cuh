@@ -13,6 +13,7 @@ constexpr int KEYS = 32, RUN = DECODE_RUN, RUNS = KEYS / RUN; /* keys of a tile,
  * Has_room: there are registers for what is the same for all of them. */
 template <typename C, bool Has_room>
 struct packed_feed {
+    static constexpr bool LEAVES_TAILS = false; /* they are zeros */
     const char *k, *v; /* first chunk of the head's row at token 0 of block 0 */
     uint32_t k_phase, v_phase;
     typename C::k_rows k_rows;
@@ -21,6 +22,9 @@ struct packed_feed {
     int32_t blocks[RUNS];
     int key, k_end, kv_head; /* first key of the tile that is filled next */
 
+    /* The first run of keys of a stage, and of values. */
+    static __device__ uint32_t keys_at(uint32_t stage) { return stage; }
+    static __device__ uint32_t values_at(uint32_t stage) { return stage + C::K_BYTES; }
     static __device__ uint32_t phase_of(const char *row) { return (uint32_t)(uintptr_t)row % CHUNK; }
     static __device__ uint64_t product(int32_t n, int64_t bytes) { return (uint64_t)(uint32_t)n * (uint32_t)bytes; }
 

@@ -33,7 +33,9 @@ __device__ inline uint32_t centroid_pair(uint32_t offset) {
  *     dim        the first of the two dims of its pair `pair` of a step of 16
  *     score      the products of 16 keys with the queries' columns: s [tiles of 8 queries][C of mma]; and the sums of
  *                the squares of keys r and r + 8, if they are SQUARED */
-template <int BITS>
+template <int Bytes>
+using phased_rows = packed_rows<Bytes, true>;
+template <int BITS, template <int> class Rows = phased_rows>
 struct turboquant_keys;
 
 /* The two chunks from chunk `first` on, of keys r and r + 8 in turn; CODES chunks make a row. */
@@ -148,15 +150,15 @@ struct byte_keys {
 };
 
 template <>
-struct turboquant_keys<8> : byte_keys<e4m3_bytes, true> {
+struct turboquant_keys<8, phased_rows> : byte_keys<e4m3_bytes, true> {
     using byte_keys::byte_keys;
 };
 
-template <>
-struct turboquant_keys<4> {
+template <template <int> class Rows>
+struct turboquant_keys<4, Rows> {
     static constexpr int BITS = 4, CODE_BYTES = PACKED_DIM / 2, BYTES = CODE_BYTES + 2;
     static constexpr bool SQUARED = true;
-    using rows = packed_rows<BYTES, true>;
+    using rows = Rows<BYTES>;
     uint32_t at, behind, column;
 
     __device__ turboquant_keys(uint32_t phase, int lane)
@@ -192,11 +194,11 @@ struct turboquant_keys<4> {
 };
 
 /* A lane has 32 neighbouring codes, 12 bytes. */
-template <>
-struct turboquant_keys<3> {
+template <template <int> class Rows>
+struct turboquant_keys<3, Rows> {
     static constexpr int BITS = 3, CODE_BYTES = PACKED_DIM * 3 / 8, BYTES = CODE_BYTES + 2, WORDS = 3;
     static constexpr bool SQUARED = true;
-    using rows = packed_rows<BYTES, true>;
+    using rows = Rows<BYTES>;
     uint32_t at, shift, column; /* shift: bits before the first code in its word */
 
     __device__ turboquant_keys(uint32_t phase, int lane)

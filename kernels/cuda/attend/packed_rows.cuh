@@ -77,6 +77,19 @@ struct packed_rows {
     }
 };
 
+/* Rows of whole tokens, Step bytes from head to head and Heads times that, whole chunks, from token to token. */
+template <int Bytes, int Step, int Heads>
+struct token_rows {
+    static constexpr int CHUNKS = (Bytes + 14 + CHUNK - 1) / CHUNK, STEP = Step, PITCH = Heads * Step;
+    static constexpr int RUN_BYTES = DECODE_RUN * PITCH;
+    static_assert(PITCH % CHUNK == 0 && PITCH / CHUNK % 4 != 0, "few rows of a matrix lie in the same banks");
+
+    static __device__ int matrix_row(int lane) {
+        return (lane % 8 + (lane >> 3 & 1) * 8) * PITCH + (lane >> 4) * CHUNK;
+    }
+    static __device__ uint32_t matrix_at(uint32_t run, uint32_t row, int chunk) { return run + row + chunk * CHUNK; }
+};
+
 __device__ inline void load_two_matrices(uint32_t (&m)[2], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                  : "=r"(m[0]), "=r"(m[1])

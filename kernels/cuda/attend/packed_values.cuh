@@ -17,13 +17,13 @@
  *     FACTOR(i)   by which the i-th is to be multiplied
  *     column      of the head, of the i-th of a half word of the row
  *     SHARED      its last piece may be part of a code whose other part is the first one of the next half word */
-template <int BITS>
+template <int BITS, template <int> class Rows = phased_rows>
 struct turboquant_values;
 
-template <>
-struct turboquant_values<4> {
-    static constexpr int CODE_BYTES = PACKED_DIM / 2, PIECES = 4;
-    using rows = packed_rows<CODE_BYTES + 4, true>;
+template <template <int> class Rows>
+struct turboquant_values<4, Rows> {
+    static constexpr int CODE_BYTES = PACKED_DIM / 2, BYTES = CODE_BYTES + 4, PIECES = 4;
+    using rows = Rows<BYTES>;
     static constexpr bool SHARED = false;
 
     __device__ turboquant_values(uint32_t, int) {}
@@ -36,10 +36,10 @@ struct turboquant_values<4> {
 };
 
 /* Three half words are 16 codes: the h-th begins `skew` = h mod 3 bits before its first whole one. */
-template <>
-struct turboquant_values<3> {
-    static constexpr int CODE_BYTES = PACKED_DIM * 3 / 8, PIECES = 6;
-    using rows = packed_rows<CODE_BYTES + 4, true>;
+template <template <int> class Rows>
+struct turboquant_values<3, Rows> {
+    static constexpr int CODE_BYTES = PACKED_DIM * 3 / 8, BYTES = CODE_BYTES + 4, PIECES = 6;
+    using rows = Rows<BYTES>;
     static constexpr int CODE_CHUNKS = CODE_BYTES / CHUNK;
     static constexpr bool SHARED = true;
     uint32_t skews; /* of this lane's half words, a byte for each chunk */
