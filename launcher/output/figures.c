@@ -1,5 +1,7 @@
 #include "launcher/output/figures.h"
 
+#include <math.h>
+
 /* Parts of a row: COUNT or REAL, and METRIC, or both. */
 #define COUNT(member, which, name)                                                                                     \
     .offset = offsetof(cpa_engine_stats, member), .object = CPA_FIGURE_##which, .key = name
@@ -147,4 +149,11 @@ int64_t cpa_figure_count(const cpa_figure *figure, const cpa_engine_stats *stats
 double cpa_figure_value(const cpa_figure *figure, const cpa_engine_stats *stats) {
     if (!figure->is_real) return (double)cpa_figure_count(figure, stats);
     return *(const double *)(const void *)((const char *)stats + figure->offset);
+}
+
+double cpa_figure_share_of_blocks(const cpa_engine_stats *s) {
+    double used = s->kv_blocks > 0 ? (double)s->kv_used / (double)s->kv_blocks : 0;
+    for (int32_t g = 0; g < s->kv_groups; g++)
+        used = fmax(used, (double)s->kv_group[g].used / (double)s->kv_group[g].blocks);
+    return used;
 }

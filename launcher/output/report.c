@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "program/links.h"
 #include "program/metrics_report.h"
 #include "program/report_line.h"
 
@@ -28,6 +29,20 @@ cpa_cache_bytes_used cpa_outcome_cache_bytes(const cpa_outcome *outcome) {
     return bytes;
 }
 
+/* What carries tensors and what joins the ranks; and what of the environment has a say in it. */
+static void print_links(const cpa_outcome *outcome, FILE *out) {
+    char text[512], told[512] = "";
+    const char *name, *value;
+    if (!outcome->links || outcome->cp_size == 1) return;
+    cpa_report_line(out, "links", "%s",
+                    cpa_links_describe(outcome->transport, outcome->links, outcome->cp_size, text, sizeof text));
+    for (int i = 0; (name = cpa_links_variable(outcome->transport, i, &value)) != NULL; i++) {
+        const size_t used = strlen(told);
+        snprintf(told + used, sizeof told - used, " %s=%.64s", name, value);
+    }
+    if (told[0]) cpa_report_line(out, "", "%s chooses by%s", outcome->transport, told);
+}
+
 /* The group of the first tokens that are precise; NULL: none are. */
 static const cpa_engine_kv_group *precise_group(const cpa_engine_stats *stats) {
     return stats->precise_bytes > 0 ? &stats->kv_group[stats->kv_groups - 1] : NULL;
@@ -44,6 +59,7 @@ void cpa_report_place(const cpa_outcome *outcome, FILE *out) {
     fprintf(out, "cp_attn %s\n", cpa_version());
     cpa_report_line(out, "device", "%d rank%s: %s", outcome->cp_size, outcome->cp_size == 1 ? "" : "s",
                     outcome->device);
+    print_links(outcome, out);
     cpa_report_line(out, "model", "%s", model);
     if (left > 0)
         snprintf(others, sizeof others, ", %d of %d layers %s", left, shape.layers,

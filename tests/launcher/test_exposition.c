@@ -150,6 +150,26 @@ static void a_step_counts_once(void) {
     cpa_exposition_release(e);
 }
 
+/* Pairs by what joins them, and the slowest of those that were measured. */
+static void links_are_told_by_their_kind(void) {
+    static const cpa_link links[9] = {[1] = {.kind = CPA_LINK_NVLINK, .bandwidth = 3e11},
+                                      [2] = {.kind = CPA_LINK_SOCKETS, .bandwidth = 2e9},
+                                      [5] = {.kind = CPA_LINK_SOCKETS, .bandwidth = 1e9}};
+    static const char *const lines[] = {
+        "cpattn_link_pairs{model_name=\"m\",transport=\"nccl\",link=\"NVLink\"} 1",
+        "cpattn_link_pairs{model_name=\"m\",transport=\"nccl\",link=\"sockets\"} 2",
+        "cpattn_link_slowest_bytes_per_second{model_name=\"m\",transport=\"nccl\",link=\"NVLink\"} 300000000000",
+        "cpattn_link_slowest_bytes_per_second{model_name=\"m\",transport=\"nccl\",link=\"sockets\"} 1000000000",
+    };
+    const cpa_engine_stats none = {.steps = 0};
+    cpa_exposition *e = cpa_exposition_create("m", 16);
+    cpa_exposition_set_links(e, "nccl", links, 3);
+    char *text = cpa_exposition_render(e, &none);
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) CU_ASSERT(has_line(text, lines[i]));
+    free(text);
+    cpa_exposition_release(e);
+}
+
 static void a_name_cannot_end_its_label(void) {
     const cpa_engine_stats none = {.steps = 0};
     cpa_exposition *e = cpa_exposition_create("a\"b\\c\nd", 16);
@@ -263,6 +283,7 @@ static const cpa_test tests[] = {
     {"latencies fall into buckets", latencies_fall_into_buckets},
     {"what the engine counts is told", what_the_engine_counts_is_told},
     {"a step counts once", a_step_counts_once},
+    {"links are told by their kind", links_are_told_by_their_kind},
     {"a name cannot end its label", a_name_cannot_end_its_label},
     {"every sample has its head", every_sample_has_its_head},
     {"a file is written when that is due", a_file_is_written_when_that_is_due},

@@ -140,6 +140,10 @@ static void wishes_that_make_no_sense_are_refused(void) {
 }
 
 /* A run of four requests of which three were completed. */
+static const cpa_link two_links[4] = {{.kind = CPA_LINK_UNKNOWN},
+                                      {.kind = CPA_LINK_NVLINK, .lanes = 18, .bandwidth = 2.5e11},
+                                      {.kind = CPA_LINK_NVLINK, .lanes = 18, .bandwidth = 2.5e11}};
+
 static cpa_outcome make_outcome(cpa_settings *settings, cpa_model_file *model, cpa_workload *workload,
                                 cpa_metrics *metrics) {
     char name[] = "cp_attn";
@@ -155,6 +159,8 @@ static cpa_outcome make_outcome(cpa_settings *settings, cpa_model_file *model, c
         .model = model,
         .workload = workload,
         .device = "a device",
+        .transport = "peer",
+        .links = two_links,
         .cp_size = 2,
         .interleave = 16,
         .block_bytes = 4096,
@@ -233,7 +239,8 @@ static void the_report_names_every_figure(void) {
                                           "choice of experts, largest error 0.25",
                                           "0000000000abcdef",
                                           "four requests",
-                                          "a device"};
+                                          "a device",
+                                          "peer; 1 pair of ranks joined by NVLink (18 lanes) at 250.00 GB/s each way"};
     cpa_settings settings;
     cpa_model_file model;
     cpa_workload workload;
@@ -331,6 +338,46 @@ static void the_result_file_has_the_keys_of_vllm_and_ours(void) {
     CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(cp, "decode_kernels")), "latent");
     CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(cp, "prefill_kernels")), "hopper, portable");
     CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(root, "output_digest")), "0000000000abcdef");
+    json_decref(root);
+    unlink("report-test.json");
+    cpa_metrics_release(&metrics);
+}
+
+/* By pairs; null where there are none to speak of, as in a dry run. */
+static void the_result_file_names_transport_and_links(void) {
+    cpa_settings settings;
+    cpa_model_file model;
+    cpa_workload workload;
+    cpa_metrics metrics;
+    cpa_error err;
+    cpa_outcome outcome = make_outcome(&settings, &model, &workload, &metrics);
+    setenv("NCCL_NET", "Socket", 1);
+    outcome.transport = "nccl";
+    outcome.given_up = 1; /* known all the same */
+    CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", &outcome, &err), CPA_OK);
+    json_t *root = json_load_file("report-test.json", 0, NULL);
+    json_t *expected =
+        json_pack("{ss s{ss} s[{s[ii] ss si sf}]}", "transport", "nccl", "environment", "NCCL_NET", "Socket", "pairs",
+                  "ranks", 0, 1, "kind", "NVLink", "lanes", 18, "gbytes_per_s", 250.0);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(expected);
+    CU_ASSERT(json_equal(json_object_get(root, "links"), expected));
+    json_decref(expected);
+    json_decref(root);
+    unsetenv("NCCL_NET");
+
+    const cpa_link plain[4] = {[1] = {.kind = CPA_LINK_SOCKETS}, [2] = {.kind = CPA_LINK_SOCKETS}};
+    outcome.links = plain;
+    CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", &outcome, &err), CPA_OK);
+    root = json_load_file("report-test.json", 0, NULL);
+    const json_t *pair = json_array_get(json_object_get(json_object_get(root, "links"), "pairs"), 0);
+    CU_ASSERT(json_is_null(json_object_get(pair, "lanes")));
+    CU_ASSERT(json_is_null(json_object_get(pair, "gbytes_per_s")));
+    json_decref(root);
+
+    outcome.links = NULL;
+    CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", &outcome, &err), CPA_OK);
+    root = json_load_file("report-test.json", 0, NULL);
+    CU_ASSERT(json_is_null(json_object_get(root, "links")));
     json_decref(root);
     unlink("report-test.json");
     cpa_metrics_release(&metrics);
@@ -542,6 +589,7 @@ static const cpa_test tests[] = {
     {"wishes that make no sense are refused", wishes_that_make_no_sense_are_refused},
     {"the report names every figure", the_report_names_every_figure},
     {"the result file has the keys of vLLM and ours", the_result_file_has_the_keys_of_vllm_and_ours},
+    {"the result file names transport and links", the_result_file_names_transport_and_links},
     {"the result file has every request and setting", the_result_file_has_every_request_and_setting},
     {"precise tokens are told with their memory", precise_tokens_are_told_with_their_memory},
     {"lists of a huge run are left out", lists_of_a_huge_run_are_left_out},
