@@ -71,7 +71,7 @@ typedef struct cpa_key_indices {
 typedef struct cpa_key_blocks {
     const uint32_t *bits;
     const int64_t *row_word; /* [rows] */
-    int64_t head_stride;     /* words from query head to query head; 0: all have the same */
+    int64_t head_stride;     /* words from query head to query head, those of width at least; 0: all have the same */
     int32_t width;           /* blocks that have a bit; no key behind them is attended */
     int32_t block;           /* tokens */
     const int32_t *row_map;  /* [rows]: the r of each row of q; NULL: the identity */

@@ -59,6 +59,10 @@ static inline int64_t cpa_layer_groups_precise_tokens(const cpa_layer_groups *gr
     const int32_t precise = cpa_layer_groups_precise(groups);
     return precise < 0 ? 0 : groups->list[precise].sinks;
 }
+/* Whether a group has the key of a token: what is precise, those of first tokens alone. */
+static inline int cpa_layer_group_keeps(const cpa_layer_group *group, int64_t position) {
+    return !group->is_precise || position < group->sinks;
+}
 /* The group of a layer with that mask. */
 int32_t cpa_layer_groups_find(const cpa_layer_groups *groups, const cpa_mask *mask);
 

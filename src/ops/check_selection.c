@@ -48,6 +48,9 @@ static cpa_status check_blocks(const char *where, const cpa_key_blocks *of, cpa_
             "%s: the selection has %d blocks of %d tokens, expected 0 or more of 1 or more", where, of->width,
             of->block);
     CPA_TRY(check_stride(where, "head_stride", of->head_stride, err));
+    REQUIRE(err, of->head_stride == 0 || of->head_stride >= cpa_mask_words(of->width),
+            "%s: head_stride of the selection's blocks is %lld, expected 0 or at least the %lld words of %d blocks",
+            where, (long long)of->head_stride, (long long)cpa_mask_words(of->width), of->width);
     CPA_TRY(cpa_check_aligned(where, "bits of the selection's blocks", of->bits, sizeof *of->bits, err));
     CPA_TRY(cpa_check_aligned(where, "row_word of the selection's blocks", of->row_word, sizeof *of->row_word, err));
     return cpa_check_aligned(where, "row_map of the selection's blocks", of->row_map, sizeof *of->row_map, err);

@@ -94,7 +94,8 @@ cpa_status cpa_scheduler_link(cpa_scheduler *s, cpa_sequence *sequence, cpa_erro
         if (sequence->computed < end) return CPA_OK;
         cpa_scheduler_unlink(s, sequence);
         for (int32_t g = 0; g < s->options.groups.count; g++)
-            if (find_unit(s, sequence, g, first, end)) CPA_TRY(let_find(s, sequence, g, partial, err));
+            if (cpa_layer_group_keeps(&s->options.groups.list[g], first) && find_unit(s, sequence, g, first, end))
+                CPA_TRY(let_find(s, sequence, g, partial, err));
         if (partial) {
             sequence->tail_linked = 1;
         } else {

@@ -184,11 +184,6 @@ static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t
 
 /* ---- entries ---- */
 
-/* Whether a group has the keys of a token: what is precise, those of first tokens alone. */
-static int keeps_token(const cpa_layer_group *group, int64_t position) {
-    return !group->is_precise || position < group->sinks;
-}
-
 /* The slots of a token, that of each group for a row; -1: another rank has it, or nobody. */
 static void set_slots(const cpa_worker *worker, const cpa_worker_seq *seq, int64_t position, int64_t row) {
     const cpa_owner_map map = worker->options.map;
@@ -199,7 +194,7 @@ static void set_slots(const cpa_worker *worker, const cpa_worker_seq *seq, int64
     const int64_t i = cpa_tokens_before(map, cpa_tokens_on(map, seq->placement, worker->rank), position);
     for (int64_t g = 0; g < sizes->groups; g++)
         worker->rows->host.slots[g * sizes->rows + row] =
-            is_own && keeps_token(&worker->options.groups.list[g], position)
+            is_own && cpa_layer_group_keeps(&worker->options.groups.list[g], position)
                 ? cpa_worker_blocks(worker, (int32_t)g, number)[i / block_size] * (int64_t)block_size + i % block_size
                 : -1;
 }

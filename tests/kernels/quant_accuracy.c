@@ -23,6 +23,7 @@ typedef struct cache_kind {
 static const cache_kind KINDS[] = {{"bf16", CPA_BF16, 0, 0.999},
                                    {"fp8_e4m3, scale per tensor", CPA_FP8_E4M3, 1, 0.95},
                                    {"fp8_e4m3, scale per token and head", CPA_FP8_E4M3, 0, 0.98},
+                                   {"fp8_e5m2, scale per token and head", CPA_FP8_E5M2, 0, 0.9},
                                    {"int8", CPA_INT8, 0, 0.98},
                                    {"tq_k8v4", CPA_TQ_K8V4, 0, 0.9},
                                    {"tq_4bit", CPA_TQ_4BIT, 0, 0.6},

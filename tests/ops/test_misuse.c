@@ -370,6 +370,8 @@ static void scores(void) {
         {{.bits = some, .row_word = some, .width = 3}, "has 3 blocks of 0 tokens"},
         {{.bits = some, .row_word = some, .width = -3, .block = 8}, "has -3 blocks of 8 tokens"},
         {{.bits = some, .row_word = some, .block = 8, .head_stride = -2}, "head_stride of the selection is -2"},
+        {{.bits = some, .row_word = some, .width = 65, .block = 128, .head_stride = 2},
+         "head_stride of the selection's blocks is 2, expected 0 or at least the 3 words of 65 blocks"},
         {{.bits = some, .row_word = some, .block = 8, .reserved = {1}}, "the selection's blocks"}};
     for (size_t i = 0; i < sizeof of_blocks / sizeof *of_blocks; i++) {
         args.selection = &(cpa_key_selection){.blocks = &of_blocks[i].blocks};
