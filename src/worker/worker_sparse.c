@@ -19,7 +19,6 @@ static int widens_codes(const cpa_worker *worker) {
 }
 static const char *device_refuses_codes(const cpa_worker_options *o) {
     const cpa_attention_shape *shape = &o->model.attention;
-    if (o->map.cp_size > 1) return "a quantised cache on several devices";
     return shape->k_dim > 192 || shape->v_dim > 128 ? "a quantised cache of wide heads on a device" : NULL;
 }
 
