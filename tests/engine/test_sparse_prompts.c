@@ -94,6 +94,38 @@ static void caches_may_be_quantised(void) {
     }
 }
 
+/* Prompts begin alike, up to a token within a block, and repeat themselves, so that n-grams are drafts of what comes. */
+static uint32_t text_at(void *ctx, uint64_t request, int64_t position) {
+    enum { COMMON = 1415, PERIOD = 23 };
+    (void)ctx;
+    return (uint32_t)(position % PERIOD) + (position < COMMON ? 0 : (uint32_t)(request * PERIOD));
+}
+
+/* Prefixes that are found and that rows of decode share, chunks that are cut to free blocks, windows, drafts and codes,
+ * all together, by either algorithm. */
+static void all_of_it_goes_together(void) {
+    static const cpa_mask masks[] = {{.causal = 1}, {.causal = 1, .window = 300, .sinks = 4}, {.causal = 1}};
+    for (int i = 0; i < 3; i++) {
+        cpa_request requests[REQUESTS];
+        cpa_engine_options options =
+            i == 2 ? options_of(requests) : quantised(requests, i ? CPA_TQ_4BIT : CPA_FP8_E4M3);
+        for (int r = 0; r < REQUESTS; r++) requests[r].prompt_tokens = 1800 + 130 * r, requests[r].output_tokens = 20;
+        options.model.layer_masks = masks;
+        options.algorithm = i == 1 ? CPA_PASS_Q : CPA_PASS_KV;
+        options.max_num_seqs = 2; /* the third prompt beside an answer */
+        options.max_num_batched_tokens = 700;
+        options.adaptive_chunks = 1;
+        options.cascade_attention = CPA_CASCADE_ALWAYS;
+        options.token_at = text_at;
+        options.outputs_given = 1;
+        options.drafter = CPA_DRAFT_NGRAM;
+        const cpa_engine_stats stats = run(&options, requests);
+        expect_sparse(&stats);
+        CPA_ASSERT_ORDER(stats.prefix_hits, >, 0);
+        CPA_ASSERT_ORDER(stats.accepted_tokens, >, 0);
+    }
+}
+
 /* Groups, their statistics and a number for each pair of blocks: nothing that is as large as the scores of groups. */
 static void no_scores_are_stored(void) {
     enum { PROMPT = 6000, CHUNK = 2048 };
@@ -175,6 +207,7 @@ static const cpa_test tests[] = {
     {"prompts attend some blocks", prompts_attend_some_blocks},
     {"chunks may begin anywhere", chunks_may_begin_anywhere},
     {"caches may be quantised", caches_may_be_quantised},
+    {"all of it goes together", all_of_it_goes_together},
     {"no scores are stored", no_scores_are_stored},
     {"ranks are balanced", ranks_are_balanced},
     {"without it all keys are attended", without_it_all_keys_are_attended},
