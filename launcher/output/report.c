@@ -154,6 +154,9 @@ static void report_ring(const cpa_engine_stats *stats, FILE *out) {
     cpa_report_line(out, "", "on the host: %s read through %s of device memory, at %.1f GB/s, waited for %.1f ms", read,
                     ring, stats->ring_copy_s > 0 ? (double)stats->ring_timed_bytes / stats->ring_copy_s * 1e-9 : 0,
                     stats->ring_waited_s * 1e3);
+    if (stats->sparse_host_bytes == 0) return;
+    bytes_text((double)stats->sparse_host_bytes, read, sizeof read);
+    cpa_report_line(out, "", "on the host: %s of keys read to choose blocks of them", read);
 }
 
 void cpa_report_cache(const cpa_outcome *outcome, FILE *out) {

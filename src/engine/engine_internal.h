@@ -16,7 +16,7 @@
 #include "src/model/synthetic.h"
 #include "src/schedule/scheduler.h"
 #include "src/trace/timeline.h"
-#include "src/worker/worker.h"
+#include "src/worker/worker_sparse.h"
 
 /* What cpa_engine_get_stats gives, to any thread. */
 typedef struct cpa_published_stats {
@@ -30,6 +30,7 @@ typedef struct cpa_rank_totals {
     cpa_context_stats context;
     cpa_verify_stats verify;
     cpa_disk_blocks_stats disk;
+    cpa_worker_sparse_stats sparse;
 } cpa_rank_totals;
 
 struct cpa_engine {

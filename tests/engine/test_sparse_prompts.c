@@ -169,6 +169,30 @@ static void ranks_are_balanced(void) {
     CPA_ASSERT_ORDER(stats.sparse_blocks_busiest * ranks * 10, <=, stats.sparse_blocks_kept * 11);
 }
 
+/* Keys on the host: each rank reads its own once a chunk and layer for the estimate, and attends them through its ring
+ * by either algorithm, elements and codes. */
+static void caches_may_lie_on_the_host(void) {
+    enum { CHUNK = 1536, CHUNKS = 4 };
+    static const cpa_algorithm algorithms[] = {CPA_PASS_KV, CPA_PASS_Q};
+    for (int i = 0; i < 4; i++) {
+        cpa_request requests[REQUESTS];
+        cpa_engine_options options = i % 2 ? quantised(requests, CPA_FP8_E4M3) : options_of(requests);
+        const cpa_attention_shape *shape = &options.model.attention;
+        const int64_t key_bytes = shape->kv_heads * (i % 2 ? shape->k_dim + (int64_t)sizeof(float) : shape->k_dim * 4);
+        cpa_engine_stats stats;
+        requests[0].prompt_tokens = CHUNKS * CHUNK;
+        options.num_blocks = 500;
+        options.max_num_batched_tokens = CHUNK;
+        options.algorithm = algorithms[i / 2];
+        options.ring_bytes = 2 << 20;
+        options.verify = 0.02;
+        CU_ASSERT_TRUE(cpa_test_engine_run(&options, requests, 1, NULL, NULL, &stats));
+        expect_sparse(&stats);
+        CPA_ASSERT_ORDER(stats.ring_bytes_read, >, 0);
+        CU_ASSERT_EQUAL(stats.sparse_host_bytes, options.model.layers * CHUNK * CHUNKS * (CHUNKS + 1) / 2 * key_bytes);
+    }
+}
+
 static void without_it_all_keys_are_attended(void) {
     cpa_request requests[REQUESTS];
     cpa_engine_options options = options_of(requests);
@@ -176,6 +200,7 @@ static void without_it_all_keys_are_attended(void) {
     const cpa_engine_stats stats = run(&options, requests);
     CU_ASSERT_EQUAL(stats.sparse_blocks_seen, 0);
     CU_ASSERT_EQUAL(stats.selection_rows, 0);
+    CU_ASSERT_EQUAL(stats.sparse_host_bytes, 0);
 }
 
 /* The last test: over several ranks no engine can be made behind one that failed. */
@@ -208,6 +233,7 @@ static const cpa_test tests[] = {
     {"chunks may begin anywhere", chunks_may_begin_anywhere},
     {"caches may be quantised", caches_may_be_quantised},
     {"all of it goes together", all_of_it_goes_together},
+    {"caches may lie on the host", caches_may_lie_on_the_host},
     {"no scores are stored", no_scores_are_stored},
     {"ranks are balanced", ranks_are_balanced},
     {"without it all keys are attended", without_it_all_keys_are_attended},
