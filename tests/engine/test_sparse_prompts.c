@@ -23,7 +23,7 @@ static cpa_engine_options options_of(cpa_request *requests) {
     options.interleave = 0;
     options.max_num_batched_tokens = 1024;
     options.verify = 0.05;
-    options.local_context = 0;
+    options.local_context = CPA_LOCAL_CONTEXT_NONE; /* by rates that are measured a short prompt may lie on one rank */
     options.sparse_stride = 4;
     options.sparse_tau = 0.85f;
     return options;
