@@ -229,9 +229,12 @@ void cpa_report_print(const cpa_outcome *outcome, FILE *out) {
                         " of these rows attend chosen keys, which leave out %.3g of their softmax on average, "
                         "%.3g at most",
                         stats->selection_rows, stats->selection_mass_left_out_mean, stats->selection_mass_left_out_max);
-    if (stats->sparse_blocks_seen > 0)
-        cpa_report_line(out, "sparse", "prompts attend %.3g of the blocks of keys that they see",
-                        (double)stats->sparse_blocks_kept / (double)stats->sparse_blocks_seen);
+    if (stats->sparse_blocks_seen > 0) {
+        const double kept = (double)stats->sparse_blocks_kept, busiest = (double)stats->sparse_blocks_busiest;
+        cpa_report_line(out, "sparse",
+                        "prompts attend %.3g of the blocks of keys that they see, the busiest rank %.2f times the mean",
+                        kept / (double)stats->sparse_blocks_seen, busiest * outcome->cp_size / kept);
+    }
     if (stats->tiles_seen > 0)
         cpa_report_line(out, "tiles", "%.3g of %" PRId64 " tiles of keys are left out",
                         (double)stats->tiles_skipped / (double)stats->tiles_seen, stats->tiles_seen);
