@@ -5,6 +5,7 @@
 
 #include "kernels/device.h"
 #include "src/check/cases/selection.h"
+#include "src/context/context.h"
 #include "src/context/context_internal.h"
 #include "tests/fixtures/context_fixture.h"
 #include "tests/fixtures/device_fixture.h"
@@ -152,6 +153,7 @@ static int64_t attend(wanted_run *r, const cpa_test_chunk *chunks, int64_t n, cp
     const cpa_mask mask = r->of.shape.mask;
     cpa_context_stats stats;
     poison_staging(context);
+    if (r->of.drafts) cpa_context_set_least_blocks(context, DRAFTED + 1);
     CU_ASSERT_EQUAL(cpa_test_plan(context, &r->cache, chunks, n), CPA_OK);
     CU_ASSERT_EQUAL_FATAL(cpa_test_attend(context, &r->cache, mask, chunks, n, stream, result), CPA_OK);
     if (r->cache.score) CU_ASSERT_EQUAL(cpa_test_count_wrong(&r->cache, mask, chunks, n, result), 0);
