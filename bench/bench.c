@@ -8,12 +8,12 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "bench/benchmark.h"
+#include "bench/links.h"
 #include "bench/memory.h"
 #include "bench/report.h"
 #include "bench/scaling.h"
 #include "program/exit_code.h"
 #include "program/output_file.h"
-#include "src/context/transport_choice.h"
 
 /* A device is timed in batches of calls between two waits, long enough that starting and waiting (some 10 us) do not
  * count; the host runs a call when it is made. */
@@ -54,23 +54,26 @@ static const cpa_bench *const benches[] = {&cpa_bench_attend,
                                            &cpa_bench_compress_write};
 enum { N_BENCHES = sizeof benches / sizeof benches[0] };
 
-static void print_names(void) {
-    char names[512] = "";
+enum { NAMES_BYTES = 512 };
+
+/* All names, with commas between them. */
+static const char *list_names(char names[NAMES_BYTES]) {
+    names[0] = 0;
     for (int i = 0; i <= N_BENCHES; i++) {
         const size_t used = strlen(names);
-        snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "",
-                 i < N_BENCHES ? benches[i]->name : "scaling");
+        snprintf(names + used, NAMES_BYTES - used, "%s%s", i ? ", " : "", i < N_BENCHES ? benches[i]->name : "scaling");
     }
-    cpa_text_wrap(names, 2, 2, stdout);
+    return names;
 }
 
 static void print_help(void) {
+    char names[NAMES_BYTES];
     printf(
         "usage: mpirun -np N cp_attn bench NAME [options]    measure one operation on N ranks\n"
         "       cp_attn bench serve --url URL [options]    a server; 'cp_attn bench serve --help' lists them\n"
         "\n"
         "NAME is one of\n  ");
-    print_names();
+    cpa_text_wrap(list_names(names), 2, 2, stdout);
     printf("\n");
     cpa_bench_options_print_help();
     printf("shapes, and those without --shapes on the host / on cuda:\n");
@@ -238,7 +241,7 @@ static cpa_status run_bench(cpa_bench_site *site, const cpa_bench *bench, cpa_be
     if (bench->floor == CPA_BENCH_LINK)
         CPA_TRY(cpa_control_agree(&site->control, cpa_bench_measure_link(site, err), err));
     if (bench->min_ranks > 1) {
-        CPA_TRY(cpa_transport_for(&site->control, site->device, CPA_TRANSPORT_AUTO, &site->transport, err));
+        CPA_TRY(cpa_bench_find_links(site, err));
     }
     return run_cases(site, bench, cases, n_cases, wrong, err);
 }
@@ -265,14 +268,10 @@ static cpa_status run_named(cpa_bench_site *site, const char *name, cpa_rank_pla
         if (strcmp(name, benches[i]->name) == 0) bench = benches[i];
     }
     if (!bench && (!name || strcmp(name, "scaling") != 0)) {
-        return cpa_fail(
-            err, CPA_INVALID,
-            "bench: found '%s', expected attend, varlen, offload, merge, kv_write, kv_pack, linear, rmsnorm, "
-            "rmsnorm_codes, "
-            "rmsnorm2, swiglu, qk_norm_rope, rotate, latent_norm_rope, index_write, index_q, index_logits, "
-            "q_norm_rope_kv_write, inverse_rope_quant, compress_write, sample, topk, exchange, scaling or serve (or "
-            "--help)",
-            name ? name : "");
+        char names[NAMES_BYTES], found[64];
+        cpa_text_quote(name ? name : "", name ? strlen(name) : 0, found, sizeof found);
+        return cpa_fail(err, CPA_INVALID, "bench: found '%s', expected serve, %s (or --help)", found,
+                        list_names(names));
     }
     const char *json = site->options.json;
     cpa_status status = CPA_OK;
@@ -288,7 +287,7 @@ static cpa_status run_named(cpa_bench_site *site, const char *name, cpa_rank_pla
 }
 
 int cpa_bench_main(cpa_comm *comm, int argc, char **argv, cpa_rank_placement *placement) {
-    cpa_bench_site site = {0};
+    cpa_bench_site site = {.argc = argc, .argv = argv};
     const char *name = NULL;
     int64_t wrong = 0;
     cpa_error err = {0};

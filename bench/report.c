@@ -4,7 +4,10 @@
 #include <time.h>
 
 #include "base/check.h"
+#include "comm/links.h"
+#include "program/commands.h"
 #include "program/json_put.h"
+#include "program/links.h"
 
 void cpa_bench_date(char date[CPA_BENCH_DATE_BYTES]) {
     time_t now = time(NULL);
@@ -12,9 +15,18 @@ void cpa_bench_date(char date[CPA_BENCH_DATE_BYTES]) {
     strftime(date, CPA_BENCH_DATE_BYTES, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
 }
 
+/* NULL where they were not looked for. */
+static const char *links_text(const cpa_bench_site *site, char *text, size_t size) {
+    if (!site->links) return NULL;
+    return cpa_links_describe(cpa_links_carrier(site->transport, site->control.comm), site->links, site->control.size,
+                              text, size);
+}
+
 void cpa_bench_print_preamble(const cpa_bench_site *site, const char *name, const char *date) {
     const cpa_bench_options *o = &site->options;
+    char links[512], command[1024];
     printf("# cp_attn %s bench %s, %s\n", cpa_version(), name, date);
+    printf("# command: %s\n", cpa_command_line(site->control.size, site->argc, site->argv, command, sizeof command));
     printf("# device: %s\n", cpa_device_description(site->device));
     printf("# ranks %d, threads %lld, dtype %s, heads %lld/%lld, head dim %lld, block size %lld\n", site->control.size,
            (long long)o->threads, cpa_dtype_name((cpa_dtype)o->dtype), (long long)o->q_heads, (long long)o->kv_heads,
@@ -27,7 +39,7 @@ void cpa_bench_print_preamble(const cpa_bench_site *site, const char *name, cons
         printf("# link: %.1f GB/s from page-locked memory of the host, measured in this run\n",
                1e-9 * site->link_bandwidth);
     if (site->launch_s > 0) printf("# a launch: %.2f us, of a kernel that reads nothing\n", 1e6 * site->launch_s);
-    if (site->transport) printf("# transport that the program would use: %s\n", site->transport->name);
+    if (links_text(site, links, sizeof links)) printf("# transport that the program would use: %s\n", links);
 }
 
 static double floor_bandwidth(const cpa_bench_site *site, const cpa_bench *bench) {
@@ -113,14 +125,17 @@ json_t *cpa_bench_row_to_json(const cpa_bench_site *site, const cpa_bench *bench
 cpa_status cpa_bench_write_json(const cpa_bench_site *site, const char *name, const char *date, json_t *rows,
                                 cpa_error *err) {
     const cpa_bench_options *o = &site->options;
+    char links[512], command[1024];
     json_t *root = json_pack(
-        "{ss ss ss ss si sI ss sI sI sI sI so so so sf ss* sO}", "version", cpa_version(), "benchmark", name, "date",
-        date, "device", cpa_device_description(site->device), "ranks", site->control.size, "threads",
+        "{ss ss ss ss si sI ss sI sI sI sI so so so sf ss* ss* ss sO}", "version", cpa_version(), "benchmark", name,
+        "date", date, "device", cpa_device_description(site->device), "ranks", site->control.size, "threads",
         (json_int_t)o->threads, "dtype", cpa_dtype_name((cpa_dtype)o->dtype), "q_heads", (json_int_t)o->q_heads,
         "kv_heads", (json_int_t)o->kv_heads, "head_dim", (json_int_t)o->k_dim, "block_size", (json_int_t)o->block_size,
         "read_gbytes_per_s", rate_to_json(site->read_bandwidth), "copy_gbytes_per_s",
         rate_to_json(site->copy_bandwidth), "link_gbytes_per_s", rate_to_json(site->link_bandwidth), "launch_us",
-        1e6 * site->launch_s, "transport", site->transport ? site->transport->name : NULL, "rows", rows);
+        1e6 * site->launch_s, "transport", site->transport ? site->transport->name : NULL, "links",
+        links_text(site, links, sizeof links), "command",
+        cpa_command_line(site->control.size, site->argc, site->argv, command, sizeof command), "rows", rows);
     if (!root) return cpa_fail(err, CPA_NO_MEMORY, "bench: no memory for the JSON");
     cpa_status status = cpa_json_write(o->json, root, err);
     json_decref(root);

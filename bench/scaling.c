@@ -2,13 +2,16 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "bench/inputs.h"
+#include "bench/links.h"
 #include "bench/memory.h"
 #include "bench/report.h"
 #include "bench/scaling_team.h"
 #include "comm/limits.h"
+#include "program/commands.h"
 #include "program/output_file.h"
 
 /* The share of a device's free memory that caches of decode may take; queries, staging and work space need some. */
@@ -241,11 +244,24 @@ static cpa_status run_case(cpa_bench_site *site, const bench_teams *teams, const
 
 /* ---- teams ---- */
 
+/* More ranks are asked for than this job has: by which line they could be had. */
+static cpa_status too_few_ranks(const cpa_bench_site *site, long wanted, cpa_error *err) {
+    char line[256];
+    return cpa_fail(
+        err, CPA_INVALID,
+        "bench scaling: --ranks: found '%.64s', expected numbers from 1 to the %d of the job; start it as %s",
+        site->options.ranks, site->control.size,
+        cpa_command_line((int)wanted, site->argc, site->argv, line, sizeof line));
+}
+
 /* The next number of --ranks, at *text, which moves behind it and its comma. */
 static cpa_status read_ranks(const cpa_bench_site *site, const char **text, int32_t least, int32_t *out,
                              cpa_error *err) {
     char *end;
     const long ranks = strtol(*text, &end, 10);
+    const char *last = strrchr(site->options.ranks, ',');
+    const long most = strtol(last ? last + 1 : site->options.ranks, NULL, 10);
+    if (most > site->control.size && most <= CPA_COMM_MAX_RANKS) return too_few_ranks(site, most, err);
     if (end == *text || (*end && *end != ',') || (*end && !end[1]) || ranks < least || ranks > site->control.size)
         return cpa_fail(err, CPA_INVALID,
                         "bench scaling: --ranks: found '%.64s', expected numbers from 1 to the %d of the job, each "
@@ -334,6 +350,7 @@ cpa_status cpa_bench_scaling(cpa_bench_site *site, int64_t *wrong, cpa_error *er
     cpa_status status = cases ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench: no memory for cases");
     if (status == CPA_OK) status = parse_cases(site, cases, &n_cases, err);
     if (status == CPA_OK) status = measure_bandwidth(site, err);
+    if (status == CPA_OK && site->control.size > 1) status = cpa_bench_find_links(site, err);
     if (status == CPA_OK) status = open_teams(site, &teams, err);
     if (status == CPA_OK) status = run_cases(site, &teams, cases, n_cases, wrong, err);
     close_teams(site, &teams);

@@ -5,11 +5,14 @@
 #include <stdbool.h>
 
 #include <cpattn/device.h>
+#include <cpattn/engine.h>
 
 #include "bench/options.h"
 #include "comm/comm.h"
 
 typedef struct cpa_bench_site {
+    int argc; /* the words of the command from "bench" on */
+    char *const *argv;
     cpa_bench_options options; /* options of the case that runs */
     cpa_control control;
     cpa_backend backend;
@@ -17,6 +20,7 @@ typedef struct cpa_bench_site {
     cpa_stream *stream;
     /* Transport that the program would use here; set where a benchmark needs it. */
     const cpa_transport_table *transport;
+    const cpa_link *links; /* [ranks, ranks], what joins them, without rates; set with the transport */
     double read_bandwidth; /* bytes/s of reading device memory, measured in this run */
     double copy_bandwidth; /* bytes/s of copying device memory, read and written */
     double link_bandwidth; /* bytes/s of copying page-locked host memory to the device; 0: not measured */

@@ -13,4 +13,12 @@ int32_t cpa_round_send_peer(int32_t size, int32_t rank, int32_t round);
 /* The rank that `rank` receives from in round r. */
 int32_t cpa_round_recv_peer(int32_t size, int32_t rank, int32_t round);
 
+/* The same meetings two by two, each pair once: in round r = 1 .. cpa_pair_rounds(N) ranks a and b meet of which a + b is
+ * r modulo that number, and where N is even its last rank whoever would meet itself (the circle method of tournaments). */
+static inline int32_t cpa_pair_rounds(int32_t size) {
+    return size % 2 ? size : size - 1;
+}
+/* The rank that `rank` meets in round r; itself: nobody, as one rank of an odd number does. N >= 2. */
+int32_t cpa_pair_partner(int32_t size, int32_t rank, int32_t round);
+
 #endif

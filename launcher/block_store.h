@@ -7,11 +7,7 @@
 #include <cpattn/blocks.h>
 
 #include "launcher/settings/settings.h"
-
-/* What tells the model of the settings from others of the same shape, in a store or a folder of blocks: "" without
- * --model-dir. Reads samples of all weights. */
-enum { CPA_MODEL_NAME_BYTES = 32 };
-cpa_status cpa_job_name_model(const cpa_settings *settings, char out[CPA_MODEL_NAME_BYTES], cpa_error *err);
+#include "src/model/model_name.h"
 
 /* One that was never opened has only zeros. */
 typedef struct cpa_job_store {

@@ -321,6 +321,7 @@ static int has_word(const char *text, const char *word) {
 
 void cpa_job_name_option(cpa_error *err) {
     static const char *const names[][2] = {
+        {"precise_tokens", "precise-first-tokens"},
         {"swap_folder", "swap-folder"},
         {"staging_bytes", "staging-bytes"},
         {"state_dtype", "state-dtype"},
@@ -337,7 +338,6 @@ void cpa_job_name_option(cpa_error *err) {
         {"swap_folder_bytes", "swap-folder-size"},
         {"swap_bytes", "swap-space"},
         {"ring_bytes", "device-ring"},
-        {"precise_tokens", "precise-first-tokens"},
         {"verify", "verify"},
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {

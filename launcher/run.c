@@ -141,8 +141,10 @@ static cpa_status submit(batch_run *r, cpa_error *err) {
     }
     cpa_signals_lock();
     cpa_status opened = open_metrics(r, err);
-    r->outcome.device = cpa_engine_device(s->engine);
+    cpa_service_note_place(s, &r->outcome);
     cpa_service_note_stats(s, &r->outcome);
+    if (r->exposition && r->outcome.links)
+        cpa_exposition_set_links(r->exposition, r->outcome.transport, r->outcome.links, s->ranks.size);
     if (!s->job.settings.generate) cpa_report_preamble(&r->outcome, stdout);
     r->progress = cpa_progress_line_start(r->workload->prompt_tokens + r->workload->output_tokens, r->workload->count);
     r->began = cpa_clock_now();

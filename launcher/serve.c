@@ -125,8 +125,7 @@ static void on_token(void *ctx, uint64_t request, int64_t index, uint32_t token,
 
 static void on_finish(void *ctx, const cpa_request_result *result) {
     serving *s = ctx;
-    cpa_server_on_finish(s->front.server, result);
-    cpa_exposition_add_result(s->front.exposition, result);
+    cpa_serve_front_on_finish(&s->front, result);
     cpa_signals_lock();
     cpa_metrics_add(&s->metrics, result);
     cpa_signals_unlock();
@@ -138,7 +137,7 @@ static void on_progress(void *ctx, int64_t tokens, int64_t requests, double elap
     cpa_server_on_step(s->front.server);
     cpa_signals_lock();
     cpa_service_note_step(s->service, &s->outcome, elapsed_s);
-    cpa_exposition_add_step(s->front.exposition, &s->outcome.stats);
+    cpa_serve_front_on_step(&s->front, &s->outcome.stats);
     cpa_metrics_file_update(&s->metrics_file, &s->outcome.stats);
     cpa_signals_unlock();
 }
@@ -151,7 +150,8 @@ static cpa_exit_code listen_early(serving *s) {
     cpa_job_ranks *ranks = &s->service->ranks;
     cpa_exit_code code = CPA_EXIT_DONE;
     if (ranks->rank == 0)
-        code = cpa_job_ranks_explain(ranks, cpa_serve_front_open(&s->service->job, &s->front, &err), err.message);
+        code = cpa_job_ranks_explain(ranks, cpa_serve_front_open(&s->service->job, ranks->size, &s->front, &err),
+                                     err.message);
     return cpa_job_ranks_agree(ranks, code);
 }
 
@@ -193,7 +193,9 @@ static cpa_status accept_requests(serving *s, cpa_error *err) {
     cpa_signals_lock();
     const cpa_status opened =
         metrics[0] ? cpa_metrics_file_open(metrics, s->front.exposition, &s->metrics_file, err) : CPA_OK;
-    s->outcome.device = cpa_engine_device(s->service->engine);
+    cpa_service_note_place(s->service, &s->outcome);
+    if (s->outcome.links)
+        cpa_exposition_set_links(s->front.exposition, s->outcome.transport, s->outcome.links, s->service->ranks.size);
     cpa_service_note_stats(s->service, &s->outcome);
     s->began = cpa_clock_now();
     cpa_signals_unlock();

@@ -4,6 +4,9 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/clock.h"
+#include "comm/limits.h"
+#include "launcher/output/live_page.h"
 #include "launcher/settings/api_keys_file.h"
 
 /* Token ids of the synthetic model, which takes any. */
@@ -84,6 +87,14 @@ static char *render_metrics(void *ctx) {
     return cpa_exposition_render(front->exposition, &stats);
 }
 
+/* From any thread of the server. */
+static char *render_status(void *ctx) {
+    const cpa_serve_front *front = ctx;
+    char title[256];
+    snprintf(title, sizeof title, "cp_attn: %s", front->name);
+    return cpa_live_page_render(front->history, title, cpa_clock_now());
+}
+
 /* The keys of --api-keys, and that of --api-key behind them. */
 static cpa_status read_keys(const cpa_settings *settings, cpa_api_keys_file *keys, cpa_error *err) {
     if (settings->api_keys[0]) CPA_TRY(cpa_api_keys_file_read(settings->api_keys, keys, err));
@@ -97,7 +108,9 @@ static cpa_status start(const cpa_job *job, const cpa_api_keys_file *keys, cpa_s
     const cpa_settings *settings = &job->settings;
     front->name = settings->served_model_name[0] ? settings->served_model_name : job->model.name;
     front->exposition = cpa_exposition_create(front->name, settings->block_size);
-    if (!front->exposition) return cpa_fail(err, CPA_NO_MEMORY, "no memory for the figures of the server");
+    front->history = cpa_live_history_create(front->ranks, cpa_clock_now());
+    if (!front->exposition || !front->history)
+        return cpa_fail(err, CPA_NO_MEMORY, "no memory for the figures of the server");
     const cpa_server_options options = {
         .host = settings->host,
         .port = (int)settings->port,
@@ -116,11 +129,14 @@ static cpa_status start(const cpa_job *job, const cpa_api_keys_file *keys, cpa_s
         .idle_timeout_s = settings->idle_timeout,
         .metrics = render_metrics,
         .metrics_ctx = front,
+        .status_page = render_status,
+        .status_ctx = front,
     };
     return cpa_server_start(&options, &front->server, err);
 }
 
-cpa_status cpa_serve_front_open(const cpa_job *job, cpa_serve_front *front, cpa_error *err) {
+cpa_status cpa_serve_front_open(const cpa_job *job, int32_t ranks, cpa_serve_front *front, cpa_error *err) {
+    front->ranks = ranks;
     cpa_status status = open_tokenizer(job, front, err);
     if (status == CPA_OK) status = open_chat(job, front, err);
     if (status == CPA_OK) status = choose_forms(job, front, err);
@@ -138,6 +154,7 @@ cpa_status cpa_serve_front_open(const cpa_job *job, cpa_serve_front *front, cpa_
 
 void cpa_serve_front_close(cpa_serve_front *front) {
     cpa_server_stop(front->server, 0);
+    cpa_live_history_release(front->history);
     cpa_exposition_release(front->exposition);
     cpa_chat_template_close(front->chat);
     cpa_tokenizer_close(front->tokenizer);
@@ -166,6 +183,23 @@ cpa_status cpa_serve_front_attach(cpa_serve_front *front, const cpa_job *job, cp
     };
     atomic_store(&front->engine, engine);
     return cpa_server_attach(front->server, &attached, err);
+}
+
+void cpa_serve_front_on_finish(cpa_serve_front *front, const cpa_request_result *result) {
+    cpa_server_on_finish(front->server, result);
+    cpa_exposition_add_result(front->exposition, result);
+    cpa_live_history_add_result(front->history, result, cpa_clock_now());
+}
+
+void cpa_serve_front_on_step(cpa_serve_front *front, const cpa_engine_stats *stats) {
+    const cpa_engine *engine = atomic_load(&front->engine);
+    cpa_rank_stats rank;
+    int64_t bytes_to[CPA_COMM_MAX_RANKS];
+    cpa_exposition_add_step(front->exposition, stats);
+    cpa_live_history_add_step(front->history, stats, cpa_clock_now());
+    for (int32_t r = 0; r < front->ranks; r++)
+        if (cpa_engine_get_rank_stats(engine, r, &rank, sizeof rank, bytes_to) == CPA_OK)
+            cpa_live_history_add_rank(front->history, r, &rank, bytes_to);
 }
 
 uint32_t cpa_serve_front_token_at(void *front, uint64_t request, int64_t position) {

@@ -53,7 +53,7 @@ cpa_exit_code cpa_service_create_engine(cpa_service *s, cpa_engine_options optio
     /* Every rank tells of which model its blocks are. */
     char model[CPA_MODEL_NAME_BYTES] = "";
     if (status == CPA_OK && options.swap_folder && s->ranks.rank == 0)
-        status = cpa_job_name_model(&s->job.settings, model, &err);
+        status = cpa_model_name(s->job.settings.model_dir, model, &err);
     status = cpa_control_agree(&s->ranks.control, status, &err);
     if (status != CPA_OK) return cpa_job_ranks_explain(&s->ranks, status, err.message);
     cpa_job_ranks_broadcast(&s->ranks, model, sizeof model);
@@ -86,6 +86,12 @@ cpa_outcome cpa_service_outcome(const cpa_service *s, const cpa_workload *worklo
         .block_bytes = cpa_cache_block_bytes(&limits),
         .metrics = metrics,
     };
+}
+
+void cpa_service_note_place(cpa_service *s, cpa_outcome *outcome) {
+    outcome->device = cpa_engine_device(s->engine);
+    outcome->transport = cpa_engine_transport(s->engine);
+    if (cpa_engine_links(s->engine, s->links) == CPA_OK) outcome->links = s->links;
 }
 
 void cpa_service_note_stats(const cpa_service *s, cpa_outcome *outcome) {

@@ -5,6 +5,7 @@
 #ifndef CPA_LAUNCHER_SERVICE_H
 #define CPA_LAUNCHER_SERVICE_H
 
+#include "comm/limits.h"
 #include "launcher/block_store.h"
 #include "launcher/job.h"
 #include "launcher/network.h"
@@ -20,7 +21,8 @@ typedef struct cpa_service {
     cpa_prompt_answer answer; /* rank 0: of `generate`; without a prompt: none */
     cpa_network network;
     cpa_job_store store;
-    cpa_engine *engine; /* NULL: not created yet */
+    cpa_engine *engine;                                      /* NULL: not created yet */
+    cpa_link links[CPA_COMM_MAX_RANKS * CPA_COMM_MAX_RANKS]; /* those of the engine, once they are noted */
     /* Rank 0, with --timeline: what requests have of the cache, wherever that changes. */
     struct cpa_cache_use *cache_use;
     int64_t n_cache_use, cap_cache_use;
@@ -42,6 +44,8 @@ cpa_exit_code cpa_service_create_engine(cpa_service *service, cpa_engine_options
 
 /* Rank 0: an outcome of which nothing has happened yet. The workload and the metrics are the caller's. */
 cpa_outcome cpa_service_outcome(const cpa_service *service, const cpa_workload *workload, cpa_metrics *metrics);
+/* Rank 0: notes in it what the engine runs on: device, transport and links. */
+void cpa_service_note_place(cpa_service *service, cpa_outcome *outcome);
 /* Rank 0: notes in it what the engine has counted so far. */
 void cpa_service_note_stats(const cpa_service *service, cpa_outcome *outcome);
 

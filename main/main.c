@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base/check.h"
@@ -16,6 +15,7 @@
 #include "launcher/run.h"
 #include "launcher/serve.h"
 #include "plot/plot.h"
+#include "program/commands.h"
 
 static int run_bench(cpa_comm *comm, int argc, char **argv) {
     cpa_rank_placement placement;
@@ -93,19 +93,20 @@ int main(int argc, char **argv) {
     cpa_comm *comm = NULL;
     cpa_error err;
     if (!hold_standard_streams()) return CPA_EXIT_FAULT;
-    if (argc > 2 && strcmp(argv[1], "bench") == 0 && strcmp(argv[2], "serve") == 0)
+    const cpa_command command = cpa_command_of(argc, argv);
+    if (command == CPA_COMMAND_BENCH_SERVE)
         return cpa_bench_serve_main(argc - 2, argv + 2, getenv("OPENAI_API_KEY")); /* a client has no ranks */
-    if (argc > 1 && strcmp(argv[1], "check") == 0) return cpa_row_check_main(argc - 1, argv + 1);
-    if (argc > 1 && strcmp(argv[1], "plot") == 0) return cpa_plot_main(argc - 1, argv + 1);
+    if (command == CPA_COMMAND_CHECK) return cpa_row_check_main(argc - 1, argv + 1);
+    if (command == CPA_COMMAND_PLOT) return cpa_plot_main(argc - 1, argv + 1);
     cpa_log_set(log_early, NULL, CPA_LOG_WARN);
     cpa_status joined = cpa_ranks_join(&argc, &argv, &comm, &err);
     if (joined != CPA_OK) {
         fprintf(stderr, "cp_attn: %s\n", err.message);
         cpa_ranks_abort(cpa_exit_code_of(joined));
     }
-    int bench = argc > 1 && strcmp(argv[1], "bench") == 0;
     double timeout_s = 10; /* as --rank-timeout, which a job may set */
-    int code = bench ? run_bench(comm, argc - 1, argv + 1) : (int)run_job(comm, argc, argv, &timeout_s);
+    int code =
+        command == CPA_COMMAND_BENCH ? run_bench(comm, argc - 1, argv + 1) : (int)run_job(comm, argc, argv, &timeout_s);
     cpa_ranks_leave(comm, timeout_s, (cpa_exit_code)code);
     if (cpa_job_store_has_library()) {
         fflush(NULL);

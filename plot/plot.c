@@ -10,11 +10,11 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "base/json_file.h"
-#include "plot/page.h"
-#include "plot/pairs.h"
 #include "plot/png.h"
 #include "plot/results.h"
 #include "plot/timeline.h"
+#include "program/chart/page.h"
+#include "program/chart/pairs.h"
 #include "program/exit_code.h"
 #include "program/field.h"
 #include "program/output_file.h"
@@ -88,17 +88,17 @@ static cpa_status draw_timeline(gallery *g, const cpa_timeline_file *file, const
     static const cpa_lines_style requests = {
         .x_label = "seconds", .y_label = "requests", .is_step = 1, .y_is_whole = 1};
     static const cpa_lines_style cache = {.x_label = "seconds", .y_label = "blocks", .is_step = 1, .y_is_whole = 1};
-    if (file->ranks > 0) {
+    if (file->times.ranks > 0) {
         cpa_picture *picture = add_picture(g, "timeline", "Ranks by time", label);
         if (!picture) return cpa_fail(err, CPA_NO_MEMORY, "plot: no memory for a timeline");
-        cpa_timeline_file_draw(picture, file);
+        cpa_rank_times_draw(picture, &file->times);
     }
     CPA_TRY(draw_lines(g, "requests", "Requests", label, &file->requests, &requests, err));
     CPA_TRY(draw_lines(g, "cache", "Blocks of the cache that requests have", label, &file->cache, &cache, err));
     if (file->has_bytes) {
         cpa_picture *picture = add_picture(g, "pairs", "Bytes between ranks", label);
         if (!picture) return cpa_fail(err, CPA_NO_MEMORY, "plot: no memory for bytes");
-        cpa_pairs_draw(picture, file->bytes, file->ranks);
+        cpa_pairs_draw(picture, file->bytes, file->times.ranks);
     }
     return CPA_OK;
 }
@@ -168,6 +168,14 @@ static cpa_status write_png(const gallery *g, int64_t i, const char *folder, cpa
     return cpa_png_write(&g->pictures[i], path, err);
 }
 
+static cpa_status write_page(const gallery *g, const plot_options *options, cpa_error *err) {
+    const cpa_page page = {.title = options->title, .pictures = g->pictures, .n = g->n};
+    cpa_output_file output;
+    CPA_TRY(cpa_output_open(options->output, &output, err));
+    cpa_page_put(&page, output.file);
+    return cpa_output_close(&output, !ferror(output.file), err);
+}
+
 static cpa_status write_all(const gallery *g, const plot_options *options, cpa_error *err) {
     if (g->n == 0)
         return cpa_fail(err, CPA_INVALID, "plot: the files have nothing that is drawn: no request got a token");
@@ -175,7 +183,7 @@ static cpa_status write_all(const gallery *g, const plot_options *options, cpa_e
         if (g->pictures[i].failed) return cpa_fail(err, CPA_NO_MEMORY, "plot: no memory for %s", g->pictures[i].title);
         if (options->png[0]) CPA_TRY(write_png(g, i, options->png, err));
     }
-    CPA_TRY(cpa_page_write(options->output, options->title, g->pictures, g->n, err));
+    CPA_TRY(write_page(g, options, err));
     printf("%s: %lld pictures\n", options->output, (long long)g->n);
     return cpa_output_flush(err);
 }

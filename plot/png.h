@@ -4,7 +4,7 @@
 
 #include <cpattn/status.h>
 
-#include "plot/picture.h"
+#include "program/chart/picture.h"
 
 /* Writes a whole file (program/output_file.h). CPA_IO, naming it, if that fails; CPA_NO_MEMORY; CPA_UNSUPPORTED without cairo. */
 cpa_status cpa_png_write(const cpa_picture *picture, const char *path, cpa_error *err);

@@ -7,14 +7,13 @@
 
 #include "base/array.h"
 #include "base/check.h"
-#include "plot/timeline.h"
-
-enum { MOST_POINTS = 500 };
+#include "program/chart/pairs.h"
+#include "program/chart/shares.h"
 
 /* ---- latencies ---- */
 
 typedef struct numbers {
-    double *values;
+    double *values; /* ms */
     int64_t n, capacity;
 } numbers;
 
@@ -23,24 +22,8 @@ static cpa_status add_number(numbers *list, const cpa_json *file, const char *ke
     if (!json_is_number(value)) return cpa_json_refuse(file, key, "numbers of seconds", err);
     if (!cpa_array_reserve(&list->values, &list->capacity, list->n + 1, sizeof *list->values))
         return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for %s", file->path, key);
-    list->values[list->n++] = json_number_value(value);
+    list->values[list->n++] = 1e3 * json_number_value(value); /* drawn in ms */
     return CPA_OK;
-}
-
-static int compare_numbers(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* The share of the values up to each of them, of at most MOST_POINTS. */
-static void add_shares(cpa_series_set *set, const char *label, numbers *list) {
-    const int64_t points = list->n < MOST_POINTS ? list->n : MOST_POINTS;
-    if (list->n > 0) qsort(list->values, (size_t)list->n, sizeof *list->values, compare_numbers);
-    if (list->n > 0) cpa_series_add(set, label, 1e3 * list->values[0], 0);
-    for (int64_t p = 1; p <= points; p++) {
-        const int64_t up_to = p * list->n / points;
-        cpa_series_add(set, label, 1e3 * list->values[up_to - 1], (double)up_to / (double)list->n);
-    }
 }
 
 /* Latencies of the requests that did not fail. */
@@ -66,8 +49,8 @@ static cpa_status add_latencies(cpa_results *results, const cpa_json *file, cons
     numbers ttft = {0}, itl = {0};
     const cpa_status status = read_latencies(file, &ttft, &itl, err);
     if (status == CPA_OK) {
-        add_shares(&results->ttft, label, &ttft);
-        add_shares(&results->itl, label, &itl);
+        cpa_shares_add(&results->ttft, label, ttft.values, ttft.n);
+        cpa_shares_add(&results->itl, label, itl.values, itl.n);
     }
     free(ttft.values);
     free(itl.values);
@@ -87,7 +70,7 @@ static cpa_status add_scaling(cpa_results *results, const cpa_json *file, cpa_er
         const char *work = NULL, *shape = NULL;
         snprintf(prefix, sizeof prefix, "rows[%zu].", i);
         const cpa_json one = {file->path, prefix, row};
-        CPA_TRY(cpa_json_int(&one, "ranks", CPA_JSON_REQUIRED, 1, CPA_PLOT_MOST_RANKS, &ranks, err));
+        CPA_TRY(cpa_json_int(&one, "ranks", CPA_JSON_REQUIRED, 1, CPA_CHART_MOST_RANKS, &ranks, err));
         CPA_TRY(cpa_json_number(&one, "speedup", CPA_JSON_REQUIRED, 0, 1e6, &speedup, err));
         CPA_TRY(cpa_json_text(&one, "work", CPA_JSON_REQUIRED, &work, err));
         CPA_TRY(cpa_json_text(&one, "shape", CPA_JSON_REQUIRED, &shape, err));

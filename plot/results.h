@@ -3,7 +3,7 @@
 #define CPA_PLOT_RESULTS_H
 
 #include "base/json_file.h"
-#include "plot/lines.h"
+#include "program/chart/lines.h"
 
 /* Series of all files. Zeros to begin with. */
 typedef struct cpa_results {

@@ -1,7 +1,7 @@
 /* The HTTP server in front of an engine: OpenAI's interface with the extensions of vLLM's, and what operators ask for.
  *
  *     POST /v1/completions  /v1/chat/completions  /tokenize  /detokenize
- *     GET  /v1/models  /v1/models/NAME  /health  /live  /version  /metrics
+ *     GET  /v1/models  /v1/models/NAME  /health  /live  /version  /metrics  /status
  *
  * It listens from cpa_server_start on, and takes requests from cpa_server_attach on. It has threads of its own; the
  * engine's threads hand tokens over and never wait for a client. Docs: "The server" in docs/ARCHITECTURE.md. */
@@ -43,6 +43,9 @@ typedef struct cpa_server_options {
     /* The text of /metrics, which the server frees; from any thread of the server. NULL: an empty one. */
     char *(*metrics)(void *ctx);
     void *metrics_ctx;
+    /* The same of /status, a page of HTML. */
+    char *(*status_page)(void *ctx);
+    void *status_ctx;
 } cpa_server_options;
 
 /* What takes the requests. submit and cancel are called from any thread of the server, as cpa_engine_submit and

@@ -3,8 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/status_page.h"
-
 static cpa_server_state state_of(const cpa_http_exchange *x) {
     return atomic_load(&x->server->in_flight.state);
 }
@@ -35,7 +33,8 @@ enum MHD_Result cpa_serve_metrics(cpa_http_exchange *x) {
 }
 
 enum MHD_Result cpa_serve_status_page(cpa_http_exchange *x) {
-    return cpa_reply_text(x, "text/html; charset=utf-8", strndup((const char *)cpa_status_page, cpa_status_page_bytes));
+    const cpa_server_options *o = &x->server->options;
+    return cpa_reply_text(x, "text/html; charset=utf-8", o->status_page ? o->status_page(o->status_ctx) : strdup(""));
 }
 
 static json_t *model(const cpa_http_exchange *x) {

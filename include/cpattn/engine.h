@@ -238,7 +238,8 @@ typedef void (*cpa_finish_fn)(void *ctx, const cpa_request_result *result);
  * requests finished so far. */
 typedef void (*cpa_progress_fn)(void *ctx, int64_t tokens, int64_t requests, double elapsed_s);
 
-/* Groups of layers that have a cache together, those of one window and number of sinks; see cpa_engine_options. */
+/* Groups of layers that have a cache together, those of one window and number of sinks; see cpa_engine_options. With
+ * precise_tokens the last one is of all layers: these tokens, as sinks of a window of 1. */
 enum { CPA_ENGINE_KV_GROUPS = 8 };
 typedef struct cpa_engine_kv_group {
     int32_t layers;
@@ -347,9 +348,21 @@ typedef struct cpa_engine_stats {
     int64_t sparse_bytes;
     /* Of those kept, in each layer those of the rank whose rows keep most: of n ranks, 1 / n at best. */
     int64_t sparse_blocks_busiest;
+    double sparse_s; /* with sparse_stride: time of estimating blocks, exchanges included, of the rank with the most */
+    /* With precise_tokens: bytes of a rank's cache for them, of all layers, which are the last kv_group. */
+    int64_t precise_bytes;
     /* With ring_bytes: bytes of keys that the estimate reads from the host, on all ranks, beside ring_bytes_read. */
     int64_t sparse_host_bytes;
 } cpa_engine_stats;
+
+/* What one rank has measured since the engine was created; times in s. */
+typedef struct cpa_rank_stats {
+    int64_t steps;                   /* steps with tokens that it has run */
+    double step_begin_s, step_end_s; /* the last of these, as begin_s of cpa_span; on the clock of its host */
+    double attend_s;       /* in attend and merge, on the clock of its device; not in steps launched as graphs */
+    double exposed_comm_s; /* attention waited for messages, as attend_s */
+    double graph_s;        /* in steps launched as graphs, all of their work, on the clock of its device */
+} cpa_rank_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */
 typedef struct cpa_span {
@@ -371,7 +384,7 @@ typedef void (*cpa_span_fn)(void *ctx, const cpa_span *span);
 /* Requests through context attention on the ranks of a communicator. Its functions are called from one thread at a
  * time, the one that uses the communicator: the engine has threads of its own, which do not. Except these, which any
  * thread of rank 0 may call at any time, callbacks included: cpa_engine_submit, _cancel, _drain, _stop, _get_stats,
- * _error. */
+ * _get_rank_stats, _error. */
 typedef struct cpa_engine cpa_engine;
 
 /* Collective over `comm`, which must outlive the engine. Opens the device, allocates the cache, measures C
@@ -435,6 +448,13 @@ CPA_API void cpa_engine_stop(cpa_engine *engine);
  * is that of *out, sizeof *out: as much of them is written, and zeros where the library knows less. */
 CPA_API cpa_status cpa_engine_get_stats(const cpa_engine *engine, cpa_engine_stats *out, size_t size);
 
+/* Those of one rank, on rank 0, where any thread may ask; and the bytes that it has sent each rank, bytes_to[ranks], of
+ * which the sum over all ranks is bytes_sent of the statistics; NULL: nobody wants to know. While a run is under way
+ * they are as of the last step, of other ranks as of the step before that. `size` as above. CPA_INVALID on other ranks,
+ * or if there is no such rank. */
+CPA_API cpa_status cpa_engine_get_rank_stats(const cpa_engine *engine, int32_t rank, cpa_rank_stats *out, size_t size,
+                                             int64_t *bytes_to);
+
 /* Hands the spans that options.timeline_spans kept, of all ranks, to on_span on rank 0, in no order. Collective. */
 CPA_API cpa_status cpa_engine_timeline(cpa_engine *engine, cpa_span_fn on_span, void *ctx);
 
@@ -442,6 +462,41 @@ CPA_API cpa_status cpa_engine_timeline(cpa_engine *engine, cpa_span_fn on_span, 
  * sender, of which the sum is bytes_sent of the statistics; elsewhere `bytes` is not written and may be NULL.
  * Collective, while no run is under way. */
 CPA_API cpa_status cpa_engine_bytes_between(cpa_engine *engine, int64_t *bytes);
+
+/* What joins two ranks: what their devices and hosts have between them. Which of it MPI and NCCL use is their choice, and
+ * that of whoever sets their variables. */
+typedef enum cpa_link_kind {
+    CPA_LINK_UNKNOWN = 0,   /* nothing was found out; a rank with itself */
+    CPA_LINK_SAME_DEVICE,   /* both ranks use one GPU */
+    CPA_LINK_NVLINK,        /* NVLink between the GPUs of one host, direct or by switches */
+    CPA_LINK_PCIE,          /* GPUs of one host without NVLink that reach each other's memory */
+    CPA_LINK_PEER_ACCESS,   /* GPUs of one host that reach each other's memory; over what is not known without NVML */
+    CPA_LINK_HOST_MEMORY,   /* GPUs of one host that do not: what travels passes through memory of the host */
+    CPA_LINK_SHARED_MEMORY, /* one host, which has memory that both can map */
+    CPA_LINK_LOOPBACK,      /* one host, on which messages go over TCP, as those of a store do */
+    CPA_LINK_SOCKETS,       /* two hosts of which one has no RDMA device, or messages go over TCP */
+    CPA_LINK_RDMA           /* two hosts that both have RDMA devices */
+} cpa_link_kind;
+
+/* "NVLink", "shared memory", "sockets" and so on. Thread-safe. */
+CPA_API const char *cpa_link_kind_name(cpa_link_kind kind);
+
+typedef struct cpa_link {
+    cpa_link_kind kind;
+    int32_t lanes; /* of NVLink, that are up; 0: not known, or of another kind */
+    /* Bytes/s that each of the two sends to the other, both at once, while other pairs do the same, as measured at start-up
+     * by the engine's transport; 0: not measured, as where pairs are many and slow. */
+    double bandwidth;
+    int32_t reserved[4]; /* zero */
+} cpa_link;
+
+/* What joins each two ranks: links[ranks, ranks], with links[a, b] = links[b, a]; the same on every rank. Not
+ * collective. CPA_INVALID without an engine or `links`. */
+CPA_API cpa_status cpa_engine_links(const cpa_engine *engine, cpa_link *links);
+
+/* What carries tensors between ranks: "nccl", "peer" or, of CPA_TRANSPORT_HOST, the name of the communicator, such as
+ * "mpi" or "tcp". Lives as long as the engine. */
+CPA_API const char *cpa_engine_transport(const cpa_engine *engine);
 
 /* One line naming the device of this rank. Owned by the engine. */
 CPA_API const char *cpa_engine_device(const cpa_engine *engine);

@@ -30,7 +30,8 @@ typedef struct cpa_llm_options {
     /* The engine; NULL: all defaults. Set here, whatever it says, are model, network, outputs_given and the callbacks
      * of tokens. With device.size 0 it is a CUDA device, the first one, where there is one, or the host. device.threads
      * 0: one for each processor that the process may use, of which ranks have equal parts. num_blocks 0: what memory
-     * holds and can be of use. Copied. */
+     * holds and can be of use. A block_store whose model is NULL knows the model by its config and samples of its
+     * weights, as that of cp_attn's --block-store does. Copied. */
     const cpa_engine_options *engine;
     /* NULL: one rank. Else all of its ranks open the folder, with equal options; rank 0 takes requests, and the others
      * serve until it closes. Not one over MPI, which wants to be used by MPI's main thread. It must outlive the llm,
@@ -122,6 +123,7 @@ typedef struct cpa_llm_request_options {
      * whole; max_tokens ends it earlier. Grammars are made within the call, half a second at most, and kept for those
      * that follow. Log-probabilities are those of all tokens. */
     const char *constraint;
+    uint32_t transfer; /* as in cpa_request: bits of cpa_transfer, of an engine with a block_store */
 } cpa_llm_request_options;
 
 /* Submits a request. `options` may be NULL. CPA_INVALID with a line that says what of the prompt or the options is

@@ -1,13 +1,13 @@
 #include "launcher/output/exposition.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "launcher/output/figures.h"
+#include "program/links.h"
 #include "src/text/utf8.h"
 
 enum { MOST_BOUNDS = 22 };
@@ -63,6 +63,9 @@ struct cpa_exposition {
     /* Guarded by the lock. */
     histogram of[HISTOGRAM_KINDS];
     int64_t ended[REASONS];
+    char transport[32]; /* of the links */
+    cpa_link_group links[CPA_LINK_KINDS];
+    int n_links;
     int64_t steps, computed_tokens; /* steps and computed tokens of the engine, as of the last step that was added */
 };
 
@@ -100,6 +103,13 @@ void cpa_exposition_release(cpa_exposition *e) {
     pthread_mutex_destroy(&e->lock);
     free(e->model);
     free(e);
+}
+
+void cpa_exposition_set_links(cpa_exposition *e, const char *transport, const cpa_link *links, int32_t ranks) {
+    pthread_mutex_lock(&e->lock);
+    snprintf(e->transport, sizeof e->transport, "%s", transport);
+    e->n_links = cpa_links_group(links, ranks, e->links);
+    pthread_mutex_unlock(&e->lock);
 }
 
 static void observe(cpa_exposition *e, histogram_kind kind, double value) {
@@ -154,20 +164,12 @@ static void put_histogram(FILE *out, const cpa_exposition *e, histogram_kind kin
     fprintf(out, "cpattn_%s_count{model_name=\"%s\"} %" PRId64 "\n", name, e->model, h->count);
 }
 
-/* Of the group of layers with the most. */
-static double share_of_blocks(const cpa_engine_stats *s) {
-    double used = s->kv_blocks > 0 ? (double)s->kv_used / (double)s->kv_blocks : 0;
-    for (int32_t g = 0; g < s->kv_groups; g++)
-        used = fmax(used, (double)s->kv_group[g].used / (double)s->kv_group[g].blocks);
-    return used;
-}
-
 /* What a metric is where the engine has `value`. */
 static double in_unit(const cpa_exposition *e, const cpa_engine_stats *s, cpa_metric_unit unit, double value) {
     switch (unit) {
         case CPA_METRIC_AS_IT_IS: break;
         case CPA_METRIC_TOKENS_OF_BLOCKS: return value * (double)e->block_size;
-        case CPA_METRIC_SHARE_OF_BLOCKS: return share_of_blocks(s);
+        case CPA_METRIC_SHARE_OF_BLOCKS: return cpa_figure_share_of_blocks(s);
     }
     return value;
 }
@@ -209,6 +211,21 @@ static void put_chunks(FILE *out, const cpa_exposition *e, const cpa_engine_stat
                 rows[i].value);
 }
 
+static void put_link(FILE *out, const cpa_exposition *e, const char *name, const cpa_link_group *link, double value) {
+    fprintf(out, "cpattn_%s{model_name=\"%s\",transport=\"%s\",link=\"%s\"} %.15g\n", name, e->model, e->transport,
+            cpa_link_kind_name(link->kind), value);
+}
+
+static void put_links(FILE *out, const cpa_exposition *e) {
+    static const char pairs[] = "link_pairs", slowest[] = "link_slowest_bytes_per_second";
+    put_head(out, pairs, "gauge", "Pairs of ranks, by what joins them.");
+    for (int i = 0; i < e->n_links; i++) put_link(out, e, pairs, &e->links[i], e->links[i].pairs);
+    put_head(out, slowest, "gauge",
+             "What the slowest of these pairs exchanges each way, as measured at start-up while others did too.");
+    for (int i = 0; i < e->n_links; i++)
+        if (e->links[i].least > 0) put_link(out, e, slowest, &e->links[i], e->links[i].least);
+}
+
 char *cpa_exposition_render(cpa_exposition *e, const cpa_engine_stats *stats) {
     char *text = NULL;
     size_t bytes = 0;
@@ -217,6 +234,7 @@ char *cpa_exposition_render(cpa_exposition *e, const cpa_engine_stats *stats) {
     put_figures(out, e, stats);
     put_chunks(out, e, stats);
     pthread_mutex_lock(&e->lock);
+    put_links(out, e);
     put_reasons(out, e);
     for (int kind = 0; kind < HISTOGRAM_KINDS; kind++) put_histogram(out, e, (histogram_kind)kind);
     pthread_mutex_unlock(&e->lock);

@@ -16,6 +16,8 @@ cpa_exposition *cpa_exposition_create(const char *model, int64_t block_size);
 /* NULL does nothing. */
 void cpa_exposition_release(cpa_exposition *exposition);
 
+/* The ranks are up: by what links[ranks, ranks] (cpa_engine_links) the `transport` joins them. Keeps nothing of either. */
+void cpa_exposition_set_links(cpa_exposition *exposition, const char *transport, const cpa_link *links, int32_t ranks);
 /* A request has ended, for whatever reason: from cpa_finish_fn. */
 void cpa_exposition_add_result(cpa_exposition *exposition, const cpa_request_result *result);
 /* A step is done, and these are the statistics after it: from cpa_progress_fn, each time. A step without tokens, or one

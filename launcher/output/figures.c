@@ -1,5 +1,7 @@
 #include "launcher/output/figures.h"
 
+#include <math.h>
+
 /* Parts of a row: COUNT or REAL, and METRIC, or both. */
 #define COUNT(member, which, name)                                                                                     \
     .offset = offsetof(cpa_engine_stats, member), .object = CPA_FIGURE_##which, .key = name
@@ -57,6 +59,9 @@ const cpa_figure cpa_figures[] = {
     {COUNT(folder_bytes_read, KV, "folder_bytes_read"),
      METRIC("swap_folder_read_bytes_total", counter, "Bytes of blocks read from there, sum over ranks.")},
     {COUNT(ring_device_bytes, KV, "ring_device_bytes")},
+    {COUNT(precise_bytes, KV, "precise_bytes"),
+     METRIC("precise_tokens_bytes", gauge,
+            "Bytes of a rank's cache for first tokens that are kept precise beside a quantised cache.")},
     {COUNT(ring_bytes_read, KV, "ring_bytes_read"),
      METRIC("host_cache_read_bytes_total", counter, "Bytes of a cache on the host that attention read, on all ranks.")},
     {REAL(ring_copy_s, KV, "ring_copy_ms", 1e3)},
@@ -100,6 +105,7 @@ const cpa_figure cpa_figures[] = {
     {COUNT(tiles_skipped, CP, "tiles_skipped"),
      METRIC("tiles_skipped_total", counter, "Of these, tiles left out as their scores cannot matter.")},
     {COUNT(sparse_bytes, CP, "sparse_bytes")},
+    {REAL(sparse_s, CP, "sparse_s", 1)},
     {COUNT(sparse_blocks_busiest, CP, "sparse_blocks_busiest")},
     {COUNT(sparse_host_bytes, CP, "sparse_host_bytes"),
      METRIC("sparse_host_read_bytes_total", counter,
@@ -146,4 +152,11 @@ int64_t cpa_figure_count(const cpa_figure *figure, const cpa_engine_stats *stats
 double cpa_figure_value(const cpa_figure *figure, const cpa_engine_stats *stats) {
     if (!figure->is_real) return (double)cpa_figure_count(figure, stats);
     return *(const double *)(const void *)((const char *)stats + figure->offset);
+}
+
+double cpa_figure_share_of_blocks(const cpa_engine_stats *s) {
+    double used = s->kv_blocks > 0 ? (double)s->kv_used / (double)s->kv_blocks : 0;
+    for (int32_t g = 0; g < s->kv_groups; g++)
+        used = fmax(used, (double)s->kv_group[g].used / (double)s->kv_group[g].blocks);
+    return used;
 }

@@ -40,4 +40,7 @@ extern const int cpa_n_figures;
 int64_t cpa_figure_count(const cpa_figure *figure, const cpa_engine_stats *stats);
 double cpa_figure_value(const cpa_figure *figure, const cpa_engine_stats *stats);
 
+/* Share of the blocks of a rank that requests have, from 0 to 1, of the group of layers with the most. */
+double cpa_figure_share_of_blocks(const cpa_engine_stats *stats);
+
 #endif

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "program/links.h"
 #include "program/metrics_report.h"
 #include "program/report_line.h"
 
@@ -28,9 +29,29 @@ cpa_cache_bytes_used cpa_outcome_cache_bytes(const cpa_outcome *outcome) {
     return bytes;
 }
 
+/* What carries tensors and what joins the ranks; and what of the environment has a say in it. */
+static void print_links(const cpa_outcome *outcome, FILE *out) {
+    char text[512], told[512] = "";
+    const char *name, *value;
+    if (!outcome->links || outcome->cp_size == 1) return;
+    cpa_report_line(out, "links", "%s",
+                    cpa_links_describe(outcome->transport, outcome->links, outcome->cp_size, text, sizeof text));
+    for (int i = 0; (name = cpa_links_variable(outcome->transport, i, &value)) != NULL; i++) {
+        const size_t used = strlen(told);
+        snprintf(told + used, sizeof told - used, " %s=%.64s", name, value);
+    }
+    if (told[0]) cpa_report_line(out, "", "%s chooses by%s", outcome->transport, told);
+}
+
+/* The group of the first tokens that are precise; NULL: none are. */
+static const cpa_engine_kv_group *precise_group(const cpa_engine_stats *stats) {
+    return stats->precise_bytes > 0 ? &stats->kv_group[stats->kv_groups - 1] : NULL;
+}
+
 void cpa_report_place(const cpa_outcome *outcome, FILE *out) {
     const cpa_model_shape shape = cpa_model_shape_of(outcome->model);
-    char model[256], cache[32], others[48] = "";
+    const cpa_engine_kv_group *precise = precise_group(&outcome->stats);
+    char model[256], cache[32], others[48] = "", first[48] = "";
     int32_t left = 0;
     for (int32_t layer = 0; layer < shape.layers; layer++) left += cpa_model_leaves_layer(&shape, layer);
     cpa_model_describe(outcome->model, model, sizeof model);
@@ -38,13 +59,17 @@ void cpa_report_place(const cpa_outcome *outcome, FILE *out) {
     fprintf(out, "cp_attn %s\n", cpa_version());
     cpa_report_line(out, "device", "%d rank%s: %s", outcome->cp_size, outcome->cp_size == 1 ? "" : "s",
                     outcome->device);
+    print_links(outcome, out);
     cpa_report_line(out, "model", "%s", model);
     if (left > 0)
         snprintf(others, sizeof others, ", %d of %d layers %s", left, shape.layers,
                  cpa_dtype_name(shape.attention.dtype));
-    cpa_report_line(out, "cache", "%" PRId64 " blocks of %" PRId64 " tokens a rank (%s, %s%s), interleave %" PRId64,
+    if (precise)
+        snprintf(first, sizeof first, ", first %" PRId64 " tokens %s", precise->sinks,
+                 cpa_dtype_name(shape.attention.dtype));
+    cpa_report_line(out, "cache", "%" PRId64 " blocks of %" PRId64 " tokens a rank (%s, %s%s%s), interleave %" PRId64,
                     outcome->stats.kv_blocks, outcome->settings->block_size, cache,
-                    cpa_dtype_name(shape.attention.kv_dtype), others, outcome->interleave);
+                    cpa_dtype_name(shape.attention.kv_dtype), others, first, outcome->interleave);
 }
 
 void cpa_report_preamble(const cpa_outcome *outcome, FILE *out) {
@@ -121,17 +146,26 @@ static void print_exchange(const cpa_outcome *outcome, FILE *out) {
     cpa_report_line(out, "imbalance", "%.2f, the busiest rank's attention time over the mean", stats->imbalance);
 }
 
+static void report_group(const cpa_outcome *outcome, const cpa_engine_kv_group *group, FILE *out) {
+    const char *plural = group->layers == 1 ? "" : "s";
+    char text[64] = "without a window", bytes[32];
+    if (group != precise_group(&outcome->stats)) {
+        if (group->window > 0) snprintf(text, sizeof text, "of window %" PRId64, group->window);
+        cpa_report_line(out, "", "%d layer%s %s: peak %" PRId64 " of %" PRId64, group->layers, plural, text,
+                        group->peak, group->blocks);
+        return;
+    }
+    bytes_text((double)outcome->stats.precise_bytes, bytes, sizeof bytes);
+    cpa_report_line(out, "", "first %" PRId64 " tokens in %s, %d layer%s: peak %" PRId64 " of %" PRId64 ", %s",
+                    group->sinks, cpa_dtype_name(cpa_model_shape_of(outcome->model).attention.dtype), group->layers,
+                    plural, group->peak, group->blocks, bytes);
+}
+
 /* Of each group of layers what it had of its own blocks, and of all together. */
 static void report_groups(const cpa_outcome *outcome, FILE *out) {
     const cpa_cache_bytes_used bytes = cpa_outcome_cache_bytes(outcome);
     char peak[32], all[32];
-    for (int32_t g = 0; g < outcome->stats.kv_groups; g++) {
-        const cpa_engine_kv_group *group = &outcome->stats.kv_group[g];
-        char window[32] = "without a window";
-        if (group->window > 0) snprintf(window, sizeof window, "of window %" PRId64, group->window);
-        cpa_report_line(out, "", "%d layer%s %s: peak %" PRId64 " of %" PRId64, group->layers,
-                        group->layers == 1 ? "" : "s", window, group->peak, group->blocks);
-    }
+    for (int32_t g = 0; g < outcome->stats.kv_groups; g++) report_group(outcome, &outcome->stats.kv_group[g], out);
     bytes_text((double)bytes.peak, peak, sizeof peak);
     bytes_text((double)bytes.all, all, sizeof all);
     cpa_report_line(out, "", "%s of %s at these peaks", peak, all);
@@ -231,9 +265,10 @@ void cpa_report_print(const cpa_outcome *outcome, FILE *out) {
                         stats->selection_rows, stats->selection_mass_left_out_mean, stats->selection_mass_left_out_max);
     if (stats->sparse_blocks_seen > 0) {
         const double kept = (double)stats->sparse_blocks_kept, busiest = (double)stats->sparse_blocks_busiest;
-        cpa_report_line(out, "sparse",
-                        "prompts attend %.3g of the blocks of keys that they see, the busiest rank %.2f times the mean",
-                        kept / (double)stats->sparse_blocks_seen, busiest * outcome->cp_size / kept);
+        cpa_report_line(out, "sparse", "prompts attend %.3g of the blocks of keys that they see, estimated in %.3g s",
+                        kept / (double)stats->sparse_blocks_seen, stats->sparse_s);
+        cpa_report_line(out, "", "the busiest rank attends %.2f times the mean of all",
+                        busiest * outcome->cp_size / kept);
     }
     if (stats->tiles_seen > 0)
         cpa_report_line(out, "tiles", "%.3g of %" PRId64 " tiles of keys are left out",

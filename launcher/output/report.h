@@ -16,7 +16,9 @@ typedef struct cpa_outcome {
     const cpa_settings *settings;
     const cpa_model_file *model;
     const cpa_workload *workload;
-    const char *device; /* one line */
+    const char *device;    /* one line */
+    const char *transport; /* as of cpa_engine_transport */
+    const cpa_link *links; /* [cp_size, cp_size], as of cpa_engine_links; NULL: not known, or none */
     int32_t cp_size;
     int64_t interleave;
     int64_t block_bytes;
@@ -29,13 +31,13 @@ typedef struct cpa_outcome {
     cpa_error failure; /* what ended the run; CPA_OK: nothing failed */
 } cpa_outcome;
 
-/* Version, device, model and cache. */
 /* Bytes of a rank's cache, and those of the most blocks that each group of layers had in use. */
 typedef struct cpa_cache_bytes_used {
     int64_t all, peak;
 } cpa_cache_bytes_used;
 cpa_cache_bytes_used cpa_outcome_cache_bytes(const cpa_outcome *outcome);
 
+/* Version, device, links, model and cache. */
 void cpa_report_place(const cpa_outcome *outcome, FILE *out);
 /* Before the run: these, and what will run; of the statistics only the cache and the planner's rates are there. */
 void cpa_report_preamble(const cpa_outcome *outcome, FILE *out);

@@ -10,6 +10,7 @@
 #include "launcher/ranks/signals.h"
 #include "launcher/settings/settings_table.h"
 #include "program/json_put.h"
+#include "program/links.h"
 #include "program/metrics_json.h"
 
 /* How requests ended that were not completed. */
@@ -136,6 +137,37 @@ static int fill_settings(json_t *object, const cpa_outcome *outcome) {
     return bad;
 }
 
+/* A list of pairs of ranks. */
+static json_t *pairs_to_json(const cpa_outcome *outcome) {
+    json_t *pairs = json_array();
+    for (int32_t a = 0; a < outcome->cp_size; a++) {
+        for (int32_t b = a + 1; b < outcome->cp_size; b++) {
+            const cpa_link *link = &outcome->links[a * outcome->cp_size + b];
+            json_t *pair = json_pack("{s[ii] ss so so}", "ranks", a, b, "kind", cpa_link_kind_name(link->kind), "lanes",
+                                     link->lanes > 0 ? json_integer(link->lanes) : json_null(), "gbytes_per_s",
+                                     link->bandwidth > 0 ? json_real(link->bandwidth / 1e9) : json_null());
+            if (json_array_append_new(pairs, pair) == 0) continue;
+            json_decref(pairs);
+            return NULL;
+        }
+    }
+    return pairs;
+}
+
+/* What carries tensors, the variables that tell it how, and what joins the ranks; null where no engine was made. */
+static int add_links(json_t *root, const cpa_outcome *outcome) {
+    if (!outcome->links) return json_object_set_new(root, "links", json_null());
+    json_t *environment = json_object(), *links = json_object();
+    const char *name, *value;
+    int bad = 0;
+    for (int i = 0; (name = cpa_links_variable(outcome->transport, i, &value)) != NULL; i++)
+        bad |= cpa_json_put_text(environment, name, value);
+    bad |= cpa_json_put_text(links, "transport", outcome->transport);
+    bad |= json_object_set_new(links, "environment", environment);
+    bad |= json_object_set_new(links, "pairs", pairs_to_json(outcome));
+    return json_object_set_new(root, "links", links) | bad;
+}
+
 /* Everything in one object; NULL when memory runs out. */
 static json_t *pack(const cpa_outcome *outcome) {
     static const struct {
@@ -164,6 +196,7 @@ static json_t *pack(const cpa_outcome *outcome) {
         if (known) bad |= parts[i].fill(object, outcome);
         bad |= json_object_set_new(root, parts[i].key, object);
     }
+    bad |= add_links(root, outcome);
     if (outcome->checked_logits) {
         json_t *logits = json_object();
         bad |= fill_logits(logits, outcome) | json_object_set_new(root, "logits", logits);

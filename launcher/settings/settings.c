@@ -11,6 +11,7 @@
 #include "launcher/settings/settings_check.h"
 #include "launcher/settings/settings_table.h"
 #include "launcher/settings/yaml_file.h"
+#include "program/commands.h"
 
 /* What "auto" of --shutdown-timeout stands for where others wait for answers. */
 #define SERVE_SHUTDOWN_S 30
@@ -31,10 +32,10 @@ static cpa_status unknown_option(const char *arg, size_t length, cpa_error *err)
 static cpa_status read_option(int argc, char **argv, int *i, const char **texts, cpa_error *err) {
     const char *arg = strcmp(argv[*i], "-h") == 0 ? "--help" : argv[*i];
     if (strncmp(arg, "--", 2) != 0) {
-        char found[64];
+        char found[64], commands[96];
         cpa_text_quote(arg, strlen(arg), found, sizeof found);
-        return cpa_fail(err, CPA_INVALID,
-                        "found '%s', expected an option (--help lists them), 'serve', 'generate' or 'bench'", found);
+        return cpa_fail(err, CPA_INVALID, "found '%s', expected an option (--help lists them), %s", found,
+                        cpa_commands_list("'", commands, sizeof commands));
     }
     const char *name = arg + 2;
     size_t length = strcspn(name, "=");
@@ -185,8 +186,8 @@ static cpa_status load(const char *const *texts, cpa_settings *settings, cpa_err
 cpa_status cpa_settings_load(int argc, char **argv, cpa_settings *out, cpa_error *err) {
     cpa_settings settings = {0};
     const char *texts[CPA_SETTINGS_MAX] = {NULL};
-    settings.generate = argc > 1 && strcmp(argv[1], "generate") == 0;
-    settings.serve = argc > 1 && strcmp(argv[1], "serve") == 0;
+    settings.generate = cpa_command_of(argc, argv) == CPA_COMMAND_GENERATE;
+    settings.serve = cpa_command_of(argc, argv) == CPA_COMMAND_SERVE;
     for (int i = 1 + (settings.generate || settings.serve); i < argc; i++)
         CPA_TRY(read_option(argc, argv, &i, texts, err));
     const cpa_status status = load(texts, &settings, err);
@@ -227,22 +228,13 @@ void cpa_settings_release(cpa_settings *settings) {
 }
 
 static void print_usage(const cpa_settings *settings, FILE *out) {
-    if (settings->serve) {
-        fprintf(out, "usage: mpirun -np N cp_attn serve [--model-dir DIR] [options]    serve requests over HTTP\n");
-    } else if (settings->generate) {
-        fprintf(out,
-                "usage: mpirun -np N cp_attn generate --model-dir DIR --prompt TEXT [options]    answer a prompt\n");
-    } else {
-        fprintf(out,
-                "usage: mpirun -np N cp_attn [options]    run requests on N ranks; without options, a mixed run\n"
-                "       mpirun -np N cp_attn serve [--model-dir DIR] [options]    serve requests over HTTP\n"
-                "       mpirun -np N cp_attn generate --model-dir DIR --prompt TEXT [options]    answer a prompt\n"
-                "       mpirun -np N cp_attn bench ...    measure one operation\n"
-                "       cp_attn bench serve --url URL ...    measure a server\n"
-                "       cp_attn plot FILE...    draw results and timelines\n"
-                "       cp_attn check FILE...    compute rows of --violation-dump again\n"
-                "       cp_attn COMMAND --help    options of serve, generate, bench, bench serve or plot\n");
+    if (settings->serve || settings->generate) {
+        cpa_command_print_usage(settings->serve ? CPA_COMMAND_SERVE : CPA_COMMAND_GENERATE, "usage: ", out);
+        return;
     }
+    char commands[96];
+    for (int c = 0; c < CPA_COMMANDS; c++) cpa_command_print_usage((cpa_command)c, c ? "       " : "usage: ", out);
+    fprintf(out, "       cp_attn COMMAND --help    options of %s\n", cpa_commands_list("", commands, sizeof commands));
 }
 
 void cpa_settings_print_help(const cpa_settings *settings, FILE *out) {

@@ -132,6 +132,30 @@ static cpa_status check_kept(const cpa_settings *settings, cpa_error *err) {
     return CPA_OK;
 }
 
+/* What the engine refuses besides depends on the model. */
+static cpa_status check_precise(const cpa_settings *settings, cpa_error *err) {
+    cpa_sparse_prompts sparse;
+    if (settings->precise_tokens == 0) return CPA_OK;
+    CPA_TRY(cpa_settings_sparse(settings, &sparse, err));
+    const struct {
+        const char *name;
+        int given;
+    } others[] = {{"sparse", sparse.stride > 0},
+                  {"host-cache", settings->host_cache > 0},
+                  {"block-store", settings->block_store[0] != 0}};
+    if (settings->precise_tokens % settings->block_size != 0)
+        return cpa_fail(err, CPA_INVALID,
+                        "--precise-first-tokens: found %lld, expected a multiple of the block size %lld",
+                        (long long)settings->precise_tokens, (long long)settings->block_size);
+    if (settings->algorithm == CPA_PASS_KV)
+        return cpa_fail(err, CPA_INVALID, "--precise-first-tokens: found with --algorithm pass-kv, expected pass-q");
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (others[i].given)
+            return cpa_fail(err, CPA_INVALID, "--%s: found with --precise-first-tokens, expected one of the two",
+                            others[i].name);
+    return CPA_OK;
+}
+
 static cpa_status check_drafts(const cpa_settings *settings, cpa_error *err) {
     const struct {
         const char *name;
@@ -208,12 +232,7 @@ cpa_status cpa_settings_check(const cpa_settings *settings, cpa_error *err) {
     if (settings->host_cache > 0 && settings->skip_layers[0])
         return cpa_fail(err, CPA_INVALID,
                         "--kv-cache-dtype-skip-layers: found with --host-cache, expected one of the two");
-    if (settings->precise_tokens % settings->block_size != 0)
-        return cpa_fail(err, CPA_INVALID,
-                        "--precise-first-tokens: found %lld, expected a multiple of the block size %lld",
-                        (long long)settings->precise_tokens, (long long)settings->block_size);
-    if (settings->precise_tokens > 0 && settings->algorithm == CPA_PASS_KV)
-        return cpa_fail(err, CPA_INVALID, "--precise-first-tokens: found with --algorithm pass-kv, expected pass-q");
+    CPA_TRY(check_precise(settings, err));
     CPA_TRY(check_drafts(settings, err));
     CPA_TRY(check_outputs(settings, err));
     cpa_metrics_options ignored;

@@ -192,8 +192,9 @@ def _wake(future: asyncio.Future[None]) -> None:
 class Reader:
     """The llm of the library, and the thread that reads its requests. It knows no Engine, which may end first."""
 
-    def __init__(self, handle: ctypes.c_void_p, takes_requests: bool):
+    def __init__(self, handle: ctypes.c_void_p, takes_requests: bool, held: Any):
         self.handle = handle
+        self._held = held  # what has to outlive the llm
         self._lock = threading.RLock()  # held by itself: KeyboardInterrupt may leave a Condition's "with" without
         self._news = threading.Condition(self._lock)  # letting go. What follows is guarded by it
         self._requests: dict[int, Request] = {}  # those that have not ended, by their handles

@@ -38,7 +38,7 @@ PLAIN_DTYPES = ("fp32", "bf16", "fp16")
 _ALIASES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8_e4m3",
             "float8_e5m2": "fp8_e5m2", "int8": "i8",
             "uint8": "u8", "int32": "i32", "int64": "i64", "uint32": "u32", "bool": "bool"}
-_NAMES = {ours: name for name, ours in _ALIASES.items()}
+NAMES = {ours: name for name, ours in _ALIASES.items()}
 _BY_TYPE = {(2, 32): "fp32", (2, 16): "fp16", (4, 16): "bf16", (10, 8): "fp8_e4m3", (12, 8): "fp8_e5m2",
             (0, 8): "i8", (1, 8): "u8", (0, 32): "i32", (0, 64): "i64", (1, 32): "u32", (6, 8): "bool"}
 
@@ -93,9 +93,12 @@ def read_on(place: Any, x: Any, what: str, *, written: bool = False) -> Tensor:
 
 
 def check_writable(x: Any, what: str) -> None:
-    """ValueError for an array that NumPy would not write to."""
-    if hasattr(x, "__array_struct__") and not x.flags.writeable:
-        raise ValueError(f"cpattn: {what} is read-only")
+    """ValueError for an array that NumPy would not write to, or one of JAX, whose arrays never change."""
+    if hasattr(x, "__array_struct__"):
+        if not x.flags.writeable:
+            raise ValueError(f"cpattn: {what} is read-only")
+    elif type(x).__module__.startswith("jax"):
+        raise ValueError(f"cpattn: {what} is an array of JAX, which is read-only; expected one of NumPy or PyTorch")
 
 
 def signature(x: Any) -> tuple[int, tuple[Any, ...]]:
@@ -234,9 +237,9 @@ def empty_like(x: Any, shape: tuple[int, ...], dtype: str | None = None) -> Any:
     if framework is not None and isinstance(x, framework.Tensor):
         if dtype is None:
             return framework.empty_like(x) if x.shape == shape and x.is_contiguous() else x.new_empty(shape)
-        return x.new_empty(shape, dtype=getattr(framework, _NAMES[dtype]))
+        return x.new_empty(shape, dtype=getattr(framework, NAMES[dtype]))
     module = sys.modules.get(type(x).__module__.partition(".")[0])
     if module is None or module.__name__ not in ("numpy", "cupy"):
         raise TypeError(f"cpattn: results for a {type(x).__module__}.{type(x).__name__} need a tensor that is given, "
                         "out=")
-    return module.empty(shape, dtype=x.dtype if dtype is None else _NAMES[dtype])
+    return module.empty(shape, dtype=x.dtype if dtype is None else NAMES[dtype])

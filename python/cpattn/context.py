@@ -206,11 +206,13 @@ class Context:
         self._check(lib.cpa_context_update(self.handle, ctypes.byref(args), handle))
         self.n_rows = self._reserved
 
-    def stats(self) -> dict[str, float]:
-        """What has happened on this rank since the context was created: fields of cpa_context_stats."""
+    def stats(self) -> dict[str, float | str]:
+        """What has happened on this rank since the context was created: numbers and names of cpa_context_stats."""
         out = c.cpa_context_stats()
         self._check(lib.cpa_context_get_stats(self.handle, ctypes.byref(out), ctypes.sizeof(out)))
-        return {field[0]: getattr(out, field[0]) for field in out._fields_}
+        found = ((field[0], getattr(out, field[0])) for field in out._fields_)
+        return {name: x.decode() if isinstance(x, bytes) else x for name, x in found
+                if isinstance(x, (int, float, bytes))}
 
 
 def _communicator(group: Any) -> Communicator:

@@ -7,7 +7,7 @@ import ctypes
 import json
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,13 @@ from ._library import create, integers, lib, raise_status, sized
 from ._names import dtype_of
 from ._requests import Answer, Piece, Reader, Request, llm
 from ._tensors import CUDA, HOST
+from .blocks import BlockEvent, FolderStore, MemoryStore, event_function
 from .communicator import Communicator
 
 __all__ = ["Answer", "Engine", "Piece", "Request", "Sampling"]
 
+_TRANSFERS = {"none": 0, "import": c.CPA_TRANSFER_IMPORT, "export": c.CPA_TRANSFER_EXPORT,
+              "both": c.CPA_TRANSFER_IMPORT | c.CPA_TRANSFER_EXPORT}
 _BACKENDS = {HOST: c.CPA_BACKEND_HOST, "cpu": c.CPA_BACKEND_HOST, CUDA: c.CPA_BACKEND_CUDA}
 
 
@@ -114,8 +117,13 @@ class Engine:
     them and shares what their prompts have in common. ``device`` is "host", "cuda" or "cuda:N"; without it the first
     GPU, where there is one, or the host. ``dtype`` and ``kv_cache_dtype`` are names such as "bf16" and "fp8_e4m3".
     ``chat_template`` is a family ("chatml", "llama3", ...) or a file. ``verify`` is the share of attention results that
-    are checked in float64 while it runs. Of numbers 0 stands for the library's defaults: ``num_blocks`` is what memory
-    holds, ``max_model_len`` what the model is made for and the cache holds.
+    are checked in float64 while it runs. ``precise_first_tokens``: so many first tokens of every sequence, a multiple of
+    the block size, are kept in ``dtype`` too, beside a quantised cache. Of other numbers 0 stands for the library's
+    defaults: ``num_blocks`` is what memory holds, ``max_model_len`` what the model is made for and the cache holds.
+
+    ``block_store``: where requests that ask for a ``block_transfer`` find keys and values of their prompts, and put
+    them; it knows the model by its weights. ``on_block_event`` is called with every ``cpattn.blocks.BlockEvent`` of the
+    engine's own cache, from its thread, which waits: it calls nothing of the engine.
 
     With a ``communicator`` of several ranks each of them makes the engine, with equal arguments: rank 0 takes requests,
     and on the others ``close`` waits until it has closed.
@@ -127,10 +135,21 @@ class Engine:
                  kv_cache_dtype: str | None = None, max_model_len: int = 0, num_blocks: int = 0, block_size: int = 0,
                  max_num_seqs: int = 0, max_num_batched_tokens: int = 0, gpu_memory_utilization: float = 0,
                  chat_template: str | os.PathLike[str] | None = None, threads: int = 0, prefix_caching: bool = True,
-                 verify: float = 0, communicator: Communicator | None = None):
+                 verify: float = 0, communicator: Communicator | None = None,
+                 block_store: MemoryStore | FolderStore | None = None,
+                 on_block_event: Callable[[BlockEvent], None] | None = None):
         engine = sized(c.cpa_engine_options, num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
                        max_num_batched_tokens=max_num_batched_tokens, no_prefix_caching=not prefix_caching,
                        verify=verify, device=_device(device, threads))
+        told = None if on_block_event is None else event_function(on_block_event)
+        if block_store is not None:
+            engine.block_store = ctypes.addressof(block_store.table)
+        if told is not None:
+            engine.on_block_event = ctypes.cast(told, ctypes.c_void_p)
+                 precise_first_tokens: int = 0, verify: float = 0, communicator: Communicator | None = None):
+        engine = sized(c.cpa_engine_options, num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
+                       max_num_batched_tokens=max_num_batched_tokens, no_prefix_caching=not prefix_caching,
+                       precise_tokens=precise_first_tokens, verify=verify, device=_device(device, threads))
         options = sized(c.cpa_llm_options, engine=ctypes.addressof(engine), max_model_len=max_model_len,
                         gpu_memory_utilization=gpu_memory_utilization,
                         comm=None if communicator is None else communicator.handle,
@@ -147,8 +166,8 @@ class Engine:
         self.num_blocks: int = info.num_blocks
         self.has_text: bool = bool(info.has_text)
         self.has_chat: bool = bool(info.has_chat)
-        self._communicator = communicator  # which has to outlive the engine
-        self._reader = Reader(handle, communicator is None or lib.cpa_comm_rank(communicator.handle) == 0)
+        takes_requests = communicator is None or lib.cpa_comm_rank(communicator.handle) == 0
+        self._reader = Reader(handle, takes_requests, (communicator, block_store, told))
         self._close = weakref.finalize(self, self._reader.close)
 
     def submit(self, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]], sampling: Sampling | None = None, *,
@@ -156,7 +175,8 @@ class Engine:
                skip_special_tokens: bool = True, tools: Sequence[Mapping[str, Any]] | None = None,
                template_kwargs: Mapping[str, Any] | None = None, continue_final_message: bool = False,
                priority: int = 0, timeout: float = 0, cache_salt: str | None = None,
-               tenant: str | None = None, constraint: Mapping[str, Any] | None = None, n: int = 1) -> Request:
+               tenant: str | None = None, constraint: Mapping[str, Any] | None = None, n: int = 1,
+               block_transfer: str = "none") -> Request:
         """Submits a prompt, and does not wait for its answer: a text, token ids, or the messages of a chat, as OpenAI
         has them. Tokenizer and chat template run within the call; a task whose prompts are long keeps its loop free by
         ``await asyncio.to_thread(engine.submit, ...)``.
@@ -171,7 +191,11 @@ class Engine:
         ``{"regex": expression}``, ``{"choice": [text, ...]}`` and those that cpattn/llm.h lists. ``n``: so many answers
         to the prompt, which is computed once, the seed of each one more than that of the one before, and
         ``request.samples`` the requests for them, of which the first tells log-probabilities of the prompt.
+        ``block_transfer``: "import": keys and values of the prompt come from the engine's store, as far as that has
+        them; "export": they are in it when the first token is told; "both", or "none".
         """
+        if block_transfer not in _TRANSFERS:
+            raise ValueError(f"cpattn: block_transfer {block_transfer!r}; expected one of {', '.join(_TRANSFERS)}")
         sampling = sampling or Sampling()
         drawn, kept = _sampling(sampling)
         asked, ids = _prompt(prompt, tools=_json(tools), template_kwargs=_json(template_kwargs),
@@ -181,7 +205,8 @@ class Engine:
         options = sized(c.cpa_llm_request_options, max_tokens=max_tokens, sampling=ctypes.addressof(drawn),
                         stops=ctypes.addressof(stops), n_stops=len(stops), keeps_stop=include_stop,
                         keeps_special=not skip_special_tokens, priority=priority, deadline_s=timeout,
-                        salt=_text(cache_salt), tenant=_text(tenant), constraint=_json(constraint))
+                        salt=_text(cache_salt), tenant=_text(tenant), constraint=_json(constraint),
+                        transfer=_TRANSFERS[block_transfer])
         request = self._reader.submit(asked, options, n, self, _tells_prompt(sampling))
         del drawn, kept, ids, stops  # the library has copied what they hold
         return request

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,10 +19,12 @@ from . import _declarations as c
 from ._device import device, device_of, enqueue
 from ._library import integers, lib, raise_status, sized
 from ._names import dtype_of
+from ._rows import as_rows, attend_batch, take_state
 from ._tensors import (DTYPES, PLAIN_DTYPES, Tensor, address_of, check_writable, empty_like, heads, plain_dtype, read,
                        read_on, rows, signature, vector)
 from .cache import PagedCache
 from .plan import AttendPlan, shape_of
+from .varlen import VarlenPlan, varlen
 
 
 class ScoreRules:
@@ -62,9 +63,14 @@ def kv_write(cache: PagedCache, k: Any, v: Any, slot_mapping: Any, *, nonfinite:
     ``slot_mapping``: int64 ``[tokens]`` on the device, block * block_size + offset; -1 skips the token. Rows and heads
     may have any strides, as those of a slice or a transposed tensor. ``v`` is None for a cache of latents.
     ``nonfinite``: uint8 ``[tokens]``, becomes 1 where a written key or value is NaN or infinite.
+
+    Keys and values ``[sequences, kv_heads, tokens, dim]`` have ``[sequences, tokens]`` slots and marks. They are
+    written as they lie, sequence after sequence; all at once where tokens of a sequence contain their heads.
     """
     view, on = cache.view, cache.device
     keys = read_on(on, k, "k")
+    if len(keys.shape) == 4:
+        return _write_batch(cache, k, v, slot_mapping, nonfinite, stream)
     tokens = keys.shape[0]
     check_writable(cache.k, "k of the cache")
     check_writable(cache.v, "v of the cache")
@@ -86,26 +92,21 @@ def kv_write(cache: PagedCache, k: Any, v: Any, slot_mapping: Any, *, nonfinite:
     enqueue(lib.cpa_kv_write, args, on, stream)
 
 
-def as_rows(x: Any) -> tuple[Any, list[int]]:
-    """A tensor ``[sequences, heads, tokens, dim]`` of PyTorch or NumPy as rows ``[rows, heads, dim]``, without a copy,
-    and the row at which each sequence begins, for ``q_starts`` of a plan. Other rows among them are not sequences'.
-
-    ValueError where sequences are not whole rows apart, which those of contiguous tensors and their transposes are.
-    """
-    t = read(x)
-    if len(t.shape) != 4:
-        raise ValueError(f"cpattn: {list(t.shape)}; expected [sequences, heads, tokens, dim]")
-    (n, count, tokens, dim), (apart, head, row, last) = t.shape, t.strides
-    row = row if tokens > 1 else max(count * dim, 1) if n == 1 else apart
-    if (dim > 1 and last != 1) or row <= 0 or (n > 1 and (apart % row or apart < row)):
-        raise ValueError(f"cpattn: strides {list(t.strides)} of {list(t.shape)}; expected sequences of whole rows")
-    between = apart // row if n > 1 else tokens
-    shape, strides = (max(n - 1, 0) * between + tokens, count, dim), (row, head, 1)
-    starts = [s * between for s in range(n)]
-    if hasattr(x, "as_strided"):
-        return x.as_strided(shape, strides), starts
-    strided = sys.modules["numpy"].lib.stride_tricks.as_strided
-    return strided(x, shape, [s * x.itemsize for s in strides]), starts
+def _write_batch(cache: PagedCache, k: Any, v: Any, slot_mapping: Any, nonfinite: Any, stream: int | None) -> None:
+    """``kv_write`` of [sequences, heads, tokens, dim]."""
+    n, _, tokens, _ = k.shape
+    for what, x in (("slot_mapping", slot_mapping), ("nonfinite", nonfinite)):
+        if x is not None and tuple(x.shape) != (n, tokens):
+            raise ValueError(f"cpattn: {what} is {list(x.shape)}; expected [{n}, {tokens}], as k is {list(k.shape)}")
+    if v is not None and (len(v.shape) != 4 or v.shape[0] != n):
+        raise ValueError(f"cpattn: k is {list(k.shape)}, v {list(v.shape)}; expected the same but for the width")
+    both = [as_rows(x) for x in (k, v) if x is not None]
+    if all(starts == list(range(0, n * tokens, tokens)) for _, starts in both):
+        return kv_write(cache, both[0][0], both[1][0] if v is not None else None, slot_mapping, nonfinite=nonfinite,
+                        stream=stream)
+    for s in range(n):
+        kv_write(cache, k[s].swapaxes(0, 1), None if v is None else v[s].swapaxes(0, 1), slot_mapping[s],
+                 nonfinite=None if nonfinite is None else nonfinite[s], stream=stream)
 
 
 def _blocks(pairs: Any) -> Any:
@@ -198,16 +199,26 @@ def attend(plan: AttendPlan, q: Any, cache: PagedCache, *, out: Any = None, lse:
            scale: float = 0.0, rules: ScoreRules | None = None, stream: int | None = None) -> Any:
     """softmax(scale q k^T) v for every row of the plan over its pages.
 
-    ``q``: ``[rows, q_heads, k_dim]``, rows and heads of any strides (``as_rows``); ``scale`` 0: 1 / sqrt(k_dim). The mask
-    is that of ``mask_of``. Returns ``out``, ``[rows, q_heads, v_dim]`` in the dtype of q; that and what lies behind its
-    rows are left alone where no sequence has them.
+    ``q``: ``[rows, q_heads, k_dim]``, rows and heads of any strides; ``scale`` 0: 1 / sqrt(k_dim). The mask is that of
+    ``mask_of``. Returns ``out``, ``[rows, q_heads, v_dim]`` in the dtype of q; that and what lies behind its rows are
+    left alone where no sequence has them.
 
     ``lse``: fp32 ``[rows, q_heads]``, or of contiguous ``[q_heads, rows]`` transposed, gets ln sum exp(scores); or True,
-    and ``(out, lse)`` is returned. ``state``: a pair of fp32 ``[rows, q_heads, v_dim]`` and ``[rows, q_heads]`` that gets the partial state, which can be resumed by
-    ``resume=True`` and merged; then it is returned, and ``out`` only written where it is given.
+    and ``(out, lse)`` is returned. ``state``: a pair of fp32 ``[rows, q_heads, v_dim]`` and ``[rows, q_heads]`` that
+    gets the partial state, which can be resumed by ``resume=True`` and merged; then it is returned, and ``out`` only
+    written where it is given.
+
+    ``q`` may also be ``[sequences, q_heads, tokens, k_dim]``, and is attended as it lies, without a copy, by a plan
+    whose sequences begin at the rows at which those of q do: ``q_starts`` of ``AttendPlan.set`` is ``as_rows(q)[1]``,
+    which for tokens that contain their heads is what ``set`` takes by default. ``out`` and ``lse`` then are
+    ``[sequences, q_heads, tokens, v_dim]`` and ``[sequences, q_heads, tokens]``, new ones in the order in memory that q
+    has; a ``state`` is of rows.
     """
     n, widths = plan.rows, plan.widths
     address, layout = signature(q)
+    if len(layout[1]) == 4:
+        return attend_batch(attend, plan, q, (cache,), out, lse, state=state, resume=resume, causal=causal,
+                            window=window, sinks=sinks, right=right, scale=scale, rules=rules, stream=stream)
     both = lse is True
     if both:
         lse = empty_like(q, (q.shape[0], widths[0]), "fp32")
@@ -231,11 +242,8 @@ def attend(plan: AttendPlan, q: Any, cache: PagedCache, *, out: Any = None, lse:
         args.rules = ctypes.addressof(rules.rules) if rules is not None else None
         plan.setting = setting
     args.q, args.out = address, results
-    o, row_lse = (None, lse) if state is None else state
-    if o is not None or row_lse is not None or plan.has_partial:
-        _take(plan, "o", o, widths[0], widths[2])
-        _take(plan, "lse", row_lse, widths[0])
-        plan.has_partial = o is not None or row_lse is not None
+    if lse is not None or state is not None or plan.has_partial:
+        take_state(plan, lse, state)
     handle = plan.device.stream(stream)
     status = lib.cpa_attend(plan.handle, plan.args_ref, handle)
     if status:
@@ -258,25 +266,6 @@ def _set_rows(plan: AttendPlan, q: Any, out: Any) -> None:
         if o.shape[0] < n or o.dtype != t.dtype:
             raise ValueError(f"cpattn: out is {o.dtype} {list(o.shape)}; expected {t.dtype} [{n}, {q_heads}, {v_dim}]")
     args.q_dtype = plain_dtype(t, "q")
-
-
-def _take(plan: AttendPlan, part: str, x: Any, *inner: int) -> None:
-    """Sets o or lse of the plan's partial state from a tensor [rows of the plan or more, *inner] of fp32, or None."""
-    partial, n = plan.partial, plan.rows
-    address, stride, head_stride = None, 0, 0
-    if x is not None:
-        t = read_on(plan.device, x, part, written=True)
-        address = t.address
-        if part == "lse" and t.shape[1:] == inner and t.shape[0] > 1 and t.strides[0] == 1 and t.strides[1] > 1:
-            head_stride = t.strides[1]
-            t, inner = Tensor(address, t.dtype, (t.shape[0], 1), (1, 1), t.backend, t.ordinal), (1,)
-        stride = rows(t, part, *inner)
-        if t.dtype != "fp32" or t.shape[0] < n:
-            raise ValueError(f"cpattn: {part} is {t.dtype} of {t.shape[0]} rows; expected fp32 of {n}")
-    setattr(partial, part, address)
-    setattr(partial, f"{part}_row_stride", stride)
-    if part == "lse":
-        plan.args.lse_head_stride = head_stride
 
 
 def merge(states: Sequence[tuple[Any, Any]], *, out: Any = None, out_lse: Any = None, dtype: str | None = None,
@@ -420,5 +409,6 @@ def attend_supported(q_heads: int, kv_heads: int, k_dim: int, v_dim: int, *, dty
     return status == c.CPA_OK
 
 
-__all__ = ["AttendPlan", "PagedCache", "ScoreRules", "as_rows", "attend", "attend_supported", "gather_rows", "kv_copy",
-           "kv_gather", "kv_swap", "kv_write", "linear", "mask_of", "merge", "rmsnorm", "rotate", "swiglu"]
+__all__ = ["AttendPlan", "PagedCache", "ScoreRules", "VarlenPlan", "as_rows", "attend", "attend_supported",
+           "gather_rows", "kv_copy", "kv_gather", "kv_swap", "kv_write", "linear", "mask_of", "merge", "rmsnorm",
+           "rotate", "swiglu", "varlen"]

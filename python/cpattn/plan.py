@@ -9,7 +9,7 @@ import operator
 import sys
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from . import _declarations as c
 from ._device import Device, device, enqueue
@@ -48,20 +48,49 @@ def shape_of(q_heads: int, kv_heads: int, k_dim: int, v_dim: int | None, dtype: 
                                  kv_dtype=dtype_of(kv_dtype))
 
 
-_plans: dict[int, weakref.ref[AttendPlan]] = {}
+_plans: dict[int, weakref.ref[Plan]] = {}
 _numbers = itertools.count()
 
 
-def plan_numbered(number: int) -> AttendPlan:
-    """The plan whose ``number`` this is. ValueError where it is gone."""
+def plan_numbered(number: int, kind: type[AnyPlan]) -> AnyPlan:
+    """The plan of that kind whose ``number`` this is. ValueError where it is gone, or of another kind."""
     found = _plans.get(number)
     plan = found() if found is not None else None
     if plan is None:
         raise ValueError(f"cpattn: there is no plan of number {number}, or not any more")
+    if not isinstance(plan, kind):
+        raise ValueError(f"cpattn: plan {number} is of {type(plan).__name__}; expected {kind.__name__}")
     return plan
 
 
-class AttendPlan:
+class Plan:
+    """What all plans have: the library's plan on a device, a number that names it where only numbers go, as in
+    operators of PyTorch, and what is passed to the library with it, kept from call to call."""
+
+    def __init__(self, args: Any, widths: tuple[int, int, int], backend: str, ordinal: int):
+        self.device: Device = device(backend, ordinal)
+        self.widths = widths  # q_heads, k_dim, v_dim
+        self.rows = 0
+        self.spans: tuple[list[int], list[int]] | None = None  # first rows and rows of sequences, where the host knows
+        self.handle = create(lib.cpa_attend_plan_create, self.device.handle)
+        self.number = next(_numbers)
+        _plans[self.number] = weakref.ref(self)
+        self.args = sized(args)
+        self.args_ref = ctypes.byref(self.args)
+        self.partial = self.args.state
+        self.has_partial = False
+        self.setting: Any = None  # what of args was set last beside addresses
+
+    def __del__(self) -> None:
+        if hasattr(self, "handle") and not sys.is_finalizing():
+            del _plans[self.number]
+            lib.cpa_attend_plan_destroy(self.handle)
+
+
+AnyPlan = TypeVar("AnyPlan", bound=Plan)
+
+
+class AttendPlan(Plan):
     """The plan of a step on one device. Used by one thread at a time, and not set while an attend of it is in flight.
 
     ``q_heads``, ``kv_heads``, ``k_dim`` and ``v_dim`` (by default ``k_dim``) are those of what it attends; ``dtype`` of
@@ -74,26 +103,10 @@ class AttendPlan:
     def __init__(self, q_heads: int, kv_heads: int, k_dim: int, v_dim: int | None = None, *, block_size: int,
                  dtype: str = "fp32", kv_dtype: str | None = None, v_in_k: bool = False, backend: str = "host",
                  ordinal: int = 0):
-        self.device: Device = device(backend, ordinal)
         self.shape = shape_of(q_heads, kv_heads, k_dim, v_dim, dtype, kv_dtype, v_in_k)
         self.block_size = block_size
-        self.widths = (q_heads, k_dim, self.shape.v_dim)
-        self.rows = 0
         self.order: list[int] | None = None  # of set: which row of the batch each row is, None: the same
-        self.handle = create(lib.cpa_attend_plan_create, self.device.handle)
-        self.number = next(_numbers)  # names the plan where only numbers go, as in operators of PyTorch
-        _plans[self.number] = weakref.ref(self)
-        # What ops.attend passes, kept from call to call; `setting` is what of it was set last beside tensors.
-        self.args = sized(c.cpa_attend_args)
-        self.args_ref = ctypes.byref(self.args)
-        self.partial = self.args.state
-        self.has_partial = False
-        self.setting: Any = None
-
-    def __del__(self) -> None:
-        if hasattr(self, "handle") and not sys.is_finalizing():
-            del _plans[self.number]
-            lib.cpa_attend_plan_destroy(self.handle)
+        super().__init__(c.cpa_attend_args, (q_heads, k_dim, self.shape.v_dim), backend, ordinal)
 
     def set(self, query_lens: Sequence[int], seq_lens: Sequence[int], block_tables: Any, *, cascade: bool = True,
             q_starts: Sequence[int] | None = None, num_blocks: int = 0,
@@ -138,6 +151,8 @@ class AttendPlan:
                       block_tables_on_device=int(on_device), num_blocks=num_blocks if on_device else 0)
         call(lib.cpa_attend_plan_set, self.handle, ctypes.byref(batch))
         self.rows = sum(query_lens) if q_starts is None else max(map(operator.add, q_starts, query_lens), default=0)
+        starts = itertools.accumulate(query_lens[:-1], initial=0) if q_starts is None else q_starts
+        self.spans = list(starts)[:n], list(query_lens)
         self._held = tables if on_device else None
 
     def _items(self, query_lens: Sequence[int], seq_lens: Sequence[int], width: int, q_starts: Sequence[int] | None,
@@ -193,6 +208,7 @@ class AttendPlan:
                         kv_indices=ctypes.addressof(pages))
         call(lib.cpa_attend_plan_set_indices, self.handle, ctypes.byref(indices))
         self.rows = q[n]
+        self.spans = q[:n], [end - begin for begin, end in itertools.pairwise(q)]
         self._held = None
 
     def reserve(self, sequences: int, tokens: int, num_blocks: int, rows: int = 1, total_rows: int = 0) -> None:

@@ -55,7 +55,9 @@ def owned_rows(rank, size, algorithm):
                     for whole, p, s in zip(expected(**mask), own, starts)]
             np.testing.assert_allclose(out, np.concatenate([w[0] for w in want]), atol=3e-5)
             np.testing.assert_allclose(lse, np.concatenate([w[1] for w in want]), atol=3e-5)
-        assert context.stats()["bytes_sent"] > 0
+        stats = context.stats()
+        assert stats["bytes_sent"] > 0 and stats["prefill_kernels"] != ""
+        assert {type(value) for value in stats.values()} == {int, float, str}
 
 
 @pytest.mark.parametrize("algorithm", ["pass-kv", "pass-q", "auto"])

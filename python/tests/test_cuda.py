@@ -54,6 +54,38 @@ def test_attend_on_the_current_stream(rng, queries):
         row += n
 
 
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_batches_of_heads_are_attended_as_they_lie(rng, contiguous):
+    lengths, tokens = [100, 64], 32
+    pages = Paged(rng, lengths, KV_HEADS, DIM)
+    pools, rows = written(pages), on_device(peaky(rng, 2 * tokens, HEADS, DIM))
+    q = rows.view(2, tokens, HEADS, DIM).transpose(1, 2)
+    q = q.contiguous() if contiguous else q
+    plan = cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16, **CUDA)
+    plan.set([tokens] * 2, lengths, pages.tables, q_starts=ops.as_rows(q)[1])
+    out, lse = ct.attend_with_lse(plan, q, *pools)
+    assert out.shape == q.shape and out.stride() == q.stride()
+    for s, n in enumerate(lengths):
+        rows = q[s].transpose(0, 1).float().cpu()
+        want, want_lse = attend(rows, rounded(pages.k[s]), rounded(pages.v[s]), n - tokens)
+        np.testing.assert_allclose(out[s].transpose(0, 1).float().cpu(), want, atol=0.06, rtol=0.02)
+        np.testing.assert_allclose(lse[s].T.cpu(), want_lse, atol=0.02, rtol=0.01)
+
+
+def test_varlen_of_parts_of_a_product(rng):
+    starts = [0, 50, 50, 178]
+    product = on_device(peaky(rng, 178, HEADS + 2 * KV_HEADS, DIM))
+    q, k, v = product.split([HEADS, KV_HEADS, KV_HEADS], 1)
+    plan = cpattn.VarlenPlan(HEADS, KV_HEADS, DIM, backend="cuda")
+    plan.set(torch.tensor(starts, dtype=torch.int32, device="cuda"), causal=True)
+    out, lse = ct.varlen_with_lse(plan, q, k, v, causal=True, left=40)
+    for a, b in zip(starts, starts[1:]):
+        if a < b:
+            want, want_lse = attend(*(x[a:b].float().cpu() for x in (q, k, v)), 0, window=40)
+            np.testing.assert_allclose(out[a:b].float().cpu(), want, atol=0.06, rtol=0.02)
+            np.testing.assert_allclose(lse[a:b].cpu(), want_lse, atol=0.02, rtol=0.01)
+
+
 def test_graph_of_a_reserved_plan_follows_its_arrays(rng):
     pages = Paged(rng, [100, 33], KV_HEADS, DIM)
     pools, q = written(pages), on_device(peaky(rng, 2, HEADS, DIM))

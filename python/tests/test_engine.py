@@ -191,10 +191,18 @@ def test_caches_are_known_by_every_name_of_their_dtype(name):
         assert len(engine.submit([1, 2, 3], ENDLESS, max_tokens=2).result().token_ids) == 2
 
 
+def test_precise_first_tokens_are_those_of_no_quantisation():
+    with Engine(FOLDER, device="host", num_blocks=256, kv_cache_dtype="fp8_e5m2", precise_first_tokens=1024) as engine:
+        assert engine.submit(EXPECTED["prompts"][0], ENDLESS, max_tokens=16).result(60).token_ids == \
+            EXPECTED["output_ids"][0][:16]
+        assert engine.stats()["precise_bytes"] > 0
+
+
 @pytest.mark.parametrize("make, line", [
     (lambda: Engine("none"), "none/config.json: No such file"),
     (lambda: Engine(FOLDER, max_model_len=5000), "max_model_len: found 5000, expected at most the 4096 positions"),
     (lambda: Engine(FOLDER, device="host", block_size=24), "block_size"),
+    (lambda: Engine(FOLDER, device="host", precise_first_tokens=16), "precise_tokens: 16 with a cache of fp32"),
     (lambda: Engine(FOLDER, device="gpu"), "device 'gpu'; expected 'host', 'cuda' or 'cuda:N'"),
     (lambda: Engine(FOLDER, dtype="fp9"), "dtype: found 'fp9', expected fp32"),
 ])

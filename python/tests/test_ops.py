@@ -159,29 +159,80 @@ def test_shards_of_the_keys_merge_to_the_whole(rng, interleave):
     np.testing.assert_allclose(lse, np.concatenate([w[1] for w in want])[order], atol=3e-5)
 
 
-def test_batches_of_heads_are_attended_as_they_lie(rng):
+def layouts(dense):
+    """Rows [2 * tokens, heads, dim] of two sequences as [2, heads, tokens, dim] in several orders in memory."""
+    x = dense.reshape(2, -1, *dense.shape[1:])  # [2, tokens, heads, dim]
+    yield "tokens that contain their heads", x.swapaxes(1, 2)
+    yield "heads that contain their tokens", np.ascontiguousarray(x.swapaxes(1, 2))
+    yield "heads that contain their sequences", np.ascontiguousarray(x.transpose(2, 0, 1, 3)).swapaxes(0, 1)
+    product = np.full((*x.shape[:2], x.shape[2] + 3, x.shape[3]), np.nan, np.float32)
+    product[:, :, 1:-2] = x
+    yield "some of the heads of a product", product[:, :, 1:-2].swapaxes(1, 2)
+    some = np.full((2, x.shape[2] + 3, *x.shape[1::2]), np.nan, np.float32)
+    some[:, 1:-2] = x.swapaxes(1, 2)
+    yield "some of the heads that contain their tokens", some[:, 1:-2]
+
+
+@pytest.mark.parametrize("which", range(5))
+@pytest.mark.parametrize("of_torch", [False, True])
+def test_batches_of_heads_are_attended_as_they_lie(rng, which, of_torch):
     lengths, tokens = [70, 33], 20
-    pages, cache, plan, dense = step(rng, lengths, [tokens] * 2)
+    pages, cache, plan, dense = step(rng, lengths, [tokens] * 2, v_dim=16)
     want, want_lse = ops.attend(plan, dense, cache, lse=True)
-    q = np.ascontiguousarray(dense.reshape(2, tokens, HEADS, DIM).transpose(0, 2, 1, 3))
+    want, want_lse = (x.reshape(2, tokens, HEADS, *x.shape[2:]).swapaxes(1, 2) for x in (want, want_lse))
+    q = dict(enumerate(x for _, x in layouts(dense)))[which]
+    if of_torch:
+        q = pytest.importorskip("torch").from_numpy(q)
     rows, starts = ops.as_rows(q)
-    assert np.shares_memory(rows, q) and starts == [0, HEADS * tokens]
+    assert np.shares_memory(rows, q)
     plan.set([tokens] * 2, lengths, pages.tables, q_starts=starts)
-    out = np.full_like(q, np.nan)
-    lse = np.full((2, HEADS, tokens), np.nan, np.float32)
-    lse_rows = ops.as_rows(lse[..., None])[0][..., 0]
-    ops.attend(plan, rows, cache, out=ops.as_rows(out)[0], lse=lse_rows)
-    np.testing.assert_array_equal(out.transpose(0, 2, 1, 3).reshape(want.shape), want)
-    np.testing.assert_array_equal(lse.transpose(0, 2, 1).reshape(want_lse.shape), want_lse)
-    with pytest.raises(ValueError, match="whole rows"):
-        ops.as_rows(np.zeros((2, 61), np.float32)[:, :60].reshape(2, 5, 3, 4))
-    again = [np.full_like(x, np.nan) for x in (cache.k, cache.v)]  # written from tensors with tokens within heads
-    for x, y in zip(pages.k[:1], pages.v[:1]):
-        within = [np.ascontiguousarray(t.transpose(1, 0, 2)).transpose(1, 0, 2) for t in (x, y)]
-        ops.kv_write(cpattn.PagedCache(*again), *within, pages.slots[0])
-    for mine, its in zip(again, (cache.k, cache.v)):
-        np.testing.assert_array_equal(mine.reshape(-1, *mine.shape[2:])[pages.slots[0]],
-                                      its.reshape(-1, *its.shape[2:])[pages.slots[0]])
+    out, lse = ops.attend(plan, q, cache, lse=True)
+    assert type(out) is type(lse) is type(q) and out.shape == (2, HEADS, tokens, 16) and lse.shape == out.shape[:3]
+    np.testing.assert_array_equal(out, want)
+    np.testing.assert_array_equal(lse, want_lse)
+    out[...], lse[...] = np.nan, np.nan
+    assert ops.attend(plan, q, cache, out=out, lse=lse) is out
+    np.testing.assert_array_equal(out, want)
+    np.testing.assert_array_equal(lse, want_lse)
+
+
+def test_batches_that_do_not_lie_as_the_plan_are_refused(rng):
+    pages, cache, plan, dense = step(rng, [70, 33], [20] * 2)
+    within = np.ascontiguousarray(dense.reshape(2, 20, HEADS, DIM).swapaxes(1, 2))
+    for message, q, options in [
+            ("sequence 1 of q begins at row 80, that of the plan at row 20; expected the same", within, {}),
+            (r"q has 1 sequences of 20 rows; the plan has 2 of at most 20", within[:1], {}),
+            (r"q has 2 sequences of 19 rows; the plan has 2 of at most 20", within[:, :, 1:], {}),
+            (r"strides \[\d+, \d+, 32, 1\] of \[2, 4, 20, 32\]; expected sequences of whole rows",
+             np.zeros(2 * (within[0].size + 1), np.float32).reshape(2, -1)[:, 1:].reshape(within.shape), {})]:
+        with pytest.raises(ValueError, match=message):
+            ops.attend(plan, q, cache, **options)
+    plan.set([20] * 2, [70, 33], pages.tables, q_starts=ops.as_rows(within)[1])
+    across = np.zeros((2, 20, HEADS, DIM), np.float32).swapaxes(1, 2)
+    with pytest.raises(ValueError, match="sequence 1 of out begins at row 20, that of q at row 80"):
+        ops.attend(plan, within, cache, out=across)
+    with pytest.raises(ValueError, match="sequence 1 of lse begins at row 20, that of q at row 80"):
+        ops.attend(plan, within, cache, lse=across[..., 0])
+    with pytest.raises(TypeError, match="expected a tensor of PyTorch, NumPy or CuPy, or rows"):
+        ops.attend(plan, Foreign(within), cache)
+    assert not across.any()
+
+
+@pytest.mark.parametrize("which", range(5))
+def test_batches_of_heads_are_written_as_they_lie(rng, which):
+    pages, cache, _, _ = step(rng, [40, 40], [1, 1], v_dim=16)
+    again = cpattn.PagedCache(*[np.full_like(x, np.nan) for x in (cache.k, cache.v)])
+    k, v = ([x for _, x in layouts(np.concatenate(of))][which] for of in (pages.k, pages.v))
+    ops.kv_write(again, k, v, np.stack(pages.slots))
+    np.testing.assert_array_equal(again.k, cache.k)
+    np.testing.assert_array_equal(again.v, cache.v)
+    v[1, 1, 7, 3], nonfinite = np.inf, np.zeros((2, 40), np.uint8)
+    ops.kv_write(again, k, v, np.stack(pages.slots), nonfinite=nonfinite)
+    assert np.argwhere(nonfinite).tolist() == [[1, 7]]
+    with pytest.raises(ValueError, match=r"slot_mapping is \[80\]; expected \[2, 40\], as k is"):
+        ops.kv_write(again, k, v, np.concatenate(pages.slots))
+    with pytest.raises(ValueError, match="expected the same but for the width"):
+        ops.kv_write(again, k, v[:1], np.stack(pages.slots))
 
 
 def test_rows_are_gathered_from_any_token_and_blocks_swapped(rng):
@@ -398,14 +449,17 @@ def test_blocks_that_no_int32_holds_are_refused(rng):
             call()
 
 
+class Foreign:
+    """An array that speaks DLPack and nothing else."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def __dlpack__(self, **_):
+        return self.x.__dlpack__()
+
+
 def test_tensors_of_other_frameworks_come_by_dlpack(rng):
-    class Foreign:  # speaks DLPack and nothing else
-        def __init__(self, x):
-            self.x = x
-
-        def __dlpack__(self, **_):
-            return self.x.__dlpack__()
-
     pages, cache, plan, q = step(rng, [40], [2])
     out = np.empty((2, HEADS, DIM), np.float32)
     ops.attend(plan, Foreign(q), cache, out=Foreign(out))

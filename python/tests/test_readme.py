@@ -8,7 +8,7 @@ README = Path(__file__).resolve().parents[1] / "README.md"
 
 def test_operators():
     section = README.read_text().split("## Operators")[1].split("\n## ")[0]
-    code = re.search(r"```python\n(.*?)```", section, re.S).group(1)
     names = {}
-    exec(code, names)
-    assert names["out"].shape == (4, 8, 128) and abs(names["out"]).max() > 0
+    for code, rows in zip(re.findall(r"```python\n(.*?)```", section, re.S), (4, 100), strict=True):
+        exec(code, names)
+        assert names["out"].shape == (rows, 8, 128) and abs(names["out"]).max() > 0

@@ -56,6 +56,52 @@ def test_schemas_and_fakes_are_true(step):
         torch.library.opcheck(getattr(torch.ops.cpattn, name).default, arguments, test_utils=checks)
 
 
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_compiled_attend_of_batches_of_heads(step, contiguous):
+    pages, pools, (k, v, slots), plan, q = step
+    ct.kv_write(k, v, *pools, slots)
+    plan.set([5, 5], [70, 60], pages.tables * 2)
+    heads_first = torch.stack([q, q * 2]).transpose(1, 2)
+    if contiguous:
+        heads_first = heads_first.contiguous()
+        plan.set([5, 5], [70, 60], pages.tables * 2, q_starts=cpattn.ops.as_rows(heads_first)[1])
+
+    def both(q, k_cache, v_cache):
+        out, lse = ct.attend_with_lse(plan, q, k_cache, v_cache)
+        return out + ct.attend(plan, q, k_cache, v_cache), lse * 2
+
+    out, lse = torch.compile(both, backend="aot_eager", fullgraph=True)(heads_first, *pools)
+    assert out.is_contiguous() == contiguous and out.shape == (2, HEADS, 5, DIM)
+    for s, tokens in enumerate((70, 60)):
+        want, want_lse = attend(q.numpy() * (s + 1), pages.k[0][:tokens], pages.v[0][:tokens], tokens - 5)
+        np.testing.assert_allclose(out[s].transpose(0, 1), want * 2, atol=4e-5)
+        np.testing.assert_allclose(lse[s].T, want_lse * 2, atol=4e-5)
+
+
+def test_compiled_varlen(rng):
+    plan = cpattn.VarlenPlan(HEADS, KV_HEADS, DIM)
+    plan.set([0, 6, 20])
+    product = torch.from_numpy(peaky(rng, 20, HEADS + 2 * KV_HEADS, DIM))
+
+    def layer(product):
+        q, k, v = product.split([HEADS, KV_HEADS, KV_HEADS], 1)
+        out, lse = ct.varlen_with_lse(plan, q, k, v, left=4)
+        return out + ct.varlen(plan, q, k, v, left=4), lse
+
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    out, lse = compiled(product)
+    for a, b in ((0, 6), (6, 20)):
+        q, k, v = product[a:b].split([HEADS, KV_HEADS, KV_HEADS], 1)
+        want, want_lse = attend(q, k, v, 0, window=4, causal=False)
+        np.testing.assert_allclose(out[a:b], want * 2, atol=4e-5)
+        np.testing.assert_allclose(lse[a:b], want_lse, atol=4e-5)
+    arguments = (*product.split([HEADS, KV_HEADS, KV_HEADS], 1), plan.number)
+    torch.library.opcheck(torch.ops.cpattn.varlen.default, arguments,
+                          test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_static"))
+    with pytest.raises(ValueError, match=f"plan {plan.number} is of VarlenPlan; expected AttendPlan"):
+        torch.ops.cpattn.attend(product[:, :HEADS], *torch.zeros(2, 1, 16, KV_HEADS, DIM), plan.number)
+
+
 def test_lse_merge_and_half_precision(step):
     pages, pools, (k, v, slots), plan, q = step
     half = [torch.full_like(p, torch.nan, dtype=torch.bfloat16) for p in pools]

@@ -35,6 +35,7 @@ static cpa_status read_spans(cpa_context *c) {
     c->ops.stats.attend_s += attend_s;
     c->ops.stats.exposed_comm_s += exposed_s;
     c->replayed_s += totals.seconds[CPA_SPAN_GRAPH];
+    c->estimate_s += totals.seconds[CPA_SPAN_ESTIMATE];
     return CPA_OK;
 }
 
@@ -68,6 +69,10 @@ void cpa_context_capture(cpa_context *c, int capturing) {
 
 double cpa_context_replayed_seconds(const cpa_context *c) {
     return c->replayed_s;
+}
+
+double cpa_context_estimate_seconds(const cpa_context *c) {
+    return c->estimate_s;
 }
 
 /* ---- life ---- */
@@ -273,21 +278,21 @@ static void destroy(cpa_context *c) {
     free(c);
 }
 
-/* Waits for the exchanges of a device's stream, if its transport watches them. */
-static cpa_status drain(cpa_context *c, cpa_stream *stream) {
+/* Waits for the exchanges of a device's stream, if its transport watches them; meanwhile `beside` moves. */
+static cpa_status drain(cpa_context *c, cpa_stream *stream, const cpa_progress *beside) {
     cpa_transport *transport = c->ops.transport;
     if (!transport->table->drain) return CPA_OK;
     cpa_comm_begin_wait(c->control.comm, c->exchanging);
-    cpa_status status = transport->table->drain(transport, stream->native, &stream->progress, &c->ops.error);
+    cpa_status status = transport->table->drain(transport, stream->native, beside, &c->ops.error);
     cpa_comm_end_wait(c->control.comm);
     if (status != CPA_OK) c->broken = 1;
     return status;
 }
 
-/* For cpa_stream_sync. */
+/* For cpa_stream_sync. More of a step may be enqueued behind it: what idle times are for, such as the next step, waits. */
 static cpa_status drain_stream(void *context, cpa_stream *stream) {
     cpa_context *c = context;
-    cpa_status status = drain(c, stream);
+    cpa_status status = drain(c, stream, NULL);
     return status == CPA_OK ? CPA_OK : cpa_fail(&stream->error, status, "%s", c->ops.error.message);
 }
 
@@ -341,7 +346,7 @@ void cpa_context_destroy(cpa_context *context) {
 }
 
 cpa_status cpa_context_sync(cpa_context *c, cpa_stream *stream) {
-    CPA_TRY(drain(c, stream));
+    CPA_TRY(drain(c, stream, &stream->progress));
     CPA_TRY(cpa_context_check(&c->ops, c->ops.device->table->stream_sync(stream), stream));
     return read_spans(c);
 }
@@ -428,7 +433,7 @@ void cpa_context_begin_exchanging(cpa_context *c, int64_t call, cpa_stream *stre
     c->layers_exchanged++;
     c->exchanging = (cpa_calls){c->control.channel, c->exchanging.channel < 0 ? call : c->exchanging.first, call};
     cpa_comm_begin_wait(c->control.comm, c->exchanging);
-    if (!c->is_ahead || cpa_context_is_reserved(c)) cpa_progress_add(&stream->progress, &c->awaiting);
+    cpa_progress_add(&stream->progress, &c->awaiting);
     cpa_progress_add(&stream->progress, messages);
 }
 

@@ -33,6 +33,8 @@ void cpa_context_capture(cpa_context *c, int capturing);
 /* Device seconds of the steps that were launched as graphs, from before their first kernel to behind their last: all of
  * their work, of which the statistics of the context say no more. */
 double cpa_context_replayed_seconds(const cpa_context *c);
+/* Device seconds of spans of CPA_SPAN_ESTIMATE. */
+double cpa_context_estimate_seconds(const cpa_context *c);
 /* [ranks]: of the bytes that this rank has sent since the context was created, those to each rank. Lives as long as the
  * context. */
 const int64_t *cpa_context_bytes_to(const cpa_context *c);

@@ -47,6 +47,7 @@ struct cpa_context {
     const cpa_planned_step *attended; /* the step whose layers are attended: `step` or `reserved_step` */
     int broken;                       /* a layer failed half-way: the ranks no longer agree on what is in flight */
     double replayed_s;                /* see cpa_context_replayed_seconds */
+    double estimate_s;                /* see cpa_context_estimate_seconds */
 
     cpa_events *steps; /* events 0 and 1 of cpa_context_plan, after the layers of the last two steps, in turn */
     int turn;          /* index of the event of the step at hand */

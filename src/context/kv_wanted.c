@@ -82,14 +82,6 @@ static cpa_status make_room(cpa_kv_wanted *w, int64_t words) {
     return CPA_OK;
 }
 
-/* Waits until the stream is idle, whose exchanges the transport watches. */
-static cpa_status wait_for(cpa_context_ops *ops, cpa_stream *stream) {
-    cpa_transport *transport = ops->transport;
-    if (transport->table->drain)
-        CPA_TRY(transport->table->drain(transport, stream->native, &stream->progress, &ops->error));
-    return cpa_context_check(ops, ops->device->table->stream_sync(stream), stream);
-}
-
 /* Brings the union of the rows of each rank to the host. */
 static cpa_status unite_rows(cpa_kv_wanted *w, const cpa_key_blocks *blocks, int64_t sets, cpa_stream *stream) {
     cpa_context_ops *ops = w->ops;
@@ -103,7 +95,7 @@ static cpa_status unite_rows(cpa_kv_wanted *w, const cpa_key_blocks *blocks, int
     CPA_TRY(cpa_context_check(ops, ops->device->operators->block_union(&args, stream), stream));
     const int64_t bytes = sets * w->words * (int64_t)sizeof *w->by_rank;
     CPA_TRY(cpa_context_check(ops, ops->device->table->copy(w->by_rank, w->device_bits.memory, bytes, stream), stream));
-    return wait_for(ops, stream);
+    return cpa_context_check(ops, cpa_stream_sync(stream), stream);
 }
 
 cpa_status cpa_kv_wanted_find(cpa_kv_wanted *w, const cpa_key_selection *selection, cpa_stream *stream) {

@@ -52,8 +52,8 @@ static int64_t precise_keys(const cpa_context_ops *ops, const cpa_attend_item *i
     return cpa_min64(kept, item->k_count);
 }
 
-/* Plans the precise keys of the items, once their queries are all in one place, and leaves the others to what is planned next: from the first block on that has
- * none. */
+/* Plans the precise keys of the items, once their queries are all in one place, and leaves the others, from the first
+ * block on that has none, to what is planned next. */
 static cpa_status set_precise(cpa_row_plan *plan, cpa_context_ops *ops, cpa_attend_batch batch,
                               cpa_attend_fusion fusion) {
     const cpa_operator_table *operators = ops->device->operators;

@@ -5,24 +5,16 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "comm/rounds.h"
 #include "kernels/block_layout.h"
 #include "kernels/operators.h"
 #include "src/engine/calibrate_decode.h"
+#include "src/engine/calibrate_exchange.h"
 #include "src/engine/calibrate_prefill.h"
 #include "src/model/synthetic.h"
 
 /* A probe grows until it takes long enough that launching it does not count. */
-enum {
-    LEAST_KEYS = 1024,
-    MOST_KEYS = 16384,
-    QUERIES_PART = 8,
-    LEAST_BYTES = 4 << 20,
-    MOST_BYTES = 64 << 20,
-    PROBE_EXCHANGES = 4,
-    GROWTH = 4
-};
-static const double PROBE_SECONDS = 0.01, LONG_CALL_SECONDS = 1e-3, LONG_EXCHANGE_SECONDS = 5e-4;
+enum { LEAST_KEYS = 1024, MOST_KEYS = 16384, QUERIES_PART = 8, GROWTH = 4 };
+static const double PROBE_SECONDS = 0.01, LONG_CALL_SECONDS = 1e-3;
 
 /* A chunk of queries over keys that it sees all, in a cache of its own. */
 typedef struct probe {
@@ -179,59 +171,12 @@ static cpa_status measure_flops(cpa_device *device, const cpa_worker_options *op
     return CPA_OK;
 }
 
-/* Seconds of an exchange of `bytes` with the peer of the first round, of PROBE_EXCHANGES after a warm-up. `buffers`
- * has room for both directions. */
-static cpa_status time_exchanges(cpa_control *control, cpa_transport *transport, cpa_stream *stream, char *buffers,
-                                 int64_t bytes, double *seconds, cpa_error *err) {
-    const cpa_transport_table *table = transport->table;
-    int32_t to = cpa_round_send_peer(control->size, control->rank, 1);
-    int32_t from = cpa_round_recv_peer(control->size, control->rank, 1);
-    char *send = buffers, *recv = send + bytes;
-    cpa_message messages[2] = {{to, send, bytes, NULL, 0}, {from, NULL, 0, recv, bytes}};
-    if (to == from) messages[0] = (cpa_message){to, send, bytes, recv, bytes};
-    double start = 0, waited;
-    for (int i = -1; i < PROBE_EXCHANGES; i++) {
-        cpa_exchange *exchange;
-        if (i == 0) start = cpa_clock_now();
-        CPA_TRY(table->start(transport, messages, to == from ? 1 : 2, stream->native, &exchange, err));
-        CPA_TRY(table->finish(transport, exchange, stream->native, &waited, err));
-        if (table->drain && (i == -1 || i + 1 == PROBE_EXCHANGES))
-            CPA_TRY(table->drain(transport, stream->native, NULL, err));
-    }
-    *seconds = (cpa_clock_now() - start) / PROBE_EXCHANGES;
-    return cpa_control_max(control, seconds, 1, err);
-}
-
-/* Bytes/s that a rank sends while every rank exchanges with its peer of the first round. */
-static cpa_status measure_bandwidth(cpa_control *control, cpa_device *device, const cpa_transport_table *table,
-                                    double *bandwidth, cpa_error *err) {
-    cpa_transport *transport = NULL;
-    cpa_stream *stream = NULL;
-    void *buffers = NULL;
-    double seconds;
-    int64_t bytes = LEAST_BYTES / GROWTH;
-    cpa_status status = device->table->alloc(device, 2 * (int64_t)MOST_BYTES, &buffers, err);
-    if (status == CPA_OK) status = device->table->stream_create(device, &stream, err);
-    CPA_TRY_GOTO(cpa_control_agree(control, status, err), done);
-    CPA_TRY_GOTO(table->open(control, &transport, err), done);
-    do {
-        bytes *= GROWTH;
-        CPA_TRY(time_exchanges(control, transport, stream, buffers, bytes, &seconds, err)); /* in use by others yet */
-    } while (seconds < LONG_EXCHANGE_SECONDS && bytes < MOST_BYTES);
-    *bandwidth = (double)bytes / seconds;
-done:
-    if (transport) transport->table->close(transport);
-    if (stream) device->table->stream_destroy(stream);
-    device->table->free(device, buffers);
-    return status;
-}
-
 cpa_status cpa_calibrate(cpa_control *control, cpa_device *device, const cpa_worker_options *options,
-                         cpa_planner *planner, cpa_error *err) {
+                         cpa_planner *planner, cpa_link *links, cpa_error *err) {
     double sums[2] = {0, INFINITY};
     CPA_TRY(cpa_control_agree(control, measure_flops(device, options, &sums[0], err), err));
     if (control->size > 1) {
-        CPA_TRY(measure_bandwidth(control, device, options->transport, &sums[1], err));
+        CPA_TRY(cpa_calibrate_exchange(control, device, options->transport, &sums[1], links, err));
         CPA_TRY(cpa_control_sum(control, sums, 2, err));
     }
     planner->flops = sums[0] / control->size;

@@ -9,8 +9,9 @@
 
 /* Collective; takes well under a second. Sets flops, bandwidth, memory_bandwidth, exchange_s and the probes of the
  * planner: every rank gets the same, mostly the mean over the ranks. bandwidth is infinite for one rank. There is
- * nothing behind it for one rank, and on the host, which promises bits: times must not decide on them. */
+ * nothing behind it for one rank, and on the host, which promises bits: times must not decide on them. links[ranks,
+ * ranks] gets its bandwidths. */
 cpa_status cpa_calibrate(cpa_control *control, cpa_device *device, const cpa_worker_options *options,
-                         cpa_planner *planner, cpa_error *err);
+                         cpa_planner *planner, cpa_link *links, cpa_error *err);
 
 #endif

@@ -1,8 +1,10 @@
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "base/hash.h"
 #include "base/struct_size.h"
+#include "comm/links.h"
 #include "src/cache/kv_cache.h"
 #include "src/check/self_test.h"
 #include "src/check/self_test_kernels.h"
@@ -53,7 +55,7 @@ static cpa_status measure_swap(cpa_engine *engine, cpa_error *err) {
 static cpa_status make_planner(cpa_engine *engine, cpa_error *err) {
     cpa_worker_options worker = worker_options(engine);
     cpa_planner planner = cpa_engine_planner(&engine->options, engine->control.size);
-    CPA_TRY(cpa_calibrate(&engine->control, engine->device, &worker, &planner, err));
+    CPA_TRY(cpa_calibrate(&engine->control, engine->device, &worker, &planner, engine->links, err));
     engine->planner = planner;
     return CPA_OK;
 }
@@ -78,7 +80,8 @@ static cpa_status self_test(cpa_engine *engine, cpa_error *err) {
 static cpa_status make_scheduler(cpa_engine *engine, cpa_error *err) {
     if (engine->control.rank != 0) return CPA_OK;
     engine->totals = calloc((size_t)engine->control.size, sizeof *engine->totals);
-    if (!engine->totals) return cpa_fail(err, CPA_NO_MEMORY, "engine: no memory");
+    engine->published->totals = calloc((size_t)engine->control.size, sizeof *engine->totals);
+    if (!engine->totals || !engine->published->totals) return cpa_fail(err, CPA_NO_MEMORY, "engine: no memory");
     const cpa_engine_options *o = &engine->options;
     if (o->timeline_spans > 0)
         CPA_TRY(cpa_request_spans_create(o->timeline_spans, o->max_num_seqs, &engine->request_spans, err));
@@ -95,6 +98,15 @@ static cpa_status make_scheduler(cpa_engine *engine, cpa_error *err) {
     CPA_TRY(cpa_scheduler_create(&options, &engine->scheduler, err));
     return cpa_inbox_create(engine->scheduler, engine->options.max_queued_requests, engine->options.max_queued_tokens,
                             &engine->inbox, err);
+}
+
+/* What joins the ranks, without the rates. */
+static cpa_status find_links(cpa_engine *engine, cpa_error *err) {
+    const size_t ranks = (size_t)engine->control.size;
+    engine->links = calloc(ranks * ranks, sizeof *engine->links);
+    const cpa_status status = engine->links ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "engine: no memory");
+    CPA_TRY(cpa_control_agree(&engine->control, status, err));
+    return cpa_links_find(&engine->control, engine->options.device.backend, engine->links, err);
 }
 
 /* Scales of heads come to the device. */
@@ -134,6 +146,7 @@ static cpa_status create_parts(cpa_engine *engine, cpa_error *err) {
     CPA_TRY(cpa_control_agree(control, take_scales(engine, err), err));
     CPA_TRY(cpa_control_agree(control, check_layers(engine, err), err));
     CPA_TRY(cpa_transport_for(control, engine->device, o->transport, &engine->transport, err));
+    CPA_TRY(find_links(engine, err));
     engine->synthetic = (cpa_synthetic){.device = engine->device, .shape = o->model.attention, .seed = o->seed};
     engine->network = cpa_synthetic_model(&engine->synthetic);
     if (o->network) {
@@ -264,8 +277,10 @@ static cpa_engine *allocate(void) {
 
 static void release(cpa_engine *engine) {
     pthread_mutex_destroy(&engine->published->lock);
+    free(engine->published->totals);
     free(engine->published);
     free(engine->totals);
+    free(engine->links);
     free(engine);
 }
 
@@ -335,6 +350,17 @@ cpa_status cpa_engine_bytes_between(cpa_engine *engine, int64_t *bytes) {
         status = cpa_control_gather(control, cpa_context_bytes_to(engine->worker->context),
                                     control->size * (int64_t)sizeof *bytes, bytes, 0, &engine->error);
     return cpa_engine_outcome(engine, status, &engine->error);
+}
+
+cpa_status cpa_engine_links(const cpa_engine *engine, cpa_link *links) {
+    if (!engine || !links) return CPA_INVALID;
+    const size_t ranks = (size_t)engine->control.size;
+    memcpy(links, engine->links, ranks * ranks * sizeof *links);
+    return CPA_OK;
+}
+
+const char *cpa_engine_transport(const cpa_engine *engine) {
+    return engine ? cpa_links_carrier(engine->transport, engine->control.comm) : "";
 }
 
 const char *cpa_engine_device(const cpa_engine *engine) {

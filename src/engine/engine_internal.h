@@ -9,6 +9,7 @@
 #include <cpattn/engine.h>
 
 #include "comm/comm.h"
+#include "comm/limits.h"
 #include "src/check/verify.h"
 #include "src/context/context.h"
 #include "src/engine/inbox.h"
@@ -18,12 +19,6 @@
 #include "src/trace/timeline.h"
 #include "src/worker/worker_sparse.h"
 
-/* What cpa_engine_get_stats gives, to any thread. */
-typedef struct cpa_published_stats {
-    pthread_mutex_t lock;
-    cpa_engine_stats stats;
-} cpa_published_stats;
-
 /* What a rank has added up by itself since the engine was created. It travels with its reports (run_record.c), so that
  * rank 0 knows the totals during a run; engine_stats.c has what becomes of it. Plain memory. */
 typedef struct cpa_rank_totals {
@@ -31,7 +26,16 @@ typedef struct cpa_rank_totals {
     cpa_verify_stats verify;
     cpa_disk_blocks_stats disk;
     cpa_worker_sparse_stats sparse;
+    cpa_rank_stats rank;
+    int64_t bytes_to[CPA_COMM_MAX_RANKS]; /* of context.bytes_sent, those to each rank */
 } cpa_rank_totals;
+
+/* What cpa_engine_get_stats and cpa_engine_get_rank_stats give, to any thread. */
+typedef struct cpa_published_stats {
+    pthread_mutex_t lock;
+    cpa_engine_stats stats;
+    cpa_rank_totals *totals; /* rank 0: [ranks] */
+} cpa_published_stats;
 
 struct cpa_engine {
     cpa_engine_options options; /* the options given, with defaults filled in */
@@ -40,6 +44,7 @@ struct cpa_engine {
     uint64_t scales_hash;
     void *head_scales; /* on the device; NULL: none came from the host */
     const cpa_transport_table *transport;
+    cpa_link *links; /* [ranks, ranks] */
     cpa_synthetic synthetic;
     cpa_model network;
     cpa_block_store store; /* zeros: the engine has none */
@@ -49,11 +54,12 @@ struct cpa_engine {
     cpa_inbox *inbox;         /* rank 0; NULL on the others */
     struct cpa_run *stepping; /* the run made by cpa_engine_step; NULL: none */
     cpa_planner planner;
-    cpa_layer_groups groups;        /* groups of the model's layers, with the blocks of one rank */
-    double host_bandwidth;          /* rank 0, when it has host blocks */
-    cpa_engine_stats stats;         /* statistics of the thread that runs the engine */
-    cpa_published_stats *published; /* copies of `stats` for all threads */
-    cpa_rank_totals *totals;        /* rank 0: [ranks], as last reported */
+    cpa_layer_groups groups;         /* groups of the model's layers, with the blocks of one rank */
+    double host_bandwidth;           /* rank 0, when it has host blocks */
+    cpa_engine_stats stats;          /* statistics of the thread that runs the engine */
+    cpa_published_stats *published;  /* copies of `stats` for all threads */
+    cpa_rank_totals *totals;         /* rank 0: [ranks], as last reported */
+    double step_begin_s, step_end_s; /* of the last step with chunks, on the engine's clock */
     cpa_timeline timeline;
     cpa_request_spans *request_spans; /* rank 0; NULL: no timeline is kept */
     atomic_int stop;

@@ -429,6 +429,7 @@ void cpa_engine_describe_groups(const cpa_layer_groups *groups, cpa_engine_stats
                                                .sinks = group->sinks,
                                                .block_bytes = group->block_bytes,
                                                .blocks = group->num_blocks};
+        if (group->is_precise) s->precise_bytes = group->num_blocks * group->block_bytes;
     }
 }
 

@@ -217,6 +217,7 @@ static cpa_status run_step(cpa_run *r, cpa_error *err) {
     cpa_engine *engine = r->engine;
     const int64_t replayed = engine->worker->graph_steps;
     double before = attention_seconds(engine), predicted = predict_step(r);
+    const double begin_s = cpa_clock_now() - r->start;
     int64_t tokens = count_tokens(&r->plan);
     r->tokens += count_known(&r->plan);
     cpa_worker_observer observer = observer_of(engine);
@@ -231,6 +232,8 @@ static cpa_status run_step(cpa_run *r, cpa_error *err) {
         /* Where the next step is prepared there is nothing to check in this one. */
         if (engine->verify && !r->prepared) CPA_TRY(check_step(r, err));
         CPA_TRY(fail_on_nonfinite(engine, err));
+        engine->step_begin_s = begin_s;
+        engine->step_end_s = cpa_clock_now() - r->start;
         CPA_TRY(cpa_run_report(r, err));
     }
     double actual = attention_seconds(engine) - before;

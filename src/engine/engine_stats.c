@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "base/name_list.h"
@@ -42,8 +43,18 @@ static cpa_status count_nonfinite(cpa_engine *engine, cpa_error *err) {
 }
 
 cpa_rank_totals cpa_engine_own_totals(const cpa_engine *engine) {
+    cpa_context *context = engine->worker->context;
     cpa_rank_totals totals = {.verify = {0}};
-    cpa_context_get_stats(engine->worker->context, &totals.context, sizeof totals.context);
+    cpa_context_get_stats(context, &totals.context, sizeof totals.context);
+    totals.rank = (cpa_rank_stats){
+        .steps = engine->stats.steps,
+        .step_begin_s = engine->step_begin_s,
+        .step_end_s = engine->step_end_s,
+        .attend_s = totals.context.attend_s,
+        .exposed_comm_s = totals.context.exposed_comm_s,
+        .graph_s = cpa_context_replayed_seconds(context),
+    };
+    memcpy(totals.bytes_to, cpa_context_bytes_to(context), (size_t)engine->control.size * sizeof totals.bytes_to[0]);
     if (engine->worker->disk) cpa_disk_blocks_get_stats(engine->worker->disk, &totals.disk);
     if (engine->verify) cpa_verify_get_stats(engine->verify, &totals.verify);
     totals.sparse = cpa_worker_sparse_totals(engine->worker);
@@ -153,7 +164,8 @@ cpa_status cpa_engine_collect_stats(cpa_engine *engine, cpa_error *err) {
     cpa_context_get_stats(engine->worker->context, &context, sizeof context);
     cpa_engine_stats *s = &engine->stats;
     double most[] = {(double)context.staging_bytes, s->actual_attend_s,
-                     cpa_context_replayed_seconds(engine->worker->context)};
+                     cpa_context_replayed_seconds(engine->worker->context),
+                     cpa_context_estimate_seconds(engine->worker->context)};
     uint64_t digest;
     CPA_TRY(cpa_worker_digest(engine->worker, &digest, err));
     CPA_TRY(cpa_control_max(control, most, sizeof most / sizeof most[0], err));
@@ -167,6 +179,7 @@ cpa_status cpa_engine_collect_stats(cpa_engine *engine, cpa_error *err) {
     s->staging_bound = context.staging_bound;
     s->actual_attend_s = most[1];
     s->graph_s = most[2];
+    s->sparse_s = most[3];
     s->output_digest = digest;
     s->planner_flops = engine->planner.flops;
     s->planner_bandwidth = engine->planner.bandwidth;
@@ -182,6 +195,8 @@ void cpa_engine_publish_stats(cpa_engine *engine, const cpa_scheduler_stats *sch
     pthread_mutex_lock(&published->lock);
     published->stats = engine->stats;
     if (scheduled) cpa_engine_take_stats(scheduled, &published->stats);
+    if (engine->totals)
+        memcpy(published->totals, engine->totals, (size_t)engine->control.size * sizeof *engine->totals);
     pthread_mutex_unlock(&published->lock);
 }
 
@@ -190,6 +205,19 @@ cpa_status cpa_engine_get_stats(const cpa_engine *engine, cpa_engine_stats *out,
     cpa_published_stats *published = engine->published;
     pthread_mutex_lock(&published->lock);
     cpa_status status = cpa_struct_give(&published->stats, sizeof published->stats, out, size);
+    pthread_mutex_unlock(&published->lock);
+    return status;
+}
+
+cpa_status cpa_engine_get_rank_stats(const cpa_engine *engine, int32_t rank, cpa_rank_stats *out, size_t size,
+                                     int64_t *bytes_to) {
+    if (!engine || !engine->totals || rank < 0 || rank >= engine->control.size) return CPA_INVALID;
+    cpa_published_stats *published = engine->published;
+    pthread_mutex_lock(&published->lock);
+    const cpa_rank_totals *totals = &published->totals[rank];
+    const cpa_status status = cpa_struct_give(&totals->rank, sizeof totals->rank, out, size);
+    if (status == CPA_OK && bytes_to)
+        memcpy(bytes_to, totals->bytes_to, (size_t)engine->control.size * sizeof *bytes_to);
     pthread_mutex_unlock(&published->lock);
     return status;
 }

@@ -46,8 +46,10 @@ int64_t cpa_cache_bytes(const cpa_cache_limits *limits, int64_t blocks) {
 
 int64_t cpa_cache_most_blocks(const cpa_cache_limits *limits) {
     const cpa_layer_groups groups = groups_of(limits, INT32_MAX);
+    int64_t of_all = 0, above = INT32_MAX + 1LL;
+    for (int32_t g = 0; g < groups.count; g++) of_all += groups.list[g].block_bytes;
     /* Every group has that many; beyond, those with narrow windows need no more. */
-    int64_t fits = cpa_min64(limits->memory_bytes / cpa_cache_block_bytes(limits), INT32_MAX), above = INT32_MAX + 1LL;
+    int64_t fits = cpa_min64(limits->memory_bytes / of_all, INT32_MAX);
     if (groups.count == 1 || limits->memory_bytes < 0) return fits;
     while (above - fits > 1) {
         const int64_t between = fits + (above - fits) / 2;

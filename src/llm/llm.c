@@ -68,6 +68,17 @@ static cpa_status load(cpa_llm *llm, cpa_error *err) {
     return CPA_OK;
 }
 
+/* Keys of the store are made on rank 0. */
+static cpa_status name_model(cpa_llm *llm, cpa_error *err) {
+    const cpa_block_store *given = llm->setup.engine.block_store;
+    if (!given) return CPA_OK;
+    CPA_TRY(CPA_STRUCT_TAKE("block_store", given, cpa_block_store, get, &llm->store, err));
+    llm->setup.engine.block_store = &llm->store;
+    if (llm->store.model || llm->rank > 0) return CPA_OK;
+    llm->store.model = llm->model_name;
+    return cpa_model_name(llm->setup.folder, llm->model_name, err);
+}
+
 static cpa_status create_engine(cpa_llm *llm, cpa_error *err) {
     cpa_engine_options options = llm->setup.engine;
     options.network = &llm->network;
@@ -92,6 +103,7 @@ static cpa_status open_llm(const char *folder, const cpa_llm_options *options, c
     CPA_TRY(cpa_llm_setup_find(folder, options, llm->comm, &llm->setup, err));
     CPA_TRY(open_source(llm, err));
     CPA_TRY(load(llm, err));
+    CPA_TRY(cpa_comm_agree(llm->comm, name_model(llm, err), err));
     CPA_TRY(create_engine(llm, err));
     return begin_to_serve(llm, err);
 }

@@ -9,6 +9,7 @@
 #include "src/llm/llm_setup.h"
 #include "src/llm/prompt_ids.h"
 #include "src/llm/request_table.h"
+#include "src/model/model_name.h"
 
 struct cpa_llm {
     cpa_comm *comm;
@@ -17,6 +18,8 @@ struct cpa_llm {
     cpa_llm_setup setup;
     cpa_folder_model loaded;
     cpa_model network;
+    cpa_block_store store; /* the engine's, if it has one, and its model, if it names none itself */
+    char model_name[CPA_MODEL_NAME_BYTES];
     cpa_engine *engine;
     cpa_prompt_source source;     /* rank 0 */
     cpa_constraints *constraints; /* rank 0; NULL: answers cannot be bound */

@@ -142,6 +142,7 @@ static cpa_cache_limits cache_limits(const cpa_llm_setup *s, int64_t memory_byte
         .map = {s->transformer.ranks, e->interleave},
         .max_num_seqs = e->max_num_seqs,
         .window_seqs = e->window_seqs,
+        .precise_tokens = e->precise_tokens,
         .max_num_batched_tokens = e->max_num_batched_tokens,
         .memory_bytes = cpa_cache_memory_bytes(&memory),
     };

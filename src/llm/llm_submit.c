@@ -144,7 +144,8 @@ static cpa_status give(cpa_llm *llm, const cpa_llm_request_options *o, const sam
                                .deadline_s = o->deadline_s,
                                .sampling = &request->sampling,
                                .constraint = request->bound ? &cpa_constraint_engine_ops : NULL,
-                               .constraint_ctx = request->bound};
+                               .constraint_ctx = request->bound,
+                               .transfer = o->transfer};
     const cpa_status status = cpa_engine_submit(llm->engine, &given);
     if (status == CPA_OK) {
         request->bound = NULL; /* it is the engine's */

@@ -29,6 +29,7 @@ _Static_assert(sizeof(cpa_attend_item) == 96, "cpa_attend_item");
 _Static_assert(sizeof(cpa_context_chunk) == 64, "cpa_context_chunk");
 _Static_assert(sizeof(cpa_kv_ring_stats) == 64, "cpa_kv_ring_stats");
 _Static_assert(sizeof(cpa_index_form) == 64, "cpa_index_form");
+_Static_assert(sizeof(cpa_link) == 32, "cpa_link");
 _Static_assert(sizeof(cpa_allocator) == 24, "cpa_allocator");
 _Static_assert(sizeof(cpa_model_shape) == 192, "cpa_model_shape");
 _Static_assert(sizeof(cpa_device_options) == 128, "cpa_device_options");

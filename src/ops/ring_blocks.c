@@ -102,7 +102,7 @@ static cpa_status unite(cpa_ring_blocks *b, const cpa_attend_plan *head, const c
                                        .out = b->device_bits};
     CPA_TRY(stream->device->operators->block_union(&args, stream));
     CPA_TRY(table->copy(b->bits, b->device_bits, words * (int64_t)sizeof *b->bits, stream));
-    return table->stream_sync(stream);
+    return cpa_stream_sync(stream);
 }
 
 /* ---- the blocks of a pass ---- */

@@ -42,7 +42,7 @@ void cpa_spans_start(cpa_spans *spans, cpa_stream *stream) {
 /* Whether a span is measured without a timeline. */
 static int is_always_measured(cpa_span_kind kind) {
     return kind == CPA_SPAN_ATTEND_OWN || kind == CPA_SPAN_ATTEND_RECEIVED || kind == CPA_SPAN_MERGE ||
-           kind == CPA_SPAN_WAIT;
+           kind == CPA_SPAN_WAIT || kind == CPA_SPAN_ESTIMATE;
 }
 
 /* Room for so many spans. */

@@ -19,6 +19,7 @@ static const struct {
     [CPA_SPAN_BEGIN_STEP] = {ROW_COMPUTE, "begin step"},
     [CPA_SPAN_LAYER_IN] = {ROW_COMPUTE, "layer in"},
     [CPA_SPAN_KV_WRITE] = {ROW_COMPUTE, "kv_write"},
+    [CPA_SPAN_ESTIMATE] = {ROW_COMPUTE, "estimate"},
     [CPA_SPAN_QUERIES] = {ROW_COMPUTE, "queries"},
     [CPA_SPAN_PACK] = {ROW_COMPUTE, "pack"},
     [CPA_SPAN_ATTEND_OWN] = {ROW_COMPUTE, "attend own"},

@@ -13,7 +13,8 @@ typedef enum cpa_span_kind {
     CPA_SPAN_BEGIN_STEP = 0,
     CPA_SPAN_LAYER_IN,
     CPA_SPAN_KV_WRITE,
-    CPA_SPAN_QUERIES, /* gathering those that other ranks attend */
+    CPA_SPAN_ESTIMATE, /* of the blocks of keys that prompts attend, with its exchanges */
+    CPA_SPAN_QUERIES,  /* gathering those that other ranks attend */
     CPA_SPAN_PACK,
     CPA_SPAN_ATTEND_OWN,
     CPA_SPAN_ATTEND_RECEIVED,

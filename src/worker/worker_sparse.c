@@ -98,11 +98,14 @@ cpa_status cpa_worker_sparse_select(cpa_worker *worker, int32_t layer, const cpa
     cpa_worker_sparse *s = worker->sparse;
     *out = NULL;
     if (!s || s->n_chunks == 0 || !takes_layer(worker, layer)) return CPA_OK;
+    cpa_spans *spans = cpa_context_spans(worker->context);
+    const int64_t span = cpa_spans_begin(spans, CPA_SPAN_ESTIMATE, 0, worker->stream);
     cpa_status status = cpa_context_upload_tables(worker->context, worker->stream);
     for (int64_t i = 0; status == CPA_OK && i < s->n_chunks; i++)
         status = cpa_sparse_select_chunk(worker, &s->chunks[i], layer, kv);
     if (status == CPA_OK) status = copy_counts(worker);
     if (status != CPA_OK) return cpa_fail(err, status, "layer %d: sparse: %s", layer, worker->stream->error.message);
+    cpa_spans_end(spans, span, worker->stream);
     s->layers++;
     *out = &s->blocks;
     return CPA_OK;

@@ -236,6 +236,7 @@ bad_usage_is_refused() {
     bench 2 exchange --shapes 64:transport=nccl && expect_refusal transport
     bench 2 scaling --context 0 && expect_refusal context
     bench 2 scaling --ranks 1,3 && expect_refusal "found '1,3', expected numbers from 1 to the 2"
+    grep -q 'start it as mpirun -np 3 cp_attn bench scaling --ranks 1,3' err.txt || fail "no line with 3 ranks: $(cat err.txt)"
     bench 2 scaling --ranks 2,1 && expect_refusal "each larger than the one before"
     bench 2 scaling --ranks 2, && expect_refusal "found '2,'"
     bench 1 attend --shapes 1x9x3 && expect_refusal "context of 3"

@@ -115,6 +115,28 @@ static void narrow_groups_get_what_the_load_needs_and_no_more_than_the_first(voi
     CU_ASSERT_EQUAL(groups.list[2].num_blocks, 100);
 }
 
+/* The last group is of all layers, though one of them has the same window and sinks. */
+static void precise_tokens_are_a_group_that_no_layer_is_found_in(void) {
+    enum { TOKENS = 2 * BLOCK };
+    const cpa_mask masks[] = {window_of(0, 0), window_of(1, TOKENS)};
+    const cpa_attention_shape codes = {
+        .q_heads = 2, .kv_heads = 1, .k_dim = 8, .v_dim = 8, .dtype = CPA_BF16, .kv_dtype = CPA_INT8};
+    const cpa_model_shape model = {.layers = 2, .attention = codes, .layer_masks = masks};
+    cpa_layer_groups groups;
+    cpa_layer_groups_of(&model, BLOCK, &groups);
+    cpa_layer_groups_add_precise(&groups, &model, BLOCK, 0);
+    CU_ASSERT_EQUAL(groups.count, 2);
+    CU_ASSERT_EQUAL(cpa_layer_groups_precise(&groups), -1);
+    CU_ASSERT_EQUAL(cpa_layer_groups_precise_tokens(&groups), 0);
+    cpa_layer_groups_add_precise(&groups, &model, BLOCK, TOKENS);
+    CU_ASSERT_EQUAL_FATAL(groups.count, 3);
+    CU_ASSERT_EQUAL(cpa_layer_groups_precise(&groups), 2);
+    CU_ASSERT_EQUAL(cpa_layer_groups_precise_tokens(&groups), TOKENS);
+    CU_ASSERT_EQUAL(groups.list[2].layers, 2);
+    CU_ASSERT_EQUAL(groups.list[2].block_bytes, 2 * BLOCK * 2 * 8 * 2);
+    for (int32_t layer = 0; layer < 2; layer++) CU_ASSERT_EQUAL(cpa_layer_groups_find(&groups, &masks[layer]), layer);
+}
+
 static const cpa_test tests[] = {
     {"layers of one mask are a group, the widest first", layers_of_one_mask_are_a_group_the_widest_first},
     {"layers of one mask alone are one group", layers_of_one_mask_alone_are_one_group},
@@ -123,6 +145,7 @@ static const cpa_test tests[] = {
     {"a sequence never needs more than the most", a_sequence_never_needs_more_than_the_most},
     {"narrow groups get what the load needs, and no more than the first",
      narrow_groups_get_what_the_load_needs_and_no_more_than_the_first},
+    {"precise tokens are a group that no layer is found in", precise_tokens_are_a_group_that_no_layer_is_found_in},
 };
 
 CPA_TEST_MAIN("layer groups", tests)

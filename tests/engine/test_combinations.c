@@ -1,6 +1,6 @@
-/* Everything that a cache can be, at once: each seed draws dtype and scales, layout, blocks, masks of layers,
- * algorithm, sharing, preemption, quota, policy and requests. Every request finishes, the sampled check finds nothing,
- * and where the back end promises bits they are those of the same requests run plainly.
+/* Everything that a cache can be, at once: each seed draws dtype and scales, layout, blocks, masks of layers, precise
+ * first tokens, algorithm, sharing, preemption, quota, policy and requests. Every request finishes, the sampled check
+ * finds nothing, and where the back end promises bits they are those of the same requests run plainly.
  *
  * CPATTN_TEST_SEEDS=FIRST:LAST chooses the seeds. */
 #include <stdlib.h>
@@ -132,6 +132,15 @@ static void draw_service(combination *c, int ranks) {
     o->adaptive_chunks = (int32_t)draw(c, 0, 1);
 }
 
+/* Last, as they do not go with all that is drawn before. */
+static void draw_precise(combination *c) {
+    cpa_engine_options *o = &c->options;
+    const int64_t blocks = draw(c, 0, 4);
+    if (cpa_dtype_is_quantised(o->model.attention.kv_dtype) && o->interleave >= o->block_size &&
+        o->algorithm != CPA_PASS_KV)
+        o->precise_tokens = blocks * o->block_size;
+}
+
 static void draw_all(combination *c, uint64_t seed, int ranks) {
     memset(c, 0, sizeof *c);
     c->state = seed << 8;
@@ -147,6 +156,7 @@ static void draw_all(combination *c, uint64_t seed, int ranks) {
     draw_masks(c);
     draw_requests(c);
     draw_service(c, ranks);
+    draw_precise(c);
 }
 
 /* The same without anything that shares, saves, moves or bounds memory. */
@@ -166,14 +176,14 @@ static cpa_engine_options plain(cpa_engine_options o) {
 static void describe(const combination *c, uint64_t seed, int ranks) {
     const cpa_engine_options *o = &c->options;
     printf(
-        "seed %llu on %d ranks: dtype %d in %d, scale %g, layout %d, blocks of %d, interleave %d, masks %d, algorithm "
-        "%d, %lld blocks, local context %lld, quota %lld, caching %d, preemption %d, %lld swap bytes, evicted "
-        "blocks kept %d\n",
+        "seed %llu on %d ranks: dtype %d in %d, scale %g, layout %d, blocks of %d, interleave %d, masks %d, %lld "
+        "precise tokens, algorithm %d, %lld blocks, local context %lld, quota %lld, caching %d, preemption %d, %lld "
+        "swap bytes, evicted blocks kept %d\n",
         (unsigned long long)seed, ranks, (int)o->model.attention.dtype, (int)o->model.attention.kv_dtype,
         (double)o->model.attention.k_scale, (int)o->model.attention.layout, o->block_size, o->interleave,
-        o->model.layer_masks != NULL, (int)o->algorithm, (long long)o->num_blocks, (long long)o->local_context,
-        (long long)o->tenant_block_quota, !o->no_prefix_caching, (int)o->preemption, (long long)o->swap_bytes,
-        o->keep_evicted);
+        o->model.layer_masks != NULL, (long long)o->precise_tokens, (int)o->algorithm, (long long)o->num_blocks,
+        (long long)o->local_context, (long long)o->tenant_block_quota, !o->no_prefix_caching, (int)o->preemption,
+        (long long)o->swap_bytes, o->keep_evicted);
 }
 
 /* Runs the requests of a combination with these options; whether all is well. */
@@ -192,6 +202,7 @@ static void add_seen(const cpa_engine_stats *stats) {
     seen.fetched_blocks += stats->fetched_blocks;
     seen.cow_copies += stats->cow_copies;
     seen.verify_rows += stats->verify_rows;
+    seen.precise_bytes += stats->precise_bytes;
 }
 
 static void every_combination_gives_what_a_plain_run_gives(void) {
@@ -223,6 +234,7 @@ static void the_combinations_shared_evicted_fetched_preempted_swapped_and_copied
     CPA_ASSERT_ORDER(seen.fetched_blocks, >, 0);
     CPA_ASSERT_ORDER(seen.cow_copies, >, 0);
     CPA_ASSERT_ORDER(seen.verify_rows, >, 1000);
+    CPA_ASSERT_ORDER(seen.precise_bytes, >, 0);
 }
 
 static const cpa_test tests[] = {

@@ -2,6 +2,7 @@
  * answered before. */
 #include <string.h>
 
+#include "comm/limits.h"
 #include "tests/fixtures/device_fixture.h"
 #include "tests/fixtures/engine_fixture.h"
 #include "tests/fixtures/mpi_unit.h"
@@ -46,6 +47,39 @@ static void statistics_are_totals_of_all_runs(void) {
     cpa_engine_destroy(engine);
 }
 
+/* What test_links finds, and rates, the same on every rank. */
+static void links_say_what_joins_the_ranks_and_how_fast(void) {
+    static cpa_link links[CPA_COMM_MAX_RANKS * CPA_COMM_MAX_RANKS], of_first[CPA_COMM_MAX_RANKS * CPA_COMM_MAX_RANKS];
+    const cpa_engine_options options = options_of_all_rows();
+    cpa_engine *engine = cpa_test_engine(&options, NULL, 0);
+    int size;
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    CU_ASSERT_PTR_NOT_NULL(engine);
+    if (!engine) return;
+    CU_ASSERT_EQUAL(cpa_engine_links(NULL, links), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_engine_links(engine, NULL), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_engine_links(engine, links), CPA_OK);
+    int measured = 0;
+    for (int a = 0; a < size; a++) {
+        for (int b = 0; b < size; b++) {
+            const cpa_link *link = &links[a * size + b];
+            CU_ASSERT_EQUAL(memcmp(link, &links[b * size + a], sizeof *link), 0);
+            CU_ASSERT_EQUAL(link->kind != CPA_LINK_UNKNOWN, a != b);
+            measured += link->bandwidth > 0;
+        }
+        CU_ASSERT_EQUAL(links[a * size + a].bandwidth, 0);
+    }
+    CU_ASSERT_EQUAL(measured > 0, size > 1); /* all pairs, unless they are slow */
+    memcpy(of_first, links, sizeof links);
+    MPI_Bcast(of_first, sizeof of_first, MPI_BYTE, 0, MPI_COMM_WORLD);
+    CU_ASSERT_EQUAL(memcmp(links, of_first, sizeof links), 0);
+    if (options.device.backend == CPA_BACKEND_HOST) CU_ASSERT_STRING_EQUAL(cpa_engine_transport(engine), "mpi");
+    if (options.device.backend == CPA_BACKEND_CUDA)
+        CU_ASSERT(strcmp(cpa_engine_transport(engine), "nccl") == 0 ||
+                  strcmp(cpa_engine_transport(engine), "peer") == 0);
+    cpa_engine_destroy(engine);
+}
+
 static void stop_after_some_tokens(void *ctx, int64_t tokens, int64_t requests, double elapsed_s) {
     (void)requests, (void)elapsed_s;
     if (tokens > 150) cpa_engine_stop(ctx);
@@ -67,6 +101,79 @@ static void a_stopped_engine_goes_on(void) {
     CU_ASSERT_EQUAL(stats.requests_finished, REQUESTS);
     CU_ASSERT_EQUAL(stats.verify_violations, 0);
     cpa_engine_destroy(engine);
+}
+
+typedef struct ranks_seen {
+    cpa_engine *engine;
+    int32_t ranks;
+    int64_t told;                                                      /* how often they were */
+    cpa_rank_stats stats[CPA_COMM_MAX_RANKS];                          /* as last told */
+    int64_t bytes[CPA_COMM_MAX_RANKS][CPA_COMM_MAX_RANKS], bytes_sent; /* by sender and receiver; and in all */
+} ranks_seen;
+
+/* What is told of a rank now follows what was told of it before. */
+static void look_at_rank(ranks_seen *seen, int32_t rank) {
+    cpa_rank_stats *before = &seen->stats[rank], now;
+    CU_ASSERT_EQUAL(cpa_engine_get_rank_stats(seen->engine, rank, &now, sizeof now, seen->bytes[rank]), CPA_OK);
+    CPA_ASSERT_ORDER(now.attend_s, >=, before->attend_s);
+    CPA_ASSERT_ORDER(now.exposed_comm_s, >=, before->exposed_comm_s);
+    CPA_ASSERT_ORDER(now.graph_s, >=, before->graph_s);
+    CPA_ASSERT_ORDER(now.step_end_s, >=, now.step_begin_s);
+    if (now.steps > before->steps) CPA_ASSERT_ORDER(now.step_begin_s, >=, before->step_end_s);
+    *before = now;
+}
+
+/* Sums the bytes of all pairs, none of them of a rank with itself. */
+static void expect_bytes_of_pairs(const ranks_seen *seen) {
+    int64_t sum = 0;
+    for (int32_t from = 0; from < seen->ranks; from++) {
+        CU_ASSERT_EQUAL(seen->bytes[from][from], 0);
+        for (int32_t to = 0; to < seen->ranks; to++) sum += seen->bytes[from][to];
+    }
+    CPA_ASSERT_ORDER(sum, ==, seen->bytes_sent);
+}
+
+static void look_at_ranks(void *ctx, int64_t tokens, int64_t requests, double elapsed_s) {
+    ranks_seen *seen = ctx;
+    cpa_engine_stats stats;
+    (void)tokens, (void)requests;
+    cpa_engine_get_stats(seen->engine, &stats, sizeof stats);
+    seen->bytes_sent = stats.bytes_sent;
+    for (int32_t rank = 0; rank < seen->ranks; rank++) look_at_rank(seen, rank);
+    expect_bytes_of_pairs(seen);
+    CPA_ASSERT_ORDER(seen->stats[0].steps, ==, stats.steps);
+    CPA_ASSERT_ORDER(seen->stats[0].step_end_s, <=, elapsed_s);
+    for (int32_t rank = 1; rank < seen->ranks; rank++) CPA_ASSERT_ORDER(seen->stats[rank].steps, >=, stats.steps - 1);
+    seen->told++;
+}
+
+static void each_rank_is_told_of_after_every_step(void) {
+    const cpa_engine_options options = options_of_all_rows();
+    static int64_t between[CPA_COMM_MAX_RANKS * CPA_COMM_MAX_RANKS];
+    static ranks_seen seen;
+    cpa_request requests[REQUESTS];
+    cpa_engine_stats stats;
+    int rank, ranks;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    cpa_test_mixed_requests(requests, REQUESTS);
+    seen = (ranks_seen){.engine = cpa_test_engine(&options, requests, REQUESTS), .ranks = ranks};
+    CU_ASSERT_PTR_NOT_NULL(seen.engine);
+    if (!seen.engine) return;
+    CU_ASSERT_EQUAL(cpa_engine_run(seen.engine, NULL, look_at_ranks, &seen), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_engine_bytes_between(seen.engine, between), CPA_OK);
+    cpa_engine_get_stats(seen.engine, &stats, sizeof stats);
+    for (int32_t of = 0; of < ranks && rank == 0; of++) {
+        look_at_rank(&seen, of);
+        CPA_ASSERT_ORDER(seen.stats[of].steps, ==, stats.steps);
+        CPA_ASSERT_ORDER(seen.stats[of].attend_s + seen.stats[of].graph_s, >, 0);
+        CU_ASSERT(memcmp(seen.bytes[of], between + of * ranks, (size_t)ranks * sizeof between[0]) == 0);
+    }
+    if (rank == 0) CPA_ASSERT_ORDER(seen.told, >=, stats.steps);
+    cpa_rank_stats none;
+    CU_ASSERT_EQUAL(cpa_engine_get_rank_stats(seen.engine, rank == 0 ? ranks : 0, &none, sizeof none, NULL),
+                    CPA_INVALID);
+    cpa_engine_destroy(seen.engine);
 }
 
 /* All requests are the beginning of one text. */
@@ -229,10 +336,12 @@ static void a_model_that_cannot_be_called_is_refused(void) {
 }
 
 static const cpa_test tests[] = {
+    {"links say what joins the ranks and how fast", links_say_what_joins_the_ranks_and_how_fast},
     {"runs from a callback are refused", runs_from_a_callback_are_refused},
     {"options that differ are refused on all ranks", options_that_differ_are_refused_on_all_ranks},
     {"a model that cannot be called is refused", a_model_that_cannot_be_called_is_refused},
     {"statistics are totals of all runs", statistics_are_totals_of_all_runs},
+    {"each rank is told of after every step", each_rank_is_told_of_after_every_step},
     {"a stopped engine goes on", a_stopped_engine_goes_on},
     {"the clock goes on from run to run", the_clock_goes_on_from_run_to_run},
     {"a model that fails is named", a_model_that_fails_is_named},

@@ -155,6 +155,31 @@ static void windows_come_back_too(void) {
     CPA_ASSERT_ORDER(j.stats.prefix_hits, >=, PROMPTS * (blocks_of_a_prompt(&j) - 2));
 }
 
+/* First tokens that are precise lie in blocks of their own, of another size, and come back from the folder with the rest:
+ * the prompts are found again whole. */
+static void precise_tokens_come_back_too(void) {
+    const cpa_test_folder folder = cpa_test_shared_folder_make();
+    job j = job_of(16);
+    j.options.model.attention.kv_dtype = CPA_INT8;
+    run(&j);
+    const uint64_t quantised = j.stats.output_digest;
+    j.options.precise_tokens = 2 * 16;
+    run(&j);
+    const uint64_t digest = j.stats.output_digest;
+    CU_ASSERT_NOT_EQUAL(digest, quantised);
+    keep(&j, 200);
+    use_folder(&j, &folder, 400);
+    for (int i = 0; i < 2; i++) {
+        run(&j);
+        expect_digest(&j, digest);
+        CU_ASSERT_EQUAL(j.stats.damaged_blocks, 0);
+        CU_ASSERT_EQUAL(j.stats.restored_blocks > 0, i);
+        CU_ASSERT_EQUAL(j.stats.prefix_hits, (i == 0 ? PROMPTS : REQUESTS) * blocks_of_a_prompt(&j));
+    }
+    CPA_ASSERT_ORDER(j.stats.loaded_blocks, >=, PROMPTS * blocks_of_a_prompt(&j));
+    cpa_test_shared_folder_remove(&folder);
+}
+
 /* Host memory has room for less than a prompt: what was evicted last is there, and the rest is computed. */
 static void what_does_not_fit_is_computed(void) {
     job j = job_of(16);
@@ -286,14 +311,21 @@ static void change_dtype(cpa_engine_options *o) {
     o->model.attention.kv_dtype = CPA_INT8;
 }
 
+/* Over the quantised cache that the folder is of. */
+static void change_precise(cpa_engine_options *o) {
+    o->precise_tokens = 16;
+}
+
 static void a_folder_of_another_job_is_refused(void) {
     static const refusal refusals[] = {{"of seed 0; expected seed 1", change_seed},
                                        {"; expected salt ", change_salt},
                                        {"of layout 0; expected layout 1", change_layout},
-                                       {"; expected dtype ", change_dtype}};
+                                       {"; expected dtype ", change_dtype},
+                                       {"; expected precise 16", change_precise}};
     const cpa_test_folder folder = cpa_test_shared_folder_make();
     job j = job_of(16);
     j.options.seed = 0;
+    j.options.model.attention.kv_dtype = CPA_FP8_E4M3;
     keep(&j, 14);
     use_folder(&j, &folder, 100);
     run(&j);
@@ -349,6 +381,7 @@ static void options_that_keep_nothing_are_refused(void) {
 static const cpa_test tests[] = {
     {"what was evicted comes back from host memory", what_was_evicted_comes_back_from_host_memory},
     {"windows come back too", windows_come_back_too},
+    {"precise tokens come back too", precise_tokens_come_back_too},
     {"what does not fit is computed", what_does_not_fit_is_computed},
     {"the next engine finds what is in the folder", the_next_engine_finds_what_is_in_the_folder},
     {"an engine saves what it has when it ends", an_engine_saves_what_it_has_when_it_ends},

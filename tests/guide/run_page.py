@@ -33,6 +33,10 @@ def blocks_of(text):
     return found
 
 
+def python_of_pages():
+    return shutil.which(os.environ.get("PYTHON", "python3"))
+
+
 def without(needed):
     for name in needed:
         if name.startswith("python:"):
@@ -103,8 +107,7 @@ def environment_of(folder):
         CPATTN_DEVICE="host", CUDA_VISIBLE_DEVICES="", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
         OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_hwloc_base_binding_policy="none", OMP_NUM_THREADS="1",
         PYTHONDONTWRITEBYTECODE="1", TMPDIR=folder)
-    python = shutil.which(os.environ.get("PYTHON", "python3"))
-    environment["PATH"] = os.path.dirname(python) + ":" + environment["PATH"]
+    environment["PATH"] = os.path.dirname(python_of_pages()) + ":" + environment["PATH"]
     return environment
 
 
@@ -211,6 +214,9 @@ def check_outputs(blocks, texts, ports):
 
 
 def main(page, source, build, *needed):
+    if not python_of_pages():
+        print(f"skipped: no {os.environ['PYTHON']}")
+        return 77
     with open(page, encoding="utf-8") as file:
         text = file.read()
     blocks = blocks_of(text)

@@ -63,6 +63,28 @@ start() {
 
 digest() { sed -n 's/.*"output_digest": *"\?\([0-9a-f]*\).*/\1/p' "$1"; }
 
+# pairs FILE KIND: how many pairs of ranks links of that kind join, by a result file.
+pairs() { grep -c "\"kind\": \"$2\"" "$1"; }
+
+# The report and the result file tell links within a host from those between hosts, with rates, over MPI and over a store.
+links() {
+    local run="--requests 3 --input-len 200 --output-len 4" rank ranks=()
+    start $run --result-json "$folder/two.json" >"$folder/out" 2>&1 || fail "two hosts: $(cat "$folder/out")"
+    grep -qE '^links       mpi; 2 pairs of ranks joined by shared memory at .* GB/s each way, 4 by sockets' \
+        "$folder/out" || fail "no line tells the links: $(cat "$folder/out")"
+    [ "$(pairs "$folder/two.json" "shared memory") $(pairs "$folder/two.json" sockets)" = "2 4" ] ||
+        fail "other links in the result: $(cat "$folder/two.json")"
+    for rank in 0 1 2 3; do
+        on $((rank / 2)) env RANK=$rank WORLD_SIZE=4 MASTER_ADDR="$net.1" MASTER_PORT=29555 \
+            CPATTN_JOB_SECRET=a-secret-of-this-test-alone "$CP_ATTN" $run --result-json "$folder/store.json" \
+            >"$folder/out$rank" 2>&1 &
+        ranks+=($!)
+    done
+    for rank in 0 1 2 3; do wait "${ranks[rank]}" || fail "rank $rank over a store: $(cat "$folder/out$rank")"; done
+    grep -q '^links       tcp; 2 pairs of ranks joined by loopback .*, 4 by sockets' "$folder/out0" ||
+        fail "no line tells the links: $(cat "$folder/out0")"
+}
+
 # The digest of a run on one host, over MPI and over a store.
 same_digest() {
     local run="--requests 3 --input-len 200 --output-len 4" rank ranks=()

@@ -90,6 +90,8 @@ static void what_the_engine_counts_is_told(void) {
         "cpattn_verify_violations_total{model_name=\"m\"} 1",
         "cpattn_selection_mass_left_out{model_name=\"m\"} 0.125",
         "cpattn_selection_mass_left_out_max{model_name=\"m\"} 0.75",
+        "# TYPE cpattn_precise_tokens_bytes gauge",
+        "cpattn_precise_tokens_bytes{model_name=\"m\"} 8192",
         "cpattn_exchange_bytes_total{model_name=\"m\"} 4096",
         "cpattn_exposed_comm_seconds_total{model_name=\"m\"} 0.125",
         "cpattn_rank_imbalance{model_name=\"m\"} 1.5",
@@ -116,6 +118,7 @@ static void what_the_engine_counts_is_told(void) {
                                     .selection_rows = 5,
                                     .selection_mass_left_out_mean = 0.125,
                                     .selection_mass_left_out_max = 0.75,
+                                    .precise_bytes = 8192,
                                     .bytes_sent = 4096,
                                     .exposed_comm_s = 0.125,
                                     .imbalance = 1.5,
@@ -143,6 +146,26 @@ static void a_step_counts_once(void) {
     CU_ASSERT(has_line(text, "cpattn_iteration_tokens_total_bucket{model_name=\"m\",le=\"128\"} 2"));
     CU_ASSERT(has_line(text, "cpattn_iteration_tokens_total_count{model_name=\"m\"} 2"));
     CU_ASSERT(has_line(text, "cpattn_iteration_tokens_total_sum{model_name=\"m\"} 108"));
+    free(text);
+    cpa_exposition_release(e);
+}
+
+/* Pairs by what joins them, and the slowest of those that were measured. */
+static void links_are_told_by_their_kind(void) {
+    static const cpa_link links[9] = {[1] = {.kind = CPA_LINK_NVLINK, .bandwidth = 3e11},
+                                      [2] = {.kind = CPA_LINK_SOCKETS, .bandwidth = 2e9},
+                                      [5] = {.kind = CPA_LINK_SOCKETS, .bandwidth = 1e9}};
+    static const char *const lines[] = {
+        "cpattn_link_pairs{model_name=\"m\",transport=\"nccl\",link=\"NVLink\"} 1",
+        "cpattn_link_pairs{model_name=\"m\",transport=\"nccl\",link=\"sockets\"} 2",
+        "cpattn_link_slowest_bytes_per_second{model_name=\"m\",transport=\"nccl\",link=\"NVLink\"} 300000000000",
+        "cpattn_link_slowest_bytes_per_second{model_name=\"m\",transport=\"nccl\",link=\"sockets\"} 1000000000",
+    };
+    const cpa_engine_stats none = {.steps = 0};
+    cpa_exposition *e = cpa_exposition_create("m", 16);
+    cpa_exposition_set_links(e, "nccl", links, 3);
+    char *text = cpa_exposition_render(e, &none);
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) CU_ASSERT(has_line(text, lines[i]));
     free(text);
     cpa_exposition_release(e);
 }
@@ -260,6 +283,7 @@ static const cpa_test tests[] = {
     {"latencies fall into buckets", latencies_fall_into_buckets},
     {"what the engine counts is told", what_the_engine_counts_is_told},
     {"a step counts once", a_step_counts_once},
+    {"links are told by their kind", links_are_told_by_their_kind},
     {"a name cannot end its label", a_name_cannot_end_its_label},
     {"every sample has its head", every_sample_has_its_head},
     {"a file is written when that is due", a_file_is_written_when_that_is_due},

@@ -140,6 +140,10 @@ static void wishes_that_make_no_sense_are_refused(void) {
 }
 
 /* A run of four requests of which three were completed. */
+static const cpa_link two_links[4] = {{.kind = CPA_LINK_UNKNOWN},
+                                      {.kind = CPA_LINK_NVLINK, .lanes = 18, .bandwidth = 2.5e11},
+                                      {.kind = CPA_LINK_NVLINK, .lanes = 18, .bandwidth = 2.5e11}};
+
 static cpa_outcome make_outcome(cpa_settings *settings, cpa_model_file *model, cpa_workload *workload,
                                 cpa_metrics *metrics) {
     char name[] = "cp_attn";
@@ -155,6 +159,8 @@ static cpa_outcome make_outcome(cpa_settings *settings, cpa_model_file *model, c
         .model = model,
         .workload = workload,
         .device = "a device",
+        .transport = "peer",
+        .links = two_links,
         .cp_size = 2,
         .interleave = 16,
         .block_bytes = 4096,
@@ -198,6 +204,9 @@ static cpa_outcome make_outcome(cpa_settings *settings, cpa_model_file *model, c
                   .selection_rows = 1000,
                   .selection_mass_left_out_mean = 0.0625,
                   .selection_mass_left_out_max = 0.375,
+                  .sparse_blocks_kept = 25,
+                  .sparse_blocks_seen = 100,
+                  .sparse_s = 1.5,
                   .output_digest = 0xabcdef},
         .checked_logits = 1,
         .logits = {.tokens = 64, .violations = 2, .turned = 3, .max_error = 0.25},
@@ -226,11 +235,13 @@ static void the_report_names_every_figure(void) {
                                           "1234 rows in 0.75 s, 1 violations, largest error 0.5",
                                           "1000 of these rows attend chosen keys, which leave out 0.0625 of their "
                                           "softmax on average, 0.375 at most",
+                                          "prompts attend 0.25 of the blocks of keys that they see, estimated in 1.5 s",
                                           "64 tokens compared with a plain forward, 2 violations, 3 right by another "
                                           "choice of experts, largest error 0.25",
                                           "0000000000abcdef",
                                           "four requests",
-                                          "a device"};
+                                          "a device",
+                                          "peer; 1 pair of ranks joined by NVLink (18 lanes) at 250.00 GB/s each way"};
     cpa_settings settings;
     cpa_model_file model;
     cpa_workload workload;
@@ -296,6 +307,7 @@ static void the_result_file_has_the_keys_of_vllm_and_ours(void) {
         {"cp", "index_bytes_sent", 1 << 20},
         {"cp", "exposed_comm_ms", 12.5},
         {"cp", "imbalance", 1.25},
+        {"cp", "sparse_s", 1.5},
         {"cp", "plain_rows", 77},
         {"cp", "staging_bytes", 2048},
         {"kv", "blocks", 100},
@@ -328,6 +340,46 @@ static void the_result_file_has_the_keys_of_vllm_and_ours(void) {
     CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(cp, "decode_kernels")), "latent");
     CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(cp, "prefill_kernels")), "hopper, portable");
     CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(root, "output_digest")), "0000000000abcdef");
+    json_decref(root);
+    unlink("report-test.json");
+    cpa_metrics_release(&metrics);
+}
+
+/* By pairs; null where there are none to speak of, as in a dry run. */
+static void the_result_file_names_transport_and_links(void) {
+    cpa_settings settings;
+    cpa_model_file model;
+    cpa_workload workload;
+    cpa_metrics metrics;
+    cpa_error err;
+    cpa_outcome outcome = make_outcome(&settings, &model, &workload, &metrics);
+    setenv("NCCL_NET", "Socket", 1);
+    outcome.transport = "nccl";
+    outcome.given_up = 1; /* known all the same */
+    CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", &outcome, &err), CPA_OK);
+    json_t *root = json_load_file("report-test.json", 0, NULL);
+    json_t *expected =
+        json_pack("{ss s{ss} s[{s[ii] ss si sf}]}", "transport", "nccl", "environment", "NCCL_NET", "Socket", "pairs",
+                  "ranks", 0, 1, "kind", "NVLink", "lanes", 18, "gbytes_per_s", 250.0);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(expected);
+    CU_ASSERT(json_equal(json_object_get(root, "links"), expected));
+    json_decref(expected);
+    json_decref(root);
+    unsetenv("NCCL_NET");
+
+    const cpa_link plain[4] = {[1] = {.kind = CPA_LINK_SOCKETS}, [2] = {.kind = CPA_LINK_SOCKETS}};
+    outcome.links = plain;
+    CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", &outcome, &err), CPA_OK);
+    root = json_load_file("report-test.json", 0, NULL);
+    const json_t *pair = json_array_get(json_object_get(json_object_get(root, "links"), "pairs"), 0);
+    CU_ASSERT(json_is_null(json_object_get(pair, "lanes")));
+    CU_ASSERT(json_is_null(json_object_get(pair, "gbytes_per_s")));
+    json_decref(root);
+
+    outcome.links = NULL;
+    CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", &outcome, &err), CPA_OK);
+    root = json_load_file("report-test.json", 0, NULL);
+    CU_ASSERT(json_is_null(json_object_get(root, "links")));
     json_decref(root);
     unlink("report-test.json");
     cpa_metrics_release(&metrics);
@@ -422,6 +474,42 @@ static void what_was_not_measured_is_null(void) {
     CU_ASSERT_PTR_NOT_NULL(strstr(text, "TTFT             -           -           -"));
 }
 
+/* First tokens that are precise are a group of their own, which is told of as what it is. */
+static void precise_tokens_are_told_with_their_memory(void) {
+    static const char *const figures[] = {
+        "(5.5 MiB, int8, first 64 tokens fp32)", "4 layers without a window: peak 42 of",
+        "first 64 tokens in fp32, 4 layers: peak 9 of 80, 5.0 MiB", "744.0 KiB of 5.5 MiB at these peaks"};
+    enum { BLOCK_BYTES = 64 << 10 };
+    cpa_settings settings;
+    cpa_model_file model;
+    cpa_workload workload;
+    cpa_metrics metrics;
+    cpa_error err;
+    char text[8192] = "";
+    cpa_outcome outcome = make_outcome(&settings, &model, &workload, &metrics);
+    model.shape.attention.kv_dtype = CPA_INT8;
+    outcome.stats.kv_groups = 2;
+    outcome.stats.kv_group[0].blocks = 128;
+    outcome.stats.kv_group[1] = (cpa_engine_kv_group){
+        .layers = 4, .window = 1, .sinks = 64, .block_bytes = BLOCK_BYTES, .blocks = 80, .peak = 9};
+    outcome.stats.precise_bytes = 80 * BLOCK_BYTES;
+    FILE *file = fmemopen(text, sizeof text, "w");
+    cpa_report_preamble(&outcome, file);
+    cpa_report_print(&outcome, file);
+    fclose(file);
+    for (size_t i = 0; i < sizeof figures / sizeof figures[0]; i++) {
+        CU_ASSERT_PTR_NOT_NULL(strstr(text, figures[i]));
+        if (!strstr(text, figures[i])) printf("missing: %s in %s\n", figures[i], text);
+    }
+    CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", &outcome, &err), CPA_OK);
+    json_t *root = json_load_file("report-test.json", 0, NULL);
+    CU_ASSERT_EQUAL(number_at(root, "kv", "precise_bytes"), 80 * BLOCK_BYTES);
+    CU_ASSERT_EQUAL(number_at(root, "kv", "bytes"), 80 * BLOCK_BYTES + 128 * 4096);
+    json_decref(root);
+    unlink("report-test.json");
+    cpa_metrics_release(&metrics);
+}
+
 /* What only the end of a step tells is not known of a run that was given up within one. */
 static void a_run_that_was_given_up_tells_what_is_known(void) {
     static const char *const unknown[] = {"verify", "cp", "kv", "output_digest"};
@@ -503,7 +591,9 @@ static const cpa_test tests[] = {
     {"wishes that make no sense are refused", wishes_that_make_no_sense_are_refused},
     {"the report names every figure", the_report_names_every_figure},
     {"the result file has the keys of vLLM and ours", the_result_file_has_the_keys_of_vllm_and_ours},
+    {"the result file names transport and links", the_result_file_names_transport_and_links},
     {"the result file has every request and setting", the_result_file_has_every_request_and_setting},
+    {"precise tokens are told with their memory", precise_tokens_are_told_with_their_memory},
     {"lists of a huge run are left out", lists_of_a_huge_run_are_left_out},
     {"who keeps a window lists no requests", who_keeps_a_window_lists_no_requests},
     {"what was not measured is null", what_was_not_measured_is_null},

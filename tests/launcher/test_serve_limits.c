@@ -82,6 +82,28 @@ static void narrow_windows_leave_memory_to_the_layers_that_keep_most(void) {
     CU_ASSERT_EQUAL(cpa_cache_most_blocks(&limits), INT32_MAX);
 }
 
+/* First tokens that are precise have blocks of their own, as many as sequences and a step need. */
+static void precise_tokens_take_memory_beside_the_quantised_ones(void) {
+    enum { LAYERS = 12, SEQS = 4, STEP = 2048, BLOCK = 16 };
+    cpa_cache_limits limits = {
+        .model = {.layers = LAYERS,
+                  .attention = {.q_heads = 1, .kv_heads = 1, .k_dim = 8, .v_dim = 8, .kv_dtype = CPA_INT8}},
+        .block_size = BLOCK,
+        .map = {1, BLOCK},
+        .max_num_seqs = SEQS,
+        .window_seqs = SEQS,
+        .max_num_batched_tokens = STEP,
+        .memory_bytes = 100 * MIB};
+    const int64_t precise_block = (int64_t)LAYERS * BLOCK * 16 * (int64_t)sizeof(float);
+    const int64_t block = cpa_cache_block_bytes(&limits), alike = cpa_cache_most_blocks(&limits);
+    limits.precise_tokens = 4 * BLOCK;
+    const int64_t most = cpa_cache_most_blocks(&limits), precise = cpa_cache_bytes(&limits, most) - most * block;
+    CPA_ASSERT_ORDER(precise, >=, (SEQS * 4 + STEP / BLOCK) * precise_block);
+    CPA_ASSERT_ORDER(precise, <=, (SEQS * 6 + STEP / BLOCK + 1) * precise_block);
+    CPA_ASSERT_ORDER(most, <, alike);
+    CU_ASSERT(cpa_cache_bytes(&limits, most) <= 100 * MIB && cpa_cache_bytes(&limits, most + 1) > 100 * MIB);
+}
+
 static void a_device_has_the_share_that_is_left_beside_staging(void) {
     cpa_length_limits limits;
     cpa_error err;
@@ -140,6 +162,7 @@ static const cpa_test tests[] = {
     {"a host holds many short requests or a long one", a_host_holds_many_short_requests_or_a_long_one},
     {"narrow windows leave memory to the layers that keep most",
      narrow_windows_leave_memory_to_the_layers_that_keep_most},
+    {"precise tokens take memory beside the quantised ones", precise_tokens_take_memory_beside_the_quantised_ones},
     {"a device has the share that is left beside staging", a_device_has_the_share_that_is_left_beside_staging},
     {"what cannot be held is refused with the numbers", what_cannot_be_held_is_refused_with_the_numbers},
     {"prompts that wait are bounded in a server alone", prompts_that_wait_are_bounded_in_a_server_alone},

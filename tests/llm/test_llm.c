@@ -280,6 +280,54 @@ static void bad_folders_and_options_are_refused_by_one_line(void) {
     refuse_folder(FOLDER, &options, "gpu_memory_utilization: found 2, expected 0 to 1");
 }
 
+/* ---- first tokens that are precise ---- */
+
+/* All tokens precise beside a cache of codes: those of transformers. */
+static void precise_tokens_are_those_of_no_codes(void) {
+    cpa_engine_options engine = cpa_test_engine_options();
+    const cpa_llm_options options = {.size = sizeof options,
+                                     .engine = &engine,
+                                     .has_dtype = 1,
+                                     .dtype = CPA_F32,
+                                     .has_kv_dtype = 1,
+                                     .kv_dtype = CPA_FP8_E5M2};
+    cpa_llm *of = NULL;
+    cpa_engine_stats stats;
+    cpa_error err = {CPA_OK, ""};
+    engine.precise_tokens = 1024;
+    CU_ASSERT_EQUAL(cpa_llm_open(FOLDER, &options, &of, &err), CPA_OK);
+    CU_ASSERT_STRING_EQUAL_FATAL(err.message, "");
+    for (size_t i = 0; i < 3; i++) check_expected(of, i);
+    CU_ASSERT_EQUAL(cpa_engine_get_stats(cpa_llm_engine(of), &stats, sizeof stats), CPA_OK);
+    CPA_ASSERT_ORDER(stats.precise_bytes, >, 0);
+    cpa_llm_close(of);
+}
+
+/* Most blocks that memory holds, as the line says that refuses more. */
+static long long most_blocks(cpa_engine_options engine, int64_t precise) {
+    const cpa_llm_options options = {
+        .size = sizeof options, .engine = &engine, .has_dtype = 1, .has_kv_dtype = 1, .kv_dtype = CPA_INT8};
+    cpa_llm *none = NULL;
+    cpa_error err = {CPA_OK, ""};
+    long long most = 0;
+    engine.num_blocks = INT32_MAX;
+    engine.window_seqs = 1 << 20;
+    engine.precise_tokens = precise;
+    CU_ASSERT_EQUAL(cpa_llm_open(FOLDER, &options, &none, &err), CPA_INVALID);
+    const char *number = strstr(err.message, "num_blocks: found 2147483647, expected at most ");
+    CU_ASSERT_PTR_NOT_NULL(number);
+    if (number) sscanf(strstr(number, "most "), "most %lld", &most);
+    return most;
+}
+
+/* Each block has one in fp32 beside it then. Free memory may change in between. */
+static void memory_holds_fewer_blocks_beside_precise_tokens(void) {
+    const cpa_engine_options engine = cpa_test_engine_options();
+    const long long without = most_blocks(engine, 0), with = most_blocks(engine, 32);
+    CPA_ASSERT_ORDER(with, >, 0);
+    CPA_ASSERT_ORDER(with, <, without / 2);
+}
+
 /* ---- the end, and ranks ---- */
 
 static void stopping_ends_what_is_unfinished(void) {
@@ -354,6 +402,8 @@ static const cpa_test tests[] = {
     {"nothing comes of a request after its end", nothing_comes_of_a_request_after_its_end},
     {"bad requests are refused by one line", bad_requests_are_refused_by_one_line},
     {"bad folders and options are refused by one line", bad_folders_and_options_are_refused_by_one_line},
+    {"precise tokens are those of no codes", precise_tokens_are_those_of_no_codes},
+    {"memory holds fewer blocks beside precise tokens", memory_holds_fewer_blocks_beside_precise_tokens},
     {"stopping ends what is unfinished", stopping_ends_what_is_unfinished},
     {"two ranks give the same tokens", two_ranks_give_the_same_tokens},
 };

@@ -160,6 +160,8 @@ static void bad_options_are_refused_by_one_line(void) {
     options.constraint = NULL;
     sampling = (cpa_sampling){.size = sizeof sampling, .prompt_logprobs = 1, .top_prompt_logprobs = 21};
     refuse(&options, CPA_INVALID, "top_prompt_logprobs: found 21, expected 0 to 20");
+    options = (cpa_llm_request_options){.size = sizeof options, .transfer = CPA_TRANSFER_EXPORT};
+    refuse(&options, CPA_INVALID, "transfer 0x2, expected bits of 0x3, and 0 without a block_store");
 
     cpa_llm_request *request = NULL;
     const cpa_llm_prompt prompt = cpa_test_prompt_of("Hello");

@@ -3,8 +3,10 @@
 #     plot.sh says    PROGRAM    pictures of files made up have the numbers of these
 #     plot.sh refuses PROGRAM    what is none of its files is named in one line, exit 2, and no page is left
 #     plot.sh runs    PROGRAM    every picture is drawn of what a run and a benchmark write, as SVG and PNG
-#     plot.sh status  PROGRAM    Chromium draws what /status of a server asks for; without it the test is skipped
-#     plot.sh themes  PROGRAM    Chromium shows the page light and dark; without it the test is skipped
+#     plot.sh served  PROGRAM    /status of a server tells what it has served
+#     plot.sh status  PROGRAM    Chromium draws every chart of /status, light and dark, and keeps it up to date
+#     plot.sh themes  PROGRAM    Chromium draws every chart of the page, light and dark
+# The last two are skipped where there is no Chromium.
 # The environment gives MPIRUN (with its options, -np excepted).
 set -euo pipefail
 
@@ -18,7 +20,8 @@ scaling_file() { # FILE RANKS SPEEDUP
         {"work": "prefill", "shape": "1x8x8", "ranks": %d, "speedup": %s}]}' "$2" "$3" >"$1"
 }
 
-# A run of four requests, one of which failed, and its timeline: rank 0 attends half of the time, rank 1 waits.
+# A run of four requests, one of which failed, and its timeline: rank 0 attends half of the time, then replays a graph,
+# rank 1 waits.
 make_files() {
     scaling_file two.json 2 1.5
     scaling_file four.json 4 3
@@ -29,10 +32,13 @@ END
 [
 {"name":"process_name","ph":"M","pid":0,"args":{"name":"rank 0"}},
 {"name":"attend own","cat":"compute","ph":"X","pid":0,"tid":2,"ts":0.0,"dur":500000.0,"args":{"step":0}},
+{"name":"replayed step","cat":"compute","ph":"X","pid":0,"tid":2,"ts":600000.0,"dur":300000.0,"args":{"step":1}},
 {"name":"wait 1","cat":"compute","ph":"X","pid":1,"tid":2,"ts":0.0,"dur":1000000.0,"args":{"step":0}},
 {"name":"waiting","cat":"requests","ph":"X","pid":2,"tid":0,"ts":0.0,"dur":1.0,"args":{"step":0,"request":1}},
 {"name":"requests","cat":"requests","ph":"C","pid":2,"ts":0.0,"args":{"running":2,"waiting":1}},
+{"name":"requests","cat":"requests","ph":"C","pid":2,"ts":900000.0,"args":{"running":0,"waiting":0}},
 {"name":"cache","cat":"requests","ph":"C","pid":2,"ts":0.0,"args":{"blocks":7}},
+{"name":"cache","cat":"requests","ph":"C","pid":2,"ts":900000.0,"args":{"blocks":0}},
 {"name":"bytes_to","ph":"M","pid":0,"args":{"bytes":[0,3145728]}},
 {"name":"bytes_to","ph":"M","pid":1,"args":{"bytes":[1048576,0]}}
 ]
@@ -75,7 +81,8 @@ ranks = texts("Ranks by time: timeline.json")
 assert "50% attention, 0% waiting" in ranks and "0% attention, 100% waiting" in ranks, ranks
 boxes = [b for b in pictures["Ranks by time: timeline.json"].getElementsByTagName("rect") if float(b.getAttribute("height")) == 12]
 widths = {b.getAttribute("class"): float(b.getAttribute("width")) for b in boxes}
-assert near(widths["f2"] * 2, widths["f3"]) and len(boxes) == 2, widths
+assert near(widths["f2"] * 2, widths["f3"]) and near(widths["f2"] * 0.6, widths["f4"]) and len(boxes) == 3, widths
+assert {"attention", "waiting for messages", "a step as a graph"} <= set(ranks) and "exchange" not in ranks, ranks
 assert {"running", "waiting"} <= set(texts("Requests: timeline.json"))
 pairs = [t.firstChild.data for t in pictures["Bytes between ranks: timeline.json"].getElementsByTagName("title")]
 assert "rank 0 to rank 1: 3145728 bytes" in pairs and "rank 1 to rank 0: 1048576 bytes" in pairs and len(pairs) == 4, pairs
@@ -128,12 +135,12 @@ other_files_are_refused() {
     printf '[\n{"name":"x"}\n]\n' >bad.json
     expect_refusal 'bad.json:2: found no event' bad.json
     sed 's/"pid":1/"pid":64/' timeline.json >bad.json
-    expect_refusal 'bad.json:4: pid: found 64, expected an integer from 0 to 63' bad.json
+    expect_refusal 'bad.json:5: pid: found 64, expected an integer from 0 to 63' bad.json
     sed 's/"dur":1000000.0/"dur":-1/' timeline.json >bad.json
-    expect_refusal 'bad.json:4: dur: found -1' bad.json
+    expect_refusal 'bad.json:5: dur: found -1' bad.json
     sed 's/\[0,3145728\]/[0,"x"]/' timeline.json >bad.json
-    expect_refusal 'bad.json:8: args: found' bad.json
-    head -c 600 timeline.json >bad.json
+    expect_refusal 'bad.json:11: args: found' bad.json
+    head -n 5 timeline.json | head -c -20 >bad.json
     expect_refusal 'bad.json:' bad.json
 }
 
@@ -161,11 +168,39 @@ find_chromium() {
     chromium=$(command -v chromium || command -v chromium-browser) || { echo "skipped: no chromium"; exit 77; }
 }
 
-status_page_is_live() {
-    local url=
+# charts_are_drawn PAGE.html URL CHARTS: Chromium draws so many charts at URL, light and dark; the file has that page.
+charts_are_drawn() {
+    local themes=(dark light) theme
+    local place='for (const svg of document.querySelectorAll("svg")) {
+        const box = svg.getBoundingClientRect();
+        svg.dataset.box = [box.x, box.y, box.width, box.height].join();
+    }'
+    sed -e 's/<p id="state">/&ready/' -e "s|</body>|<script>${place//$'\n'/}</script></body>|" "$1" >placed.html
+    run_chromium --window-size="$window" --dump-dom "file://$PWD/placed.html"
+    mv browser.out placed.html
+    for theme in 0 1; do
+        run_chromium --window-size="$window" --screenshot="$PWD/${themes[theme]}.png" --virtual-time-budget=3000 \
+            --blink-settings=preferredColorScheme=$theme "$2"
+        [ -s "${themes[theme]}.png" ] || fail "Chromium has drawn nothing: $(cat browser.log)"
+    done
+    python3 "$here/drawn.py" light.png dark.png placed.html >drawn || fail "not all is drawn: $(cat drawn)"
+    [ "$(tail -n 1 drawn)" = "$3 charts are drawn, light and dark" ] || fail "expected $3 charts: $(cat drawn)"
+}
+
+page_has_both_themes() {
     find_chromium
+    make_files
+    plot four.json two.json run.json timeline.json
+    charts_are_drawn plot.html "file://$PWD/plot.html" 7
+}
+
+# A server of two ranks, whose address is in $url, and four requests that it has answered, of 400 and 8 tokens each.
+serve_requests() {
+    local request prompt
+    prompt=$(seq -s , 2 400)
     : >out
-    "$program" serve --port 0 --skip-self-test --device host --threads 1 --num-blocks 100 >out 2>err &
+    $MPIRUN -np 2 "$program" serve --port 0 --skip-self-test --device host --threads 1 --num-blocks 100 \
+        --local-context 0 >out 2>err &
     server=$!
     trap 'kill $server; wait $server || true; rm -rf "$work"' EXIT
     for ((i = 0; i < 200; i++)); do
@@ -173,78 +208,79 @@ status_page_is_live() {
         [ -z "$url" ] || break
         sleep 0.1
     done
-    [ "$(curl -s -o /dev/null -w '%{http_code}' "$url/v1/completions" -d '{"prompt": [3, 4], "max_tokens": 9}')" = 200 ] ||
-        fail "no answer"
-    run_chromium --virtual-time-budget=9000 --dump-dom "$url/status"
-    grep -q '<p id="state">ready</p>' browser.out || fail "not ready: $(head -c 3000 browser.out)"
-    # Nine seconds are some answers: several points of each gauge.
-    python3 - <<'END' || fail "nothing is drawn"
-import re
-page = open("browser.out").read()
-lines = re.findall(r'<polyline class="line0" points="([^"]*)"', page)
-assert len(lines) == 7 and len(lines[0].split()) >= 3, lines
-assert ">running 0" in page and ">waiting 0" in page and ">taken 0" in page, re.findall(r"<span.*?</span>", page)
+    [ -n "$url" ] || fail "no server: $(cat err)"
+    for request in 1 2 3 4; do
+        [ "$(curl -s -o /dev/null -w '%{http_code}' "$url/v1/completions" \
+            -d "{\"prompt\": [$request, $prompt], \"max_tokens\": 8}")" = 200 ] || fail "no answer"
+    done
+}
+
+status_page_tells_what_was_served() {
+    serve_requests
+    curl -sf "$url/metrics" >metrics
+    curl -sf "$url/status" >page.html
+    python3 - <<'END' || fail "the page is wrong"
+import re, xml.dom.minidom
+page = open("page.html", encoding="utf-8").read()
+metrics = dict(re.findall(r"^cpattn_(\w+)\{[^}]*\} (\S+)$", open("metrics").read(), re.M))
+pictures = {title: xml.dom.minidom.parseString(svg)
+            for title, svg in re.findall(r"<h2>(.*?)</h2>\s*(<svg.*?</svg>)", page, re.S)}
+assert len(pictures) == 11, pictures.keys()
+def texts(title, tag="text"):
+    return [t.firstChild.data for t in pictures[title].getElementsByTagName(tag)]
+assert {"running 0", "waiting 0"} <= set(texts("Requests")), texts("Requests")
+assert "the last 4 requests" in texts("Time to the first token (TTFT)")
+assert "the last 28 tokens" in texts("Time between two tokens of a request (ITL)")
+assert f"checked {int(metrics['verify_rows_total'])}" in texts("Results checked, and wrong"), metrics
+ranks = texts("Ranks by time: the last steps")
+shares = [re.fullmatch(r"(\d+)% attention, (\d+)% waiting", t) for t in ranks if "waiting" in t and "%" in t]
+assert len(shares) == 2 and all(0 <= int(s[1]) + int(s[2]) <= 101 and int(s[1]) + int(s[2]) > 0 for s in shares), ranks
+sent = {}
+for text in texts("Bytes between ranks since the start", "title"):
+    one, other, count = re.fullmatch(r"rank (\d+) to rank (\d+): (\d+) bytes", text).groups()
+    sent[one, other] = int(count)
+assert len(sent) == 4 and sent["0", "0"] == sent["1", "1"] == 0 < min(sent["0", "1"], sent["1", "0"]), sent
+assert sum(sent.values()) == int(metrics["exchange_bytes_total"]), (sent, metrics["exchange_bytes_total"])
 END
 }
 
-# shot NAME OPTION...: what Chromium shows of the page, as NAME.png.
-shot() {
-    local name=$1
-    shift
-    run_chromium --window-size=960,900 --screenshot="$PWD/$name.png" "$@" "file://$PWD/plot.html"
-    [ -s "$name.png" ] || fail "Chromium has drawn nothing: $(cat browser.log)"
-}
-
-page_has_both_themes() {
+status_page_is_live() {
     find_chromium
-    make_files
-    plot four.json two.json run.json timeline.json
-    shot light --blink-settings=preferredColorScheme=1
-    shot dark --blink-settings=preferredColorScheme=0
-    python3 - <<'END' || fail "the page does not look as it should"
-import struct, zlib
-def pixels(path):
-    """The colours of a PNG of 8 bits without interlace, and how many pixels have them."""
-    data, at, parts, counts = open(path, "rb").read(), 8, [], {}
-    while at < len(data):
-        length, kind = struct.unpack(">I4s", data[at:at + 8])
-        body = data[at + 8:at + 8 + length]
-        if kind == b"IHDR":
-            width, height, depth, colour = struct.unpack(">IIBB", body[:10])
-            assert depth == 8 and colour in (2, 6), (depth, colour)
-        elif kind == b"IDAT":
-            parts.append(body)
-        at += 12 + length
-    step = 3 if colour == 2 else 4
-    raw, before = zlib.decompress(b"".join(parts)), bytearray(width * step)
-    for y in range(height):
-        line = raw[y * (width * step + 1):(y + 1) * (width * step + 1)]
-        row = bytearray(line[1:])
-        for i in range(len(row)):
-            left, up = row[i - step] if i >= step else 0, before[i]
-            corner = before[i - step] if i >= step else 0
-            if line[0] == 1: row[i] = row[i] + left & 255
-            elif line[0] == 2: row[i] = row[i] + up & 255
-            elif line[0] == 3: row[i] = row[i] + (left + up) // 2 & 255
-            elif line[0] == 4:
-                p = left + up - corner
-                near = min((abs(p - left), 0, left), (abs(p - up), 1, up), (abs(p - corner), 2, corner))
-                row[i] = row[i] + near[2] & 255
-        for i in range(0, len(row), step):
-            counts[bytes(row[i:i + 3])] = counts.get(bytes(row[i:i + 3]), 0) + 1
-        before = row
-    return counts
-grounds = []
-for name, series in (("light", ("0072b2", "d55e00")), ("dark", ("4da3e0", "ff8c42"))):
-    counts = pixels(name + ".png")
-    grounds.append(max(counts, key=counts.get).hex())
-    for colour in series:
-        assert counts.get(bytes.fromhex(colour), 0) > 300, (name, colour)
-assert grounds == ["ffffff", "14171b"], grounds
+    serve_requests
+    curl -sf "$url/status" >page.html
+    charts_are_drawn page.html "$url/status" 11
+    # The browser first gets the page from before one more request, through a server between.
+    python3 - "$url" >between 2>between.log <<'END' &
+import http.server, sys, urllib.request
+def ask(path, body=None):
+    return urllib.request.urlopen(sys.argv[1] + path, body).read()
+class Between(http.server.BaseHTTPRequestHandler):
+    asked = 0
+    def do_GET(self):
+        if self.path == "/status":
+            Between.asked += 1
+            if Between.asked == 2: ask("/v1/completions", b'{"prompt": [3, 4], "max_tokens": 9}')
+        body = open("page.html", "rb").read() if self.path == "/status" and Between.asked == 1 else ask(self.path)
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.end_headers()
+        self.wfile.write(body)
+between = http.server.ThreadingHTTPServer(("localhost", 0), Between)
+print(between.server_address[1], flush=True)
+between.serve_forever()
 END
+    between=$!
+    trap 'kill $between $server; wait $server || true; rm -rf "$work"' EXIT
+    for ((i = 0; i < 200 && $(wc -c <between) == 0; i++)); do sleep 0.1; done
+    run_chromium --virtual-time-budget=9000 --dump-dom "http://localhost:$(cat between)/status"
+    grep -q '<p id="state">ready</p>' browser.out || fail "not ready: $(head -c 3000 browser.out)"
+    grep -q '>the last 4 requests<' page.html || fail "not the page from before"
+    grep -q '>the last 5 requests<' browser.out || fail "the page has not been brought up to date"
 }
 
 program=$2
+here=$(cd "$(dirname "$0")" && pwd)
+window=960,3400 # of the browser: whole pages
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
@@ -252,6 +288,7 @@ case $1 in
     says) pictures_say_what_files_say ;;
     refuses) other_files_are_refused ;;
     runs) draw_runs ;;
+    served) status_page_tells_what_was_served ;;
     status) status_page_is_live ;;
     themes) page_has_both_themes ;;
     *) fail "unknown command '$1'" ;;

@@ -10,6 +10,7 @@ bad_input() {
     expect_bad 'bad.jsonl:1: found no request' --trace bad.jsonl
     expect_bad 'none.jsonl: found no readable file (No such file' --trace none.jsonl
     expect_bad "found unknown option '--blok-size', expected '--block-size'" --blok-size 16
+    expect_bad "found 'sirve', expected an option (--help lists them), 'serve', 'generate', 'bench', 'plot' or 'check'" sirve
     expect_bad "--block-size: found '24', expected a power of two between 1 and 512" --block-size 24
     expect_bad '--cp-kv-cache-interleave-size: found 24' --cp-kv-cache-interleave-size 24
     expect_bad '--staging-bytes: ' --staging-bytes 10

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import ops
+from .._rows import strides_like
 from ..cache import PagedCache
 from ..plan import AttendPlan, plan_numbered
+from ..varlen import VarlenPlan
 
 _library = torch.library.Library("cpattn", "DEF")
 
@@ -77,25 +79,54 @@ _ATTEND = ("(Tensor q, Tensor k_cache, Tensor v_cache, int plan, *, str layout='
            "Tensor? sink_logits=None, float k_scale=0.0, float v_scale=0.0) -> ")
 
 
+def _fake_result(q: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+    """What an attend of q gives, of this width: rows, or [sequences, heads, tokens, dim] as q lies."""
+    shape = (*q.shape[:-1], dim)
+    if q.dim() != 4:
+        return q.new_empty(shape, dtype=dtype)
+    return q.new_empty_strided(shape, strides_like(q.shape, q.stride(), dim), dtype=dtype)
+
+
 def _fake_attend(q: Any, k_cache: Any, v_cache: Any, plan: int, **_: Any) -> Any:
-    return q.new_empty((*q.shape[:2], v_cache.shape[3]))
+    return _fake_result(q, v_cache.shape[3], q.dtype)
 
 
 def _fake_attend_with_lse(q: Any, k_cache: Any, v_cache: Any, plan: int, **_: Any) -> Any:
-    return _fake_attend(q, k_cache, v_cache, plan), q.new_empty(q.shape[:2], dtype=torch.float32)
+    return _fake_attend(q, k_cache, v_cache, plan), _fake_result(q, 1, torch.float32)[..., 0]
 
 
 def _run_attend(lse: Any, q: Any, k_cache: Any, v_cache: Any, plan: int, *, layout: str = "token-major",
                 causal: bool = True, window: int = 0, sinks: int = 0, scale: float = 0.0, softcap: float = 0.0,
                 alibi_slopes: Any = None, sink_logits: Any = None, k_scale: float = 0.0, v_scale: float = 0.0) -> Any:
     cache = _cache(k_cache, v_cache, layout, k_scale, v_scale)
-    return ops.attend(plan_numbered(plan), q, cache, lse=lse, causal=causal, window=window, sinks=sinks, scale=scale,
-                      rules=_rules(softcap, alibi_slopes, sink_logits))
+    return ops.attend(plan_numbered(plan, AttendPlan), q, cache, lse=lse, causal=causal, window=window, sinks=sinks,
+                      scale=scale, rules=_rules(softcap, alibi_slopes, sink_logits))
 
 
 _attend = _operator("attend" + _ATTEND + "Tensor", _fake_attend)(functools.partial(_run_attend, None))
 _attend_with_lse = _operator("attend_with_lse" + _ATTEND + "(Tensor, Tensor)", _fake_attend_with_lse)(
     functools.partial(_run_attend, True))
+
+
+_VARLEN = ("(Tensor q, Tensor k, Tensor v, int plan, *, bool causal=False, int left=0, int right=0, float scale=0.0, "
+           "float softcap=0.0) -> ")
+
+
+def _fake_varlen(q: Any, k: Any, v: Any, plan: int, **_: Any) -> Any:
+    return _fake_result(q, v.shape[-1], q.dtype)
+
+
+def _fake_varlen_with_lse(q: Any, k: Any, v: Any, plan: int, **_: Any) -> Any:
+    return _fake_varlen(q, k, v, plan), _fake_result(q, 1, torch.float32)[..., 0]
+
+
+def _run_varlen(lse: Any, q: Any, k: Any, v: Any, plan: int, **options: Any) -> Any:
+    return ops.varlen(plan_numbered(plan, VarlenPlan), q, k, v, lse=lse, **options)
+
+
+_varlen = _operator("varlen" + _VARLEN + "Tensor", _fake_varlen)(functools.partial(_run_varlen, None))
+_varlen_with_lse = _operator("varlen_with_lse" + _VARLEN + "(Tensor, Tensor)", _fake_varlen_with_lse)(
+    functools.partial(_run_varlen, True))
 
 
 def _fake_merge(o: Any, lse: Any) -> Any:
@@ -138,15 +169,28 @@ def kv_write(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: t
 
 def attend(plan: AttendPlan, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
            **options: Any) -> torch.Tensor:
-    """``cpattn.ops.attend`` over pools; ``[rows, q_heads, v_dim]``. ``options``: causal, window, sinks, scale, softcap,
-    alibi_slopes, sink_logits, and layout, k_scale, v_scale of ``cpattn.PagedCache``."""
+    """``cpattn.ops.attend`` over pools; ``[rows, q_heads, v_dim]``, or ``[sequences, q_heads, tokens, v_dim]`` where q
+    has four dimensions. ``options``: causal, window, sinks, scale,
+    softcap, alibi_slopes, sink_logits, and layout, k_scale, v_scale of ``cpattn.PagedCache``."""
     return _attend(q, k_cache, v_cache, plan.number, **options)
 
 
 def attend_with_lse(plan: AttendPlan, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
                     **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """``attend`` with its LSE, fp32 ``[rows, q_heads]``."""
+    """``attend`` with its LSE, fp32 ``[rows, q_heads]`` or ``[sequences, q_heads, tokens]``."""
     return _attend_with_lse(q, k_cache, v_cache, plan.number, **options)
+
+
+def varlen(plan: VarlenPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+    """``cpattn.ops.varlen`` of rows or ``[segments, heads, tokens, dim]``. ``options``: causal, left, right, scale,
+    softcap."""
+    return _varlen(q, k, v, plan.number, **options)
+
+
+def varlen_with_lse(plan: VarlenPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+                    **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """``varlen`` with its LSE, fp32 ``[rows, q_heads]`` or ``[segments, q_heads, tokens]``."""
+    return _varlen_with_lse(q, k, v, plan.number, **options)
 
 
 def merge(o: list[torch.Tensor], lse: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -156,18 +156,15 @@ def _rows(x: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
     return rows if rows.stride(2) == 1 and min(rows.stride()) > 0 else rows.contiguous()
 
 
-def _attend_as_it_lies(step: Step, query: torch.Tensor, layer: PagedLayer, v_dim: int,
+def _attend_as_it_lies(step: Step, query: torch.Tensor, layer: PagedLayer,
                        options: dict[str, Any]) -> torch.Tensor | None:
     """Results [batch, tokens, heads, dim] of a contiguous [batch, heads, tokens, dim] of several sequences, which are
     laid out alike. None for queries that lie otherwise, or of which some are no tokens."""
-    batch, heads, tokens, _ = query.shape
+    batch, _, tokens, _ = query.shape
     if batch == 1 or tokens == 1 or step.rows is not None or not query.is_contiguous():
         return None
-    out = query.new_empty((batch, heads, tokens, v_dim))
-    rows, starts = ops.as_rows(query)
-    step.rows_begin(starts)
-    ops.attend(step.plan, rows, layer.pages, out=ops.as_rows(out)[0], **options)
-    return out.transpose(1, 2)
+    step.rows_begin(ops.as_rows(query)[1])
+    return ops.attend(step.plan, query, layer.pages, **options).transpose(1, 2)
 
 
 def _attend(layer: PagedLayer, step: Step, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
@@ -178,7 +175,7 @@ def _attend(layer: PagedLayer, step: Step, query: torch.Tensor, key: torch.Tenso
     assert layer.pages is not None
     ops.kv_write(layer.pages, keys, values, step.slots)
     if isinstance(step.plan, AttendPlan):
-        strided = _attend_as_it_lies(step, query, layer, value.shape[3], options)
+        strided = _attend_as_it_lies(step, query, layer, options)
         if strided is not None:
             return strided
         step.rows_begin(None)

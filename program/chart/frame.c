@@ -1,4 +1,4 @@
-#include "plot/frame.h"
+#include "program/chart/frame.h"
 
 #include <math.h>
 #include <stdio.h>

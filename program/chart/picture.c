@@ -1,4 +1,4 @@
-#include "plot/picture.h"
+#include "program/chart/picture.h"
 
 #include <stdlib.h>
 #include <string.h>

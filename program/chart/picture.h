@@ -1,7 +1,7 @@
 /* A picture as a list of shapes, which svg.h and png.h write. Places are in pixels from its upper left corner. Memory
  * that lacks marks the picture as failed; what is added to it then is lost. */
-#ifndef CPA_PLOT_PICTURE_H
-#define CPA_PLOT_PICTURE_H
+#ifndef CPA_CHART_PICTURE_H
+#define CPA_CHART_PICTURE_H
 
 #include <stdint.h>
 
@@ -43,6 +43,7 @@ typedef struct cpa_shape {
 typedef struct cpa_picture {
     const char *name; /* name of its file */
     char title[256];  /* above the picture */
+    const char *note; /* below it in a page; NULL: nothing */
     double width, height;
     cpa_shape *shapes;
     int64_t n_shapes, shapes_capacity;

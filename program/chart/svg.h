@@ -1,10 +1,10 @@
 /* Pictures as SVG within a page of HTML. Colours are variables that the page sets (cpa_svg_put_style). */
-#ifndef CPA_PLOT_SVG_H
-#define CPA_PLOT_SVG_H
+#ifndef CPA_CHART_SVG_H
+#define CPA_CHART_SVG_H
 
 #include <stdio.h>
 
-#include "plot/picture.h"
+#include "program/chart/picture.h"
 
 /* The rules of CSS that give inks their colours, by what the reader prefers: light or dark. */
 void cpa_svg_put_style(FILE *out);

@@ -1,11 +1,11 @@
-#include "plot/pairs.h"
+#include "program/chart/pairs.h"
 
 #include <stdio.h>
 
 enum { LEFT = 70, TOP = 40, SIDE = 320, LEAST_CELL_WITH_TEXT = 40 };
 
-static int64_t most_of(const int64_t (*bytes)[CPA_PLOT_MOST_RANKS], int32_t ranks) {
-    int64_t most = 1;
+static int64_t most_of(const int64_t (*bytes)[CPA_CHART_MOST_RANKS], int32_t ranks) {
+    int64_t most = 0;
     for (int32_t from = 0; from < ranks; from++)
         for (int32_t to = 0; to < ranks; to++)
             if (bytes[from][to] > most) most = bytes[from][to];
@@ -19,13 +19,14 @@ static void put_cell(cpa_picture *picture, int32_t from, int32_t to, int64_t byt
     snprintf(says, sizeof says, "rank %d to rank %d: %lld bytes", from, to, (long long)bytes);
     snprintf(short_text, sizeof short_text, "%.3g", mib);
     cpa_picture_box(picture, CPA_INK_FAINT, at, cell - 1, cell - 1, 0.35, NULL);
-    cpa_picture_box(picture, CPA_INK_SERIES, at, cell - 1, cell - 1, 0.75 * (double)bytes / (double)most, says);
+    cpa_picture_box(picture, CPA_INK_SERIES, at, cell - 1, cell - 1, most > 0 ? 0.75 * (double)bytes / (double)most : 0,
+                    says);
     if (cell >= LEAST_CELL_WITH_TEXT && from != to)
         cpa_picture_text(picture, CPA_INK_TEXT, (cpa_point){at.x + cell / 2, at.y + cell / 2 + 4}, CPA_ANCHOR_MIDDLE,
                          short_text);
 }
 
-void cpa_pairs_draw(cpa_picture *picture, const int64_t (*bytes)[CPA_PLOT_MOST_RANKS], int32_t ranks) {
+void cpa_pairs_draw(cpa_picture *picture, const int64_t (*bytes)[CPA_CHART_MOST_RANKS], int32_t ranks) {
     const double cell = (double)SIDE / ranks;
     const int32_t every = ranks > 16 ? 8 : 1; /* ranks are named so far apart */
     const int64_t most = most_of(bytes, ranks);

@@ -1,8 +1,8 @@
 /* The frame of a chart within a picture: axes with round numbers, a grid, and a legend at its right. */
-#ifndef CPA_PLOT_FRAME_H
-#define CPA_PLOT_FRAME_H
+#ifndef CPA_CHART_FRAME_H
+#define CPA_CHART_FRAME_H
 
-#include "plot/picture.h"
+#include "program/chart/picture.h"
 
 /* Values from low to high, low < high; of a logarithmic axis both are above 0. */
 typedef struct cpa_axis {

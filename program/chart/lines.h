@@ -1,8 +1,8 @@
 /* A chart of lines, each of a series of points. */
-#ifndef CPA_PLOT_LINES_H
-#define CPA_PLOT_LINES_H
+#ifndef CPA_CHART_LINES_H
+#define CPA_CHART_LINES_H
 
-#include "plot/picture.h"
+#include "program/chart/picture.h"
 
 typedef struct cpa_series {
     char label[128];   /* UTF-8; a longer one is cut behind a letter */
@@ -27,7 +27,10 @@ typedef struct cpa_lines_style {
     const char *x_label, *y_label;
     int x_is_log, has_marks; /* marks: a box at each point */
     int x_is_whole, y_is_whole;
-    int is_step; /* a value holds until the next */
+    int is_step;          /* a value holds until the next */
+    double height;        /* of the chart, pixels; 0: 280 */
+    double x_low, x_high; /* ends of the axis; equal: those of the points */
+    double y_high;        /* the axis goes up so far at least */
 } cpa_lines_style;
 
 /* Draws the series that have points; there is one at least. */

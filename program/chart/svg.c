@@ -1,4 +1,4 @@
-#include "plot/svg.h"
+#include "program/chart/svg.h"
 
 static const char *const anchors[] = {"start", "middle", "end"};
 

@@ -1,4 +1,4 @@
-#include "plot/lines.h"
+#include "program/chart/lines.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/array.h"
-#include "plot/frame.h"
+#include "program/chart/frame.h"
 
 /* Takes a last letter away of which bytes are missing: one of UTF-8 begins with as many bits of 1 as it has bytes. */
 static void drop_half_letter(char *text) {
@@ -64,6 +64,11 @@ static void span_of(const cpa_series_set *set, const cpa_lines_style *style, cpa
             high->y = fmax(high->y, point->y);
         }
     }
+    if (style->x_low < style->x_high) {
+        low->x = style->x_low;
+        high->x = style->x_high;
+    }
+    high->y = fmax(high->y, style->y_high);
     if (!isfinite(low->x)) low->x = 1; /* all are 0 on a logarithmic axis */
     if (!(high->x > low->x)) high->x = style->x_is_log ? 10 * low->x : low->x + 1;
     if (!(high->y > 0)) high->y = 1;
@@ -92,12 +97,12 @@ static void put_line(cpa_frame *frame, const cpa_series *series, cpa_ink ink, co
 }
 
 void cpa_lines_draw(cpa_picture *picture, const cpa_series_set *set, const cpa_lines_style *style) {
-    enum { HEIGHT = 280 };
+    static const double usual_height = 280;
     cpa_point low, high;
     span_of(set, style, &low, &high);
     const cpa_axis x = {low.x, high.x, style->x_is_log, style->x_is_whole, style->x_label};
     const cpa_axis y = {low.y, high.y, 0, style->y_is_whole, style->y_label};
-    cpa_frame frame = cpa_frame_begin(picture, x, y, HEIGHT);
+    cpa_frame frame = cpa_frame_begin(picture, x, y, style->height > 0 ? style->height : usual_height);
     int64_t coloured = 0;
     for (int64_t s = 0; s < set->n; s++) {
         const cpa_series *series = &set->series[s];
