@@ -10,7 +10,8 @@
 
 /* Whether groups are packed out of such a cache. */
 static inline int cpa_xattn_reads(cpa_dtype dtype) {
-    return cpa_dtype_is_plain(dtype) || dtype == CPA_FP8_E4M3 || dtype == CPA_INT8 || dtype == CPA_FP8_E5M2;
+    return cpa_dtype_is_plain(dtype) || dtype == CPA_FP8_E4M3 || dtype == CPA_INT8 || dtype == CPA_FP8_E5M2 ||
+           cpa_dtype_is_turboquant(dtype);
 }
 
 /* The place in the sequence, in blocks, of the `block`-th from the local index `first` of a set on. */

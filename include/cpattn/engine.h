@@ -132,8 +132,9 @@ typedef struct cpa_engine_options {
     /* Prompts attend the blocks of 128 keys that XAttention selects (cpattn/xattn.h), in layers without a window: the
      * tokens of a group, 4, 8 or 16; and the share of the estimated attention that each row of blocks keeps, above 0 and
      * at most 1. Prompts of fewer than 128 sparse_stride tokens, and decode, attend all keys. With several ranks the
-     * interleave is a multiple of 128, which 0 stands for then. On CUDA devices for compute capability 9.0; over quantised
-     * caches there on one rank, in steps whose requests have 128 tokens each. 0 = all attend all keys. */
+     * interleave is a multiple of 128, which 0 stands for then. On CUDA devices for compute capability 9.0; through a
+     * ring (ring_bytes) over quantised caches there in steps whose requests have 128 tokens each. 0 = all attend all
+     * keys. */
     int32_t sparse_stride;
     float sparse_tau;
     /* Blocks that can be found by their prefix and have to make room for others stay in the host memory of
@@ -350,6 +351,8 @@ typedef struct cpa_engine_stats {
     double sparse_s; /* with sparse_stride: time of estimating blocks, exchanges included, of the rank with the most */
     /* With precise_tokens: bytes of a rank's cache for them, of all layers, which are the last kv_group. */
     int64_t precise_bytes;
+    /* With ring_bytes: bytes of keys that the estimate reads from the host, on all ranks, beside ring_bytes_read. */
+    int64_t sparse_host_bytes;
 } cpa_engine_stats;
 
 /* What one rank has measured since the engine was created; times in s. */

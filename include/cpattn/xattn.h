@@ -107,7 +107,7 @@ typedef struct cpa_xattn_pack_k_args {
     size_t size;
     cpa_xattn_shape shape;
     int64_t tokens;
-    cpa_kv_view kv;       /* of elements, or of codes of one scale a row or a head; its k_dim is `dim` */
+    cpa_kv_view kv;       /* of elements, of codes of one scale a row or a head, or of CPA_TQ_; its k_dim is `dim` */
     const int32_t *table; /* [ceil(tokens / block_size)]: the blocks that the tokens lie in, from the first one on */
     void *out;            /* [kv_heads, groups, stride * dim] */
     int64_t out_stride;   /* elements from head to head; 0 = groups * stride * dim */

@@ -188,6 +188,9 @@ static void report_ring(const cpa_engine_stats *stats, FILE *out) {
     cpa_report_line(out, "", "on the host: %s read through %s of device memory, at %.1f GB/s, waited for %.1f ms", read,
                     ring, stats->ring_copy_s > 0 ? (double)stats->ring_timed_bytes / stats->ring_copy_s * 1e-9 : 0,
                     stats->ring_waited_s * 1e3);
+    if (stats->sparse_host_bytes == 0) return;
+    bytes_text((double)stats->sparse_host_bytes, read, sizeof read);
+    cpa_report_line(out, "", "on the host: %s of keys read to choose blocks of them", read);
 }
 
 void cpa_report_cache(const cpa_outcome *outcome, FILE *out) {
@@ -260,9 +263,13 @@ void cpa_report_print(const cpa_outcome *outcome, FILE *out) {
                         " of these rows attend chosen keys, which leave out %.3g of their softmax on average, "
                         "%.3g at most",
                         stats->selection_rows, stats->selection_mass_left_out_mean, stats->selection_mass_left_out_max);
-    if (stats->sparse_blocks_seen > 0)
+    if (stats->sparse_blocks_seen > 0) {
+        const double kept = (double)stats->sparse_blocks_kept, busiest = (double)stats->sparse_blocks_busiest;
         cpa_report_line(out, "sparse", "prompts attend %.3g of the blocks of keys that they see, estimated in %.3g s",
-                        (double)stats->sparse_blocks_kept / (double)stats->sparse_blocks_seen, stats->sparse_s);
+                        kept / (double)stats->sparse_blocks_seen, stats->sparse_s);
+        cpa_report_line(out, "", "the busiest rank attends %.2f times the mean of all",
+                        busiest * outcome->cp_size / kept);
+    }
     if (stats->tiles_seen > 0)
         cpa_report_line(out, "tiles", "%.3g of %" PRId64 " tiles of keys are left out",
                         (double)stats->tiles_skipped / (double)stats->tiles_seen, stats->tiles_seen);

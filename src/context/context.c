@@ -55,6 +55,10 @@ void cpa_context_set_precise(cpa_context *c, int64_t tokens, int32_t table_set) 
     c->ops.precise = (cpa_precise_keys){.tokens = tokens, .table_set = table_set};
 }
 
+void cpa_context_set_least_blocks(cpa_context *c, int64_t tokens) {
+    c->ops.least_blocks = tokens;
+}
+
 void cpa_context_use_precise(cpa_context *c, const cpa_kv_view *kv) {
     c->ops.precise.kv = *kv;
 }

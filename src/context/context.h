@@ -18,6 +18,9 @@ void cpa_context_set_rows(cpa_context *c, cpa_row_placement rows);
 /* Whether the layers of the steps that are planned from now on have a selection: then all that it needs is planned
  * and uploaded with the step, as for a graph of it, and devices share no keys whose kernels for these know no masks. */
 void cpa_context_set_masked(cpa_context *c, int masked);
+/* Whatever blocks the selections of layers have from now on (cpa_key_blocks), rows of chunks of fewer tokens attend all
+ * keys, and are attended as without a selection where they are alone; 0: any may select blocks. */
+void cpa_context_set_least_blocks(cpa_context *c, int64_t tokens);
 /* Keys and values of so many first tokens of every sequence, whole blocks on every rank, are kept in the dtype of queries
  * beside a quantised cache, in the blocks of that set of tables, behind those of layers; 0: none are. Rows of the steps
  * that are planned from now on attend these and then the rest of the cache, on the rank that has them. Not over latents,

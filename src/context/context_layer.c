@@ -143,7 +143,8 @@ static cpa_status attend_lane_alone(cpa_context *c, cpa_form_lane *lane, const c
     const cpa_table_plans *plans = cpa_context_is_reserved(c) ? &lane->q.plans : &lane->own;
     cpa_row_plan *plan = cpa_table_plans_now(plans, &c->ops);
     if (cpa_form_ends_in_merge(lane->form)) {
-        CPA_TRY(cpa_row_plan_attend_own(plan, &c->ops, lane->form, layer, lane->own_state, NULL, stream));
+        CPA_TRY(
+            cpa_row_plan_attend_own(plan, &c->ops, lane->form, layer, CPA_SCORE_KEPT, lane->own_state, NULL, stream));
         return finish_own(lane, layer, c->attended->rows[lane->form->index], stream);
     }
     const cpa_partial own = {.lse = layer->rows.lse, .lse_row_stride = lane->form->shape.q_heads};
@@ -152,7 +153,7 @@ static cpa_status attend_lane_alone(cpa_context *c, cpa_form_lane *lane, const c
         state = lane->own_state;
         if (own.lse) state.lse = own.lse, state.lse_row_stride = own.lse_row_stride;
     }
-    return cpa_row_plan_attend_own(plan, &c->ops, lane->form, layer, state, layer->rows.out, stream);
+    return cpa_row_plan_attend_own(plan, &c->ops, lane->form, layer, CPA_SCORE_KEPT, state, layer->rows.out, stream);
 }
 
 static cpa_status attend_alone(cpa_context *c, const cpa_layer *layer, cpa_stream *stream) {
@@ -183,7 +184,7 @@ static cpa_status attend_shared(cpa_context *c, const cpa_layer *layer, cpa_stre
     CPA_TRY(cpa_pass_kv_start(&c->kv, &states, stream));
     for (int32_t f = 0; f < n; f++)
         CPA_TRY(cpa_row_plan_attend_own(cpa_table_plans_now(&c->lanes[f].own, &c->ops), &c->ops, c->lanes[f].form,
-                                        &layer->forms[f], states.own[f], NULL, stream));
+                                        &layer->forms[f], CPA_SCORE_KEPT, states.own[f], NULL, stream));
     CPA_TRY(cpa_pass_kv_attend_own(&c->kv, &states, stream));
     for (int32_t f = 0; f < n; f++) CPA_TRY(cpa_pass_q_attend_remote(&c->lanes[f].q, &layer->forms[f], stream));
     CPA_TRY(cpa_pass_kv_run(&c->kv, &states, stream));

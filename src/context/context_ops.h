@@ -29,8 +29,9 @@ typedef struct cpa_context_exchange {
     int32_t round;
 } cpa_context_exchange;
 
-/* What the layer at hand does to scores: for own rows, and for those of pass-Q's attend, of each form. */
-typedef enum cpa_score_side { CPA_SCORE_OWN = 0, CPA_SCORE_REMOTE, CPA_SCORE_SIDES } cpa_score_side;
+/* What the layer at hand does to scores: for own rows, for those of pass-Q's attend, and for own rows that pass-KV does
+ * not take over the own shard, of each form. */
+typedef enum cpa_score_side { CPA_SCORE_OWN = 0, CPA_SCORE_REMOTE, CPA_SCORE_KEPT, CPA_SCORE_SIDES } cpa_score_side;
 typedef struct cpa_context_score {
     const cpa_score_rules *rules; /* rules of the layer; NULL: none */
     int has_selection, has_bias;
@@ -72,6 +73,7 @@ typedef struct cpa_context_ops {
     int32_t table_set; /* set of block tables that the layer at hand reads */
     cpa_precise_keys precise;
     int masked;                       /* not 0: layers of the planned step come with a selection */
+    int64_t least_blocks;             /* rows of chunks of fewer tokens select no blocks; 0: any may */
     int64_t keys_attended, keys_read; /* keys of a layer, by the plans set since these were 0 */
     char decode_kernels[CPA_KERNEL_NAMES], prefill_kernels[CPA_KERNEL_NAMES]; /* as the statistics have them */
     cpa_error error;

@@ -5,8 +5,11 @@
 
 #include "base/check.h"
 
-/* Devices read keys by tiles of so many. */
+/* Devices read keys by tiles of so many; and list those that somebody attends of sequences of so many keys, of heads of
+ * 128 columns and of wider ones: of longer sequences they read all tiles (kernels/cuda/attend/attend_blocks.cu). */
 #define DEVICE_TILE 128
+#define DEVICE_LISTED ((int64_t)8192 * DEVICE_TILE)
+#define DEVICE_LISTED_WIDE ((int64_t)2560 * DEVICE_TILE)
 
 void cpa_kv_wanted_create(cpa_kv_wanted *w, cpa_context_ops *ops, const cpa_planned_step *step) {
     w->ops = ops;
@@ -22,13 +25,19 @@ void cpa_kv_wanted_destroy(cpa_kv_wanted *w) {
     free(w->sets);
 }
 
+/* Whether a device reads no key of a block that nobody attends. */
+static int device_leaves_out(const cpa_attention_shape *shape, const cpa_key_blocks *blocks) {
+    const int64_t listed = shape->k_dim > 128 || shape->v_dim > 128 ? DEVICE_LISTED_WIDE : DEVICE_LISTED;
+    return blocks->block % DEVICE_TILE == 0 && (int64_t)blocks->width * blocks->block <= listed;
+}
+
 int cpa_kv_wanted_by(const cpa_context_ops *ops, const cpa_key_selection *selection) {
     const cpa_key_blocks *blocks = selection ? selection->blocks : NULL;
     if (!blocks || blocks->width == 0 || blocks->block % ops->options.block_size != 0) return 0;
     for (int32_t f = 0; f < ops->forms.count; f++)
         if (ops->forms.list[f].is_expanded) return 0;
     return ops->map.interleave % blocks->block == 0 &&
-           (ops->device->caps.bit_exact || blocks->block % DEVICE_TILE == 0);
+           (ops->device->caps.bit_exact || device_leaves_out(&ops->options.shape, blocks));
 }
 
 /* ---- the rows of each rank ---- */

@@ -338,7 +338,7 @@ cpa_status cpa_pass_kv_attend_own(cpa_pass_kv *kv, const cpa_kv_layer *layer, cp
     for (int32_t f = 0; f < kv->ops->forms.count; f++) {
         if (!kv->now.own[f].plan) continue;
         CPA_TRY(cpa_row_plan_attend_own(kv->now.own[f].plan, kv->ops, &kv->ops->forms.list[f], &layer->layer->forms[f],
-                                        layer->own[f], NULL, stream));
+                                        CPA_SCORE_OWN, layer->own[f], NULL, stream));
     }
     return CPA_OK;
 }

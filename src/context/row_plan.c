@@ -223,8 +223,9 @@ cpa_status cpa_row_plan_attend(cpa_row_plan *plan, cpa_context_ops *ops, const c
 }
 
 cpa_status cpa_row_plan_attend_own(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form,
-                                   const cpa_form_layer *layer, cpa_partial state, void *out, cpa_stream *stream) {
-    cpa_attend_args attend = cpa_context_attend_args(ops, form, layer, CPA_SCORE_OWN);
+                                   const cpa_form_layer *layer, cpa_score_side side, cpa_partial state, void *out,
+                                   cpa_stream *stream) {
+    cpa_attend_args attend = cpa_context_attend_args(ops, form, layer, side);
     attend.state = state;
     attend.out = out;
     attend.out_scale = out ? layer->rows.out_scale : NULL;

@@ -40,8 +40,9 @@ uint64_t cpa_row_plan_shape(const cpa_row_plan *plan, const cpa_context_ops *ops
 cpa_status cpa_row_plan_attend(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form,
                                const cpa_form_layer *layer, const cpa_attend_args *args, const void *ready_q,
                                cpa_span_kind kind, int32_t round, cpa_stream *stream);
-/* The same against the own shard, from the empty state. */
+/* The same against the own shard, from the empty state, of own rows on a side. */
 cpa_status cpa_row_plan_attend_own(cpa_row_plan *plan, cpa_context_ops *ops, const cpa_form *form,
-                                   const cpa_form_layer *layer, cpa_partial state, void *out, cpa_stream *stream);
+                                   const cpa_form_layer *layer, cpa_score_side side, cpa_partial state, void *out,
+                                   cpa_stream *stream);
 
 #endif

@@ -219,7 +219,7 @@ cpa_status cpa_scatter_heads_attend(cpa_scatter_heads *s, const cpa_form_layer *
     cpa_row_plan *plan = cpa_table_plans_now(&s->plans, s->ops);
     if (rows_of(s) == 0) return CPA_OK;
     CPA_TRY(cpa_step_maps_upload(&s->maps, s->ops, stream));
-    CPA_TRY(cpa_row_plan_attend_own(plan, s->ops, s->form, layer, s->states, NULL, stream));
+    CPA_TRY(cpa_row_plan_attend_own(plan, s->ops, s->form, layer, CPA_SCORE_OWN, s->states, NULL, stream));
     if (s->form->has_matrix)
         CPA_TRY(cpa_context_run_project(s->ops, s->form, layer, rows_of(s), s->states, s->projected, stream));
     CPA_TRY(pack(s, stream));

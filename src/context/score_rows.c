@@ -16,7 +16,7 @@ cpa_status cpa_score_rows_plan(cpa_score_rows *rows, cpa_context_ops *ops, const
     int64_t entries = 0;
     if (rows->planned || !maps_rows(ops, lanes)) return CPA_OK;
     for (int32_t f = 0; f < ops->forms.count; f++) {
-        rows->first[f][CPA_SCORE_OWN] = entries;
+        rows->first[f][CPA_SCORE_OWN] = rows->first[f][CPA_SCORE_KEPT] = entries;
         rows->first[f][CPA_SCORE_REMOTE] = entries += lanes[f].q.step->rows[f];
         entries += cpa_pass_q_attended_rows(&lanes[f].q);
     }
@@ -53,6 +53,17 @@ static void map_selection(cpa_context_score *score, int32_t form, int side, cons
     }
 }
 
+/* Whether rows that are attended where their keys lie may select blocks. */
+static int selects_blocks(const cpa_context_ops *ops, const cpa_form_lane *lanes) {
+    const cpa_planned_step *step = lanes ? lanes[0].q.step : NULL;
+    if (!step || ops->least_blocks == 0) return 1;
+    for (int64_t i = 0; i < step->n_chunks; i++) {
+        const cpa_planned_chunk *chunk = &step->chunks[i];
+        if (!cpa_planned_own_in_pass_kv(step, chunk) && chunk->end - chunk->start >= ops->least_blocks) return 1;
+    }
+    return 0;
+}
+
 cpa_status cpa_score_rows_begin(cpa_score_rows *rows, cpa_context_ops *ops, const cpa_form_lane *lanes,
                                 const int32_t *reserved_rows, const cpa_layer *layer) {
     cpa_context_score *score = &ops->score;
@@ -63,10 +74,13 @@ cpa_status cpa_score_rows_begin(cpa_score_rows *rows, cpa_context_ops *ops, cons
     const int maps = maps_rows(ops, lanes);
     if (maps) CPA_TRY(cpa_score_rows_plan(rows, ops, lanes));
     const int32_t *device_maps = rows->maps.device.memory;
+    const int by_blocks = layer->selection && layer->selection->blocks && selects_blocks(ops, lanes);
     for (int32_t f = 0; f < ops->forms.count; f++) {
         for (int side = 0; side < CPA_SCORE_SIDES; side++) {
             const int32_t *map = maps ? device_maps + rows->first[f][side] : reserved_rows;
-            if (layer->selection) map_selection(score, f, side, layer->selection, map);
+            cpa_key_selection of = layer->selection ? *layer->selection : (cpa_key_selection){NULL};
+            if (side != CPA_SCORE_OWN && !by_blocks) of.blocks = NULL;
+            if (layer->selection) map_selection(score, f, side, &of, map);
             if (layer->bias) {
                 score->bias[f][side] = *layer->bias;
                 score->bias[f][side].row_map = map;

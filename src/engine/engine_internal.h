@@ -17,7 +17,7 @@
 #include "src/model/synthetic.h"
 #include "src/schedule/scheduler.h"
 #include "src/trace/timeline.h"
-#include "src/worker/worker.h"
+#include "src/worker/worker_sparse.h"
 
 /* What a rank has added up by itself since the engine was created. It travels with its reports (run_record.c), so that
  * rank 0 knows the totals during a run; engine_stats.c has what becomes of it. Plain memory. */
@@ -25,6 +25,7 @@ typedef struct cpa_rank_totals {
     cpa_context_stats context;
     cpa_verify_stats verify;
     cpa_disk_blocks_stats disk;
+    cpa_worker_sparse_stats sparse;
     cpa_rank_stats rank;
     int64_t bytes_to[CPA_COMM_MAX_RANKS]; /* of context.bytes_sent, those to each rank */
 } cpa_rank_totals;

@@ -10,7 +10,6 @@
 #include "base/struct_size.h"
 #include "src/context/context.h"
 #include "src/engine/engine_options.h"
-#include "src/worker/worker_sparse.h"
 
 /* What the scheduler knows, on rank 0. */
 static void collect_scheduler_stats(cpa_engine *engine) {
@@ -58,6 +57,7 @@ cpa_rank_totals cpa_engine_own_totals(const cpa_engine *engine) {
     memcpy(totals.bytes_to, cpa_context_bytes_to(context), (size_t)engine->control.size * sizeof totals.bytes_to[0]);
     if (engine->worker->disk) cpa_disk_blocks_get_stats(engine->worker->disk, &totals.disk);
     if (engine->verify) cpa_verify_get_stats(engine->verify, &totals.verify);
+    totals.sparse = cpa_worker_sparse_totals(engine->worker);
     return totals;
 }
 
@@ -86,6 +86,7 @@ static const struct {
     JOINED(context.tiles_seen, SUM_OF_COUNTS, tiles_seen),
     JOINED(context.tiles_skipped, SUM_OF_COUNTS, tiles_skipped),
     JOINED(context.exposed_comm_s, MOST_OF_REALS, exposed_comm_s),
+    JOINED(sparse.host_bytes, SUM_OF_COUNTS, sparse_host_bytes),
     JOINED(disk.bytes_written, SUM_OF_COUNTS, folder_bytes_written),
     JOINED(disk.bytes_read, SUM_OF_COUNTS, folder_bytes_read),
     JOINED(verify.rows, SUM_OF_COUNTS, verify_rows),

@@ -110,7 +110,7 @@ static cpa_status check_pack_k(cpa_xattn_pack_k_args *a, cpa_error *err) {
     REQUIRE(err, kv->kv_heads == a->shape.kv_heads && kv->k_dim == a->shape.dim,
             "%s: the cache has %d KV heads of %d columns, but the shape %d of %d", where, kv->kv_heads, kv->k_dim,
             a->shape.kv_heads, a->shape.dim);
-    REQUIRE(err, cpa_xattn_reads(kv->dtype), "%s: the cache is %s, expected elements, or codes of one scale a row",
+    REQUIRE(err, cpa_xattn_reads(kv->dtype), "%s: the cache is %s, expected elements, codes of one scale a row, or tq_",
             where, cpa_dtype_name(kv->dtype));
     REQUIRE(err, a->table || a->tokens == 0, "%s: table is NULL", where);
     CPA_TRY(cpa_check_aligned(where, "table", a->table, sizeof *a->table, err));

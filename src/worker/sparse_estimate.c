@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/min_max.h"
+#include "kernels/kv_view.h"
 
 static float *floats_at(const cpa_worker_sparse *s, int which, int64_t at) {
     return (float *)s->buffers[which].memory + at;
@@ -47,6 +48,14 @@ static cpa_status pack_queries(cpa_worker *worker, const cpa_sparse_chunk *c) {
                  cpa_xattn_width(&s->shape) * cpa_dtype_bytes(s->shape.dtype));
 }
 
+/* Keys of a cache on the host are read as they lie there, each time: what belongs to a key, of all heads. */
+static void count_read(cpa_worker *worker, const cpa_kv_view *kv, int64_t tokens) {
+    const cpa_kv_view resolved = cpa_kv_view_resolve(*kv);
+    const cpa_kv_pool keys = cpa_kv_pool_of(&resolved, CPA_KEYS);
+    if (worker->options.ring_bytes > 0)
+        worker->sparse->totals.host_bytes += tokens * kv->kv_heads * (keys.row_bytes + keys.scale_bytes);
+}
+
 /* The groups of own keys [first, first + tokens) of a chunk's sequence. */
 static cpa_status pack_keys(cpa_worker *worker, const cpa_sparse_chunk *c, const cpa_kv_view *kv, int32_t group,
                             int64_t first, int64_t tokens) {
@@ -59,6 +68,7 @@ static cpa_status pack_keys(cpa_worker *worker, const cpa_sparse_chunk *c, const
                                         .kv = *kv,
                                         .table = table + first / kv->block_size,
                                         .out = s->buffers[CPA_SPARSE_PACKED_K].memory};
+    count_read(worker, kv, tokens);
     return cpa_xattn_pack_k(&args, worker->stream);
 }
 

@@ -19,7 +19,6 @@ static int widens_codes(const cpa_worker *worker) {
 }
 static const char *device_refuses_codes(const cpa_worker_options *o) {
     const cpa_attention_shape *shape = &o->model.attention;
-    if (o->map.cp_size > 1) return "a quantised cache on several devices";
     return shape->k_dim > 192 || shape->v_dim > 128 ? "a quantised cache of wide heads on a device" : NULL;
 }
 
@@ -73,6 +72,7 @@ cpa_status cpa_worker_sparse_begin(cpa_worker *worker, const cpa_step_plan *plan
     CPA_TRY(cpa_sparse_list_chunks(worker, plan, err));
     CPA_TRY(cpa_sparse_make_room(worker, err));
     cpa_sparse_list_words(worker, plan);
+    cpa_context_set_least_blocks(worker->context, CPA_SPARSE_BLOCK); /* of a chunk that takes part */
     s->blocks = (cpa_key_blocks){.bits = s->buffers[CPA_SPARSE_BITS].memory,
                                  .row_word = s->buffers[CPA_SPARSE_ROW_WORD].memory,
                                  .head_stride = s->head_words,

@@ -32,10 +32,12 @@ void cpa_worker_sparse_end(cpa_worker *worker);
 int64_t cpa_worker_sparse_word(const cpa_worker *worker, int64_t row);
 
 /* Blocks that rows of blocks have kept, and of how many, over all layers and heads so far; in each layer, those that the
- * rank has kept whose rows kept most; bytes of the device. */
+ * rank has kept whose rows kept most; bytes of the device. Of own keys that lie on the host, the bytes that estimates
+ * have read. */
 typedef struct cpa_worker_sparse_stats {
     int64_t kept, seen, busiest;
     int64_t bytes;
+    int64_t host_bytes;
 } cpa_worker_sparse_stats;
 cpa_worker_sparse_stats cpa_worker_sparse_totals(const cpa_worker *worker);
 

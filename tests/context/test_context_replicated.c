@@ -180,11 +180,11 @@ static int64_t count_differing(const site *s, cpa_mask mask, const cpa_test_chun
 /* Prefill and decode, sharded and on one rank, with heads that the ranks divide, heads that they do not, and fewer
  * heads than ranks. */
 static void heads_of_all_rows_are_right(void) {
-    static const cpa_test_shape shapes[] = {{8, 2, 64, 64, 16, 16, CPA_BF16, 0, {0}, 0},
-                                            {5, 1, 32, 32, 16, 32, CPA_F32, 1, {0}, 0},
-                                            {7, 7, 64, 64, 8, 2, CPA_F16, 0, {0}, 0},
-                                            {2, 1, 64, 32, 16, 1, CPA_F32, 0, {0}, 0},
-                                            {1, 1, 128, 128, 16, 16, CPA_BF16, 0, {0}, 0}};
+    static const cpa_test_shape shapes[] = {{8, 2, 64, 64, 16, 16, CPA_BF16, 0, {0}, 0, 0},
+                                            {5, 1, 32, 32, 16, 32, CPA_F32, 1, {0}, 0, 0},
+                                            {7, 7, 64, 64, 8, 2, CPA_F16, 0, {0}, 0, 0},
+                                            {2, 1, 64, 32, 16, 1, CPA_F32, 0, {0}, 0, 0},
+                                            {1, 1, 128, 128, 16, 16, CPA_BF16, 0, {0}, 0, 0}};
     static const cpa_mask *const masks[] = {&CAUSAL, &WINDOW, &FULL};
     const int64_t lengths[] = {300, 5, 130, 64, 47};
     const cpa_test_chunk steps[2][5] = {{{0, 200, 100, CPA_PASS_KV},

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/convert.h"
 #include "base/hash.h"
 #include "src/check/cases/selection.h"
 #include "tests/fixtures/attend_case.h"
@@ -211,6 +212,60 @@ static void decode_lies_beside(void) {
         }
 }
 
+/* The same over codes without others beside: the first four attend all keys, those behind select. */
+static void few_rows_are_alone(void) {
+    static const cpa_dtype caches[] = {CPA_FP8_E4M3, CPA_INT8, CPA_TQ_4BIT};
+    for (int c = 0; c < 3; c++) {
+        cpa_attend_case shape = case_of(CPA_BF16, 8, 2, 128, 1030);
+        cpa_attend_result plain;
+        blocks_case b;
+        shape.kv_dtype = caches[c];
+        shape.start = 1020;
+        begin(&b, &shape, 0, 30);
+        const cpa_attend_item items[] = {rows_as_item(&b, 0, 1), rows_as_item(&b, 1, 3), rows_as_item(&b, 4, 2),
+                                         rows_as_item(&b, 6, 1), rows_as_item(&b, 7, 3)};
+        CU_ASSERT_EQUAL(cpa_attend_fixture_run(&b.fixture, items, 5, 0, &b.result), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_attend_fixture_check(&b.fixture, 0, 1, &b.result, NULL), 0);
+        cpa_attend_result_init(&plain, &b.fixture);
+        b.fixture.score = NULL;
+        CU_ASSERT_EQUAL(cpa_attend_fixture_run(&b.fixture, items, 5, 0, &plain), CPA_OK);
+        CU_ASSERT(rows_are_same(&b, &plain, 4));
+        CU_ASSERT_FALSE(cpa_attend_result_same(&b.result, &plain));
+        cpa_attend_result_destroy(&plain);
+        end(&b);
+    }
+}
+
+/* The keys of a peer behind those of the own shard: few rows and many go on from their states, those that select blocks
+ * and those that attend all keys. */
+static void rows_go_on_from_states(void) {
+    enum { FEW = 6, CUT = 512 };
+    static const cpa_dtype caches[] = {CPA_BF16, CPA_FP8_E4M3, CPA_INT8, CPA_TQ_4BIT};
+    for (int c = 0; c < 4; c++)
+        for (int alone = 0; alone < 2; alone++) {
+            cpa_attend_case shape = case_of(CPA_BF16, 8, 2, 128, alone ? 1030 : 1103);
+            blocks_case b;
+            shape.kv_dtype = caches[c];
+            shape.start = alone ? 1020 : 402;
+            begin(&b, &shape, 0, 30);
+            const int64_t all = b.fixture.q_count[0], n_items = alone ? 2 : 5;
+            cpa_attend_item items[] = {rows_as_item(&b, 0, 2), rows_as_item(&b, 2, alone ? all - 2 : FEW - 2),
+                                       rows_as_item(&b, FEW, 300), rows_as_item(&b, FEW + 300, all - FEW - 302),
+                                       rows_as_item(&b, all - 2, 2)};
+            for (int resume = 0; resume < 2; resume++) {
+                for (int64_t i = 0; i < n_items; i++) {
+                    items[i].k_first = resume ? CUT : 0;
+                    items[i].k_count = resume ? shape.length - CUT : CUT;
+                    items[i].table = b.fixture.table[0] + items[i].k_first / shape.block_size;
+                }
+                CU_ASSERT_EQUAL(cpa_attend_fixture_run(&b.fixture, items, n_items, resume, &b.result), CPA_OK);
+            }
+            cpa_narrow(b.result.out, b.result.o, shape.q_dtype, b.result.o_bytes / (int64_t)sizeof *b.result.o);
+            CU_ASSERT_EQUAL(cpa_attend_fixture_check(&b.fixture, 0, 1, &b.result, NULL), 0);
+            end(&b);
+        }
+}
+
 /* Over blocks that are all selected a row has the result that it has without a selection, on the host to the bit. */
 static void all_blocks_are_no_selection(void) {
     cpa_attend_case shape = case_of(CPA_BF16, 4, 2, 128, 1111);
@@ -306,6 +361,8 @@ static const cpa_test tests[] = {
     {"windows and shards stay", windows_and_shards_stay},
     {"codes are attended too", codes_are_attended_too},
     {"decode lies beside", decode_lies_beside},
+    {"few rows are alone", few_rows_are_alone},
+    {"rows go on from states", rows_go_on_from_states},
     {"all blocks are no selection", all_blocks_are_no_selection},
     {"blocks that nobody selects may hold anything", blocks_that_nobody_selects_may_hold_anything},
     {"patterns are those of their formula", patterns_are_those_of_their_formula},

@@ -256,8 +256,8 @@ static void keys_that_are_selected(void) {
     }
 }
 
-/* Few rows, and keys that they share, are left to other kernels where there are rows of prefill beside, and no state is
- * gone on from; of codes and shared keys the kernel of blocks takes none. */
+/* Few rows, and keys that they share, are left to other kernels where no state is gone on from, and over codes where
+ * there are rows of prefill beside. */
 static void few_rows_beside_blocks(void) {
     enum { FEW = OF_DECODE | OF_SHARED };
     static const struct {
@@ -269,9 +269,13 @@ static void few_rows_beside_blocks(void) {
                  {1, FEW | OF_PREFILL, 0, NULL},
                  {0, OF_DECODE | OF_PREFILL, 1, NULL},
                  {0, FEW | OF_PREFILL, 1, "share keys"},
-                 {1, OF_DECODE | OF_PREFILL, 1, "for few rows too"},
-                 {0, FEW, 0, "share keys"},
-                 {1, OF_DECODE, 0, "for few rows too"}};
+                 {1, OF_DECODE | OF_PREFILL, 1, NULL},
+                 {1, FEW | OF_PREFILL, 1, NULL},
+                 {0, FEW, 0, NULL},
+                 {0, FEW, 1, "share keys"},
+                 {1, OF_DECODE, 0, NULL},
+                 {1, FEW, 0, NULL},
+                 {1, OF_DECODE, 1, "from a state on"}};
     const cpa_key_blocks blocks = {.block = 128};
     const cpa_key_selection selection = {.blocks = &blocks};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -283,7 +287,7 @@ static void few_rows_beside_blocks(void) {
         spec.call = cpa_cuda_call_of(CPA_CUDA_HOPPER, &a, &kv, &selection);
         const cpa_cuda_attend_choice choice = cpa_cuda_choose_attend(&spec);
         if (!cases[i].why) CU_ASSERT_PTR_NULL(choice.plain);
-        if (!cases[i].why) CU_ASSERT_PTR_EQUAL(choice.of[CPA_CUDA_PREFILL].kernel, &cpa_cuda_kernel_blocks);
+        if (!cases[i].why) CU_ASSERT_PTR_EQUAL(choice.of[CPA_CUDA_DECODE].kernel, &cpa_cuda_kernel_blocks);
         if (cases[i].why) CU_ASSERT(choice.plain && strstr(choice.plain, cases[i].why));
     }
 }

@@ -535,6 +535,8 @@ host_cache() {
             expect_code 0 "a sparse prompt on the device, $algorithm"
             run $ranks "${options[@]}" --algorithm $algorithm --host-cache 0.3 --device-ring 0.006 --result-json host.json
             expect_code 0 "a sparse prompt on the host, $algorithm"
+            expect_value sparse_host_bytes 0 device.json
+            grep -q 'on the host: .* of keys read to choose blocks' out || fail "the report says nothing: $(cat out)"
             expect_value violations 0 host.json
             expect_digest_of host.json device.json
         done

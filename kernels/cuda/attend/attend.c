@@ -194,10 +194,13 @@ typedef struct attend_call {
 } attend_call;
 
 /* Beside rows that select blocks, few ones mostly attend all keys, by the kernels that they have without a selection.
- * Those of them that do select are attended again, which a state that is gone on from does not allow. */
+ * Those of them that do select are attended again, which a state that is gone on from does not allow. Without rows
+ * beside them, few that share no keys are taken by the kernel of blocks where they mostly select, over elements. */
 static int leaves_few(const cpa_cuda_plan *plan, const cpa_attend_args *args) {
-    return args->selection && args->selection->blocks && !args->resume && plan->decode_ctas > 0 &&
-           plan->prefill.n_pieces > 0 && plan->base.reservation.sequences == 0;
+    const int over_elements = !cpa_dtype_is_quantised(args->kv.dtype) && args->kv.layout != CPA_VLLM_X;
+    const int alone = plan->prefill.n_pieces == 0 && plan->n_shared == 0 && over_elements;
+    return args->selection && args->selection->blocks && !args->resume && plan->decode_ctas > 0 && !alone &&
+           plan->base.reservation.sequences == 0;
 }
 
 static void choose_kernels(const cpa_cuda_plan *plan, const cpa_attend_args *args, const cpa_cuda_attend_call *asked,
@@ -279,9 +282,17 @@ static cpa_status launch_prefill(const cpa_cuda_plan *plan, const attend_call *c
                                  cpa_stream *stream) {
     const cpa_cuda_attend_launch launch = launch_of(plan, call, a, CPA_CUDA_PREFILL);
     a->early = 0;
-    if (call->leaves_few) return launch.kernel->launch(&launch, stream);
     return launch.kernel->over ? cpa_cuda_launch_passes(&launch, &plan->memory->source->prefill, stream)
                                : cpa_cuda_launch_prefill(&launch, &plan->prefill, stream);
+}
+
+/* The kernel of blocks: the rows that are not few, and of those the ones that select blocks, over what decode has left. */
+static cpa_status launch_selecting(const cpa_cuda_plan *plan, const attend_call *call, cpa_cuda_attend_args *a,
+                                   cpa_stream *stream) {
+    cpa_cuda_attend_launch launch = launch_of(plan, call, a, CPA_CUDA_PREFILL);
+    launch.kernel = call->choice->of[CPA_CUDA_DECODE].kernel; /* that of all pieces */
+    a->early = 0;
+    return launch.kernel->launch(&launch, stream);
 }
 
 /* Rows of several items over the keys that they share; the states are left to the decode kernel, which comes next and
@@ -334,7 +345,7 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     attend_call call = call_of(plan, args, ready_q);
     cpa_cuda_attend_args *a = &call.args;
     const cpa_cuda_attend_kernel *whole = call.choice->plain || call.leaves_few ? NULL : whole_kernel(&call);
-    if (call.choice->plain || whole || plan->prefill.n_pieces > 0)
+    if (call.choice->plain || whole || call.leaves_few || plan->prefill.n_pieces > 0)
         CPA_TRY(place_ready_queries(plan, a, ready_q, stream));
     if (call.choice->plain) return launch_plain(plan, &call, stream);
     if (whole) return launch_whole(plan, &call, whole, stream);
@@ -345,5 +356,6 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
         a->beside_shared = plan->n_shared > 0;
         CPA_TRY(launch_decode(plan, &call, a, stream));
     }
+    if (call.leaves_few) return launch_selecting(plan, &call, a, stream);
     return plan->prefill.n_pieces > 0 ? launch_prefill(plan, &call, a, stream) : CPA_OK;
 }

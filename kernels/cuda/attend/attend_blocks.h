@@ -25,9 +25,13 @@ typedef struct cpa_cuda_block_items {
 cpa_status cpa_cuda_attend_blocks(const cpa_cuda_attend_args *args, const cpa_cuda_persistent_maps *maps,
                                   const cpa_key_blocks *blocks, const cpa_cuda_block_items *items, uint32_t *tickets,
                                   cpa_stream *stream);
-/* Rows that select blocks of the items of `few` rows and fewer, as the plain kernel attends them (attend_simple.cu). */
-cpa_status cpa_cuda_attend_few_by_blocks(const cpa_cuda_attend_args *args, const cpa_key_blocks *blocks, int32_t few,
-                                         cpa_stream *stream);
+/* Rows of the items of so many rows and fewer: all of them, or those that select blocks. */
+typedef struct cpa_cuda_few_by_blocks {
+    int32_t rows, all;
+} cpa_cuda_few_by_blocks;
+/* They are attended as the plain kernel attends them (attend_simple.cu). */
+cpa_status cpa_cuda_attend_few_by_blocks(const cpa_cuda_attend_args *args, const cpa_key_blocks *blocks,
+                                         cpa_cuda_few_by_blocks few, cpa_stream *stream);
 /* Keys of a tile of such heads, and tokens in a box of the maps. */
 int32_t cpa_cuda_blocks_keys(int32_t k_dim, int32_t v_dim);
 int32_t cpa_cuda_blocks_box(int32_t k_dim, int32_t v_dim, int32_t block_size);

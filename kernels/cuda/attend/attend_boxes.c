@@ -46,14 +46,18 @@ static const char *persistent_refuses(const cpa_cuda_attend_spec *spec) {
     return many ? "so many keys that a CTA a piece is faster" : NULL;
 }
 
+static int widens(const cpa_cuda_attend_spec *spec) {
+    return cpa_cuda_has_codes(spec) || cpa_cuda_in_runs(spec);
+}
+
+/* Few rows are left to other kernels: unless a state is gone on from to those of decode, over what is widened to the
+ * plain one then. */
 static const char *blocks_refuse(const cpa_cuda_attend_spec *spec) {
-    /* Beside others few rows are left to other kernels, unless a state is gone on from. */
-    const int left = spec->pieces & 1 << CPA_CUDA_PREFILL && !(spec->call.oddities & CPA_CUDA_RESUMED);
-    const int few = left ? 0 : spec->pieces & (1 << CPA_CUDA_DECODE | 1 << CPA_CUDA_SHARED);
-    const int widened = cpa_cuda_has_codes(spec) || cpa_cuda_in_runs(spec);
-    if (few & 1 << CPA_CUDA_SHARED) return "keys by blocks for rows that share keys";
-    if (widened && few) return "keys by blocks over codes, or over rows in runs, for few rows too";
-    if (widened && !spec->prepared) return "keys by blocks that there is no memory to widen in";
+    const int32_t prefill = spec->pieces & 1 << CPA_CUDA_PREFILL, shared = spec->pieces & 1 << CPA_CUDA_SHARED;
+    const int resumed = (spec->call.oddities & CPA_CUDA_RESUMED) != 0, widened = widens(spec);
+    if (shared && resumed && !(widened && prefill)) return "keys by blocks for rows that share keys, from a state on";
+    if (widened && resumed && !prefill) return "keys by blocks over codes, or over rows in runs, from a state on";
+    if (widened && prefill && !spec->prepared) return "keys by blocks that there is no memory to widen in";
     if ((!widened && spec->block_size < CPA_CUDA_LEAST_BOX) || spec->block_size == CPA_TENSOR_BLOCK)
         return "keys by blocks over a cache in blocks of fewer than 8 tokens";
     if (spec->call.oddities & CPA_CUDA_NO_BLOCKS) return "a cache of no blocks";
@@ -198,15 +202,11 @@ static cpa_status launch_persistent(const cpa_cuda_attend_launch *launch, cpa_st
     return cpa_cuda_attend_persistent(a, &maps, launch->count, tickets_of(launch->plan), stream);
 }
 
-static int widens(const cpa_cuda_attend_spec *spec) {
-    return cpa_cuda_has_codes(spec) || cpa_cuda_in_runs(spec);
-}
-
-/* Rows of the items that are left to the kernels of decode, at most; 0: none are, where it takes the whole plan. */
+/* Rows of the items that are left to other kernels, at most; 0: none are, where it takes the whole plan. */
 static int32_t few_rows(const cpa_cuda_attend_launch *launch) {
     const cpa_cuda_plan *plan = launch->plan;
     const int32_t most = cpa_cuda_most_decode_rows(&plan->base.shape, plan->base.block_size);
-    return launch->pieces == CPA_CUDA_PREFILL ? most / launch->args->group : 0;
+    return launch->pieces == CPA_CUDA_PREFILL || widens(launch->spec) ? most / launch->args->group : 0;
 }
 
 /* The items of a pass, or with NULL all, by query heads. */
@@ -229,16 +229,17 @@ static cpa_status launch_items(const cpa_cuda_attend_launch *launch, const cpa_c
 }
 
 /* Codes, and rows in runs, are widened first: all keys, of which the tiles of a head take some; not those of few rows,
- * which the plain kernel has if they select blocks. */
+ * which the plain kernel has: if they select blocks, or where no kernel of decode had them. */
 static cpa_status launch_blocks(const cpa_cuda_attend_launch *launch, cpa_stream *stream) {
     static const cpa_cuda_attend_kernel widened = {
         .name = "widen+blocks", .prepares = &cpa_cuda_widen_scaled, .over = &cpa_cuda_kernel_blocks};
+    const cpa_cuda_few_by_blocks few = {few_rows(launch), launch->pieces != CPA_CUDA_PREFILL};
     cpa_cuda_attend_launch own = *launch;
     if (!widens(launch->spec)) return launch_items(launch, NULL, stream);
     own.kernel = &widened;
     CPA_TRY(cpa_cuda_launch_passes_by(&own, &launch->plan->memory->source->prefill, launch_items, stream));
-    return few_rows(launch) > 0
-               ? cpa_cuda_attend_few_by_blocks(launch->args, launch->selection->blocks, few_rows(launch), stream)
+    return launch->plan->decode_ctas > 0
+               ? cpa_cuda_attend_few_by_blocks(launch->args, launch->selection->blocks, few, stream)
                : CPA_OK;
 }
 

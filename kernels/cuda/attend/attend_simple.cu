@@ -135,17 +135,17 @@ __global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a,
     attend_row<RULED, ELEMENTS>(a, selected, found, row, kv_group, lane);
 }
 
-/* The rows that select blocks, of items of few rows: a CTA an item and KV head. */
+/* The rows that select blocks, or all, of items of few rows: a CTA an item and KV head. */
 template <int ELEMENTS>
 __global__ void attend_few(const __grid_constant__ cpa_cuda_attend_args a,
-                           const __grid_constant__ selected_keys selected, int32_t few) {
+                           const __grid_constant__ selected_keys selected, cpa_cuda_few_by_blocks few) {
     const cpa_cuda_item *found = a.items + blockIdx.x;
     const int kv_group = blockIdx.y, lane = threadIdx.x % WARP_LANES;
     const cpa_key_blocks &blocks = selected.blocks;
-    if (found->item.q_count > few) return;
+    if (found->item.q_count > few.rows) return;
     for (int row = threadIdx.x / WARP_LANES; row < found->item.q_count * a.group; row += WARPS) {
         const int64_t at = row_place(a, found->item.q_row, row, kv_group).state_row;
-        if (blocks.row_word[blocks.row_map ? blocks.row_map[at] : at] >= 0)
+        if (few.all || blocks.row_word[blocks.row_map ? blocks.row_map[at] : at] >= 0)
             attend_row<true, ELEMENTS>(a, selected, found, row, kv_group, lane);
     }
 }
@@ -175,7 +175,7 @@ extern "C" cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_launch *launc
 }
 
 extern "C" cpa_status cpa_cuda_attend_few_by_blocks(const cpa_cuda_attend_args *args, const cpa_key_blocks *blocks,
-                                                    int32_t few, cpa_stream *stream) {
+                                                    cpa_cuda_few_by_blocks few, cpa_stream *stream) {
     const dim3 grid((unsigned)args->n_items, args->kv_heads);
     selected_keys selected = {};
     selected.blocks = *blocks;

@@ -1,5 +1,5 @@
 /* xattn_pack_q and xattn_pack_k: a thread moves a unit of a row, 16 bytes of rows that keep their bits, or an element. */
-#include "kernels/cuda/cache/quant.cuh"
+#include "kernels/cuda/cache/turboquant.cuh"
 #include "kernels/cuda/nn/nn.h"
 #include "kernels/cuda/nn/rows.cuh"
 #include "kernels/cuda/xattn/xattn.h"
@@ -86,6 +86,30 @@ __global__ void __launch_bounds__(THREADS) pack_k(const __grid_constant__ key_ar
     *(unit_of<T, UNIT> *)((T *)a.out + place.head * a.out_stride + place.at) = unit;
 }
 
+/* Rows of TurboQuant, rotated back: a warp a row. */
+template <typename T>
+__global__ void __launch_bounds__(THREADS) pack_k_turboquant(const __grid_constant__ key_args k, int64_t groups,
+                                                             int64_t rows) {
+    const cpa_xattn_pack_k_args &a = k.a;
+    const int64_t in_head = groups * a.shape.stride, row = unit_index() / WARP_LANES;
+    const int lane = threadIdx.x % WARP_LANES, width = a.shape.dim / WARP_LANES;
+    if (row >= rows) return;
+    const int64_t head = row / in_head, token = row - head * in_head;
+    float x[TQ_WIDTH] = {};
+    if (token < a.tokens) {
+        const int64_t entry = a.table[token >> k.block_shift];
+        const int64_t block = max((int64_t)0, min(entry, a.kv.num_blocks - 1));
+        const int64_t offset = token & ((1 << k.block_shift) - 1);
+        const char *from = (const char *)a.kv.k + block * a.kv.k_block_stride + offset * a.kv.k_token_stride +
+                           head * a.kv.k_head_stride;
+        tq_read_row(from, a.kv.dtype, true, a.shape.dim, lane, x);
+    }
+    T *to = (T *)a.out + head * a.out_stride + token * a.shape.dim + lane * width;
+#pragma unroll
+    for (int e = 0; e < TQ_WIDTH; e++)
+        if (e < width) to[e] = from_float<T>(x[e]);
+}
+
 } // namespace
 
 extern "C" cpa_status cpa_cuda_xattn_pack_q(const cpa_xattn_pack_q_args *args, cpa_stream *stream) {
@@ -127,6 +151,12 @@ extern "C" cpa_status cpa_cuda_xattn_pack_k(const cpa_xattn_pack_k_args *args, c
                                     (uintptr_t)kv.k | (uintptr_t)k.a.out);
     launch_for_elements(shape.dtype, [&](auto tag) {
         using T = typename decltype(tag)::element;
+        if (cpa_dtype_is_turboquant(kv.dtype)) {
+            const int64_t rows = shape.kv_heads * groups * shape.stride;
+            pack_k_turboquant<T>
+                <<<ctas_of(rows * WARP_LANES), THREADS, 0, cpa_cuda_handle(stream)>>>(k, groups, rows);
+            return 0;
+        }
         const int64_t units = units_of(shape, shape.kv_heads, k.a.tokens, vectors ? VECTOR<T> : 1);
         if (vectors) {
             pack_k<T, VECTOR<T>><<<ctas_of(units), THREADS, 0, cpa_cuda_handle(stream)>>>(k, groups, units);
