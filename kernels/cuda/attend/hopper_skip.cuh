@@ -68,8 +68,8 @@ __device__ void copy_tiles(const hopper_args &args, const CUtensorMap *map, skip
     }
 }
 
-/* The way of one of two warpgroups, which take turns, through the tiles of a piece, the last keys first. The values of a
- * tile are multiplied while the scores of the next one are, if the warpgroup has kept it; the first and the last are. */
+/* The way of one of two warpgroups, which take turns, through the tiles of a piece, the last keys first. The values of
+ * a tile are multiplied while the scores of the next are, if the warpgroup has kept it; the first and the last are. */
 template <typename C>
 struct skip_flow {
     const skip_args &args;

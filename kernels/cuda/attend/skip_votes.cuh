@@ -39,8 +39,8 @@ struct group_votes {
         barrier_wait(shared_address(&voted[n % VOTES]), phase_of<VOTES>(n));
         return kept(n);
     }
-    /* Behind the i-th tile: which of the last ones a warp could have left out, a bit each, as far as each of its threads
-     * knows. */
+    /* Behind the i-th tile: which of the last ones a warp could have left out, a bit each, as far as each of its
+     * threads knows. */
     __device__ void tell(int i, int thread, uint32_t of_thread) {
         if (i % SPAN != SPAN - 2) return;
         const uint32_t of_warp = __reduce_and_sync(0xffffffff, of_thread);
@@ -60,8 +60,8 @@ struct heard_votes {
     group_votes (&votes)[2];
     uint32_t streaks[2]; /* tiles that each has kept since it left one out */
 
-    /* Whether the values of the n-th of `count` tiles are wanted, when there is a stage for them. The first and the last
-     * are. */
+    /* Whether the values of the n-th of `count` tiles are wanted, when there is a stage for them. The first and the
+     * last are. */
     __device__ bool wants(int n, int count) {
 #pragma unroll
         for (int of = 0; of < 2; of++) streaks[of] = n < 3 ? STREAK : votes[of].kept(n - 2) ? streaks[of] + 1 : 0;
