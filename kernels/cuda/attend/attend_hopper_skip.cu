@@ -3,7 +3,8 @@
  * each. A warp leaves a tile out if the scores of all its 16 rows lie so far below the largest that each has met: then
  * it takes no exponentials. What the four of a warpgroup have voted they know when they next take their turn, without
  * waiting for each other; if all have left a tile out, there is no second product. The loader hears the votes as well,
- * and copies the values that some warp wants, or, behind several tiles that were kept, those of the next at once. */
+ * and copies the values that some warp wants, or, behind several tiles that were kept, those of the next at once. Where
+ * hardly any could be left out, a warpgroup goes on as in attend_hopper.cu, and only looks which could have been. */
 #include "base/dependent.cuh"
 #include "kernels/cuda/attend/hopper_skip.cuh"
 
@@ -22,7 +23,6 @@ __device__ void consume(const skip_args &args, skip_shared<C> &shared, int kv_gr
         flow.attend();
     }
     store_state<C>(a, shared.piece, kv_group, flow.state, flow.row_of_thread(), thread % 32);
-    flow.count_tiles();
 }
 
 template <typename C>
