@@ -528,9 +528,10 @@ host_cache() {
     expect_value violations 0 host.json
     expect_digest_of host.json device.json
     local algorithm
-    options=(--requests 1 --input-len 3000 --output-len 2 --sparse xattn:0.9 --verify 0.01)
+    options=(--requests 1 --input-len 3000 --output-len 2 --sparse xattn:0.9 --verify 0.01 --skip-self-test)
     for ranks in 1 2 3; do
         for algorithm in pass-kv pass-q; do
+            [ "$ranks $algorithm" != "1 pass-q" ] || continue # one rank has no peers to pass to
             run $ranks "${options[@]}" --algorithm $algorithm --result-json device.json
             expect_code 0 "a sparse prompt on the device, $algorithm"
             run $ranks "${options[@]}" --algorithm $algorithm --host-cache 0.3 --device-ring 0.006 --result-json host.json
