@@ -18,15 +18,15 @@ set(c_options -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-proto
     -Wcast-qual -Wwrite-strings -Wvla -fno-math-errno)
 add_compile_options("$<$<COMPILE_LANGUAGE:C>:${c_options}>")
 add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror;-Wshadow;-Wundef;-Wcast-qual>")
+include(CheckLinkerFlag)
+check_linker_flag(C -fuse-ld=gold CPATTN_HAVE_GOLD) # takes half of the time, of what is linked for tests alone
 if(CPATTN_SANITIZE)
   add_compile_options(-fsanitize=${CPATTN_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${CPATTN_SANITIZE})
   if(CPATTN_SANITIZE MATCHES thread AND CMAKE_C_COMPILER_ID STREQUAL GNU)
     add_compile_options(-Wno-tsan) # it sees no fences, which here order what other processes read
   endif()
-  include(CheckLinkerFlag)
-  check_linker_flag(C -fuse-ld=gold CPATTN_HAVE_GOLD)
-  if(CPATTN_HAVE_GOLD) # which takes half of the time for these large programs
+  if(CPATTN_HAVE_GOLD)
     add_link_options(-fuse-ld=gold)
   endif()
 endif()

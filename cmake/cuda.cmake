@@ -22,8 +22,10 @@ set(cuda_options -lineinfo -Xcompiler=-Wall,-fno-exceptions,-fno-rtti,-fno-threa
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
   list(APPEND cuda_options --compress-mode=size) # a quarter of what programs and wheels are without it
 endif()
-if(CPATTN_ERRORS_ONLY)
-  list(REMOVE_ITEM cuda_options -lineinfo) # a quarter of the time
+if(CPATTN_ERRORS_ONLY) # a third of the time is for what only a GPU would use, and for host code that launches kernels
+  list(REMOVE_ITEM cuda_options -lineinfo --compress-mode=size)
+  list(APPEND cuda_options --no-compress)
+  set(CMAKE_CUDA_FLAGS_RELEASE "-O0")
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.9)
     list(APPEND cuda_options --Ofast-compile=max)
   endif()

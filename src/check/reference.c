@@ -149,7 +149,9 @@ INNERMOST static void add_values(cpa_reference_row *row, int64_t n, const float 
 /* What may be left out, and how large the values are that it has. */
 static void note_skipped(cpa_reference_row *row, int64_t n, const float *v, const double *scores) {
     cpa_skipped_mass_add(&row->skipped, n, scores);
-    for (int64_t i = 0; i < n * row->v_dim; i++) row->value_size = fmaxf(row->value_size, fabsf(v[i]));
+    float most = row->value_size; /* a comparison, as fmaxf is a call */
+    for (int64_t i = 0; i < n * row->v_dim; i++) most = fabsf(v[i]) > most ? fabsf(v[i]) : most;
+    row->value_size = most;
 }
 
 /* One step of the online softmax (Milakov and Gimelshein, arXiv:1805.02867) for a few keys, in float64; beside it the
