@@ -182,18 +182,18 @@ static void ranks_are_balanced(void) {
 /* Keys on the host: each rank reads its own once a chunk and layer for the estimate, and attends them through its ring
  * by either algorithm, elements and codes. */
 static void caches_may_lie_on_the_host(void) {
-    enum { CHUNK = 1536, CHUNKS = 4 };
+    enum { CHUNK = 768, CHUNKS = 4 };
     static const cpa_algorithm algorithms[] = {CPA_PASS_KV, CPA_PASS_Q};
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 2; i++) {
         cpa_request requests[REQUESTS];
-        cpa_engine_options options = i % 2 ? quantised(requests, CPA_FP8_E4M3) : options_of(requests);
+        cpa_engine_options options = i ? quantised(requests, CPA_FP8_E4M3) : options_of(requests);
         const cpa_attention_shape *shape = &options.model.attention;
-        const int64_t key_bytes = shape->kv_heads * (i % 2 ? shape->k_dim + (int64_t)sizeof(float) : shape->k_dim * 4);
+        const int64_t key_bytes = shape->kv_heads * (i ? shape->k_dim + (int64_t)sizeof(float) : shape->k_dim * 4);
         cpa_engine_stats stats;
         requests[0].prompt_tokens = CHUNKS * CHUNK;
         options.num_blocks = 500;
         options.max_num_batched_tokens = CHUNK;
-        options.algorithm = algorithms[i / 2];
+        options.algorithm = algorithms[i];
         options.ring_bytes = 2 << 20;
         options.verify = 0.02;
         CU_ASSERT_TRUE(cpa_test_engine_run(&options, requests, 1, NULL, NULL, &stats));
