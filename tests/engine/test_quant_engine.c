@@ -138,63 +138,6 @@ static void layers_that_are_left_unquantised_are_checked_too(void) {
     }
 }
 
-/* The digest with so many precise tokens, whatever the steps, and whether requests give way to each other and share. */
-static uint64_t precise_digest(cpa_engine_options options, int64_t tokens) {
-    options.precise_tokens = tokens;
-    options.skip_self_test = 0;
-    const uint64_t digest = digest_of(&options);
-    options.skip_self_test = 1;
-    options.max_num_batched_tokens = 37;
-    expect_same_bits(digest_of(&options), digest);
-    options.model.attention.layout = CPA_HEAD_MAJOR;
-    options.swap_bytes = 1 << 20;
-    options.preemption = CPA_PREEMPT_SWAP;
-    expect_same_bits(digest_of(&options), digest);
-    return digest;
-}
-
-/* First tokens that are precise have the bits of a cache that is not quantised: all tokens of a request, or some. */
-static void precise_first_tokens_are_attended_as_they_were_computed(void) {
-    static const cpa_dtype dtypes[][2] = {{CPA_BF16, CPA_FP8_E4M3}, {CPA_F32, CPA_INT8}, {CPA_BF16, CPA_TQ_3BIT}};
-    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
-        cpa_engine_options options = default_options();
-        const int64_t some = 32, all = 1024;
-        options.algorithm = CPA_PASS_Q;
-        options.model.attention.k_dim = 64;
-        options.model.attention.v_dim = 32;
-        options.model.attention.dtype = options.model.attention.kv_dtype = dtypes[i][0];
-        const uint64_t plain = digest_of(&options);
-        options.model.attention.kv_dtype = dtypes[i][1];
-        const uint64_t quantised = digest_of(&options), first = precise_digest(options, some);
-        CU_ASSERT_NOT_EQUAL(first, quantised);
-        CU_ASSERT_NOT_EQUAL(first, plain);
-        options.precise_tokens = all;
-        expect_same_bits_from_any_rank(digest_of(&options), plain);
-        options.model.layer_masks = MIXED;
-        if (i == 0) CU_ASSERT_NOT_EQUAL(precise_digest(options, some), first);
-    }
-}
-
-/* What precise tokens do not go with is refused. */
-static void precise_tokens_lie_beside_a_quantised_cache(void) {
-    for (int wrong = 0; wrong < 5; wrong++) {
-        static const char *const says[] = {"expected a multiple of the block size", "with a cache of fp32, expected",
-                                           "with algorithm pass-KV, expected one of the two", "with sparse_stride",
-                                           "with an interleave below the block size"};
-        cpa_engine_options options = default_options();
-        cpa_engine *engine = NULL;
-        cpa_error err = {CPA_OK, ""};
-        options.precise_tokens = wrong == 0 ? 33 : 32;
-        options.model.attention.kv_dtype = wrong == 1 ? CPA_F32 : CPA_INT8;
-        if (wrong == 2) options.algorithm = CPA_PASS_KV;
-        if (wrong == 3) options.sparse_stride = 8, options.sparse_tau = 0.9f;
-        if (wrong == 4) options.block_size = 16, options.interleave = 8;
-        CU_ASSERT_EQUAL(cpa_engine_create(cpa_test_comm(), &options, &engine, &err), CPA_INVALID);
-        CU_ASSERT_PTR_NOT_NULL(strstr(err.message, says[wrong]));
-        if (!strstr(err.message, says[wrong])) printf("%s\n", err.message);
-    }
-}
-
 /* A block has what each of its layers takes of it. */
 static void layers_that_are_left_take_the_bytes_of_their_dtype(void) {
     static const uint8_t ENDS[LAYERS] = {1, 0, 1};

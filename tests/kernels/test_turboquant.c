@@ -552,23 +552,6 @@ static void shapes_without_a_codebook_are_refused(void) {
     cpa_test_device_close(device, stream);
 }
 
-static const cpa_test tests[] = {
-    {"the codebook is Lloyd's", the_codebook_is_lloyds},
-    {"rows take the bytes of their codes", rows_take_the_bytes_of_their_codes},
-    {"a rotation undoes itself", a_rotation_undoes_itself},
-    {"rows return as their codes", rows_return_as_their_codes},
-    {"rows keep their direction", rows_keep_their_direction},
-    {"what is not finite counts as zero and is told of", what_is_not_finite_counts_as_zero_and_is_told_of},
-    {"attend equals float64 of what rows stand for", attend_equals_float64_of_what_rows_stand_for},
-    {"long caches are split without error", long_caches_are_split_without_error},
-    {"groups of all sizes attend", groups_of_all_sizes_attend},
-    {"many items attend", many_items_attend},
-    {"pairs of rows attend", pairs_of_rows_attend},
-    {"a wrong length shows", a_wrong_length_shows},
-    {"rows become elements", rows_become_elements},
-    {"shapes without a codebook are refused", shapes_without_a_codebook_are_refused},
-};
-CPA_DEVICE_TEST_MAIN("turboquant", tests)
 int main(int argc, char **argv) {
     static const cpa_test tests[] = {
         {"the codebook is Lloyd's", the_codebook_is_lloyds},
@@ -580,6 +563,7 @@ int main(int argc, char **argv) {
         {"attend equals float64 of what rows stand for", attend_equals_float64_of_what_rows_stand_for},
         {"long caches are split without error", long_caches_are_split_without_error},
         {"groups of all sizes attend", groups_of_all_sizes_attend},
+        {"many items attend", many_items_attend},
         {"pairs of rows attend", pairs_of_rows_attend},
         {"a wrong length shows", a_wrong_length_shows},
         {"rows become elements", rows_become_elements},
