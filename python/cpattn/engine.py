@@ -135,21 +135,17 @@ class Engine:
                  kv_cache_dtype: str | None = None, max_model_len: int = 0, num_blocks: int = 0, block_size: int = 0,
                  max_num_seqs: int = 0, max_num_batched_tokens: int = 0, gpu_memory_utilization: float = 0,
                  chat_template: str | os.PathLike[str] | None = None, threads: int = 0, prefix_caching: bool = True,
-                 verify: float = 0, communicator: Communicator | None = None,
+                 precise_first_tokens: int = 0, verify: float = 0, communicator: Communicator | None = None,
                  block_store: MemoryStore | FolderStore | None = None,
                  on_block_event: Callable[[BlockEvent], None] | None = None):
         engine = sized(c.cpa_engine_options, num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
                        max_num_batched_tokens=max_num_batched_tokens, no_prefix_caching=not prefix_caching,
-                       verify=verify, device=_device(device, threads))
+                       precise_tokens=precise_first_tokens, verify=verify, device=_device(device, threads))
         told = None if on_block_event is None else event_function(on_block_event)
         if block_store is not None:
             engine.block_store = ctypes.addressof(block_store.table)
         if told is not None:
             engine.on_block_event = ctypes.cast(told, ctypes.c_void_p)
-                 precise_first_tokens: int = 0, verify: float = 0, communicator: Communicator | None = None):
-        engine = sized(c.cpa_engine_options, num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
-                       max_num_batched_tokens=max_num_batched_tokens, no_prefix_caching=not prefix_caching,
-                       precise_tokens=precise_first_tokens, verify=verify, device=_device(device, threads))
         options = sized(c.cpa_llm_options, engine=ctypes.addressof(engine), max_model_len=max_model_len,
                         gpu_memory_utilization=gpu_memory_utilization,
                         comm=None if communicator is None else communicator.handle,
