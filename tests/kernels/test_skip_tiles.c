@@ -87,7 +87,7 @@ static void light_keys_begin_and_end_within_a_piece(void) {
     static const struct {
         int64_t first, end;
         double least;
-    } places[PLACES] = {{LENGTH / 2, 0, 0.25}, {0, LENGTH / 2, 0.25}, {LENGTH / 4, LENGTH / 2, 0.1}};
+    } places[PLACES] = {{LENGTH / 2, 0, 0.25}, {0, LENGTH / 2, 0.1}, {LENGTH / 4, LENGTH / 2, 0.05}};
     for (int i = 0; i < 2 * PLACES; i++) {
         cpa_attend_case c = shape_of(i / PLACES);
         const int place = i % PLACES;

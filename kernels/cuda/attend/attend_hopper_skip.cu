@@ -4,7 +4,7 @@
  * it takes no exponentials. What the four of a warpgroup have voted they know when they next take their turn, without
  * waiting for each other; if all have left a tile out, there is no second product. The loader hears the votes as well,
  * and copies the values that some warp wants, or, behind several tiles that were kept, those of the next at once. Where
- * hardly any could be left out, a warpgroup goes on as in attend_hopper.cu, and only looks which could have been. */
+ * none were left out, a warpgroup goes on as in attend_hopper.cu for a while, and tries again. */
 #include "base/dependent.cuh"
 #include "kernels/cuda/attend/hopper_skip.cuh"
 

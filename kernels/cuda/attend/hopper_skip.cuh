@@ -79,8 +79,9 @@ struct skip_flow {
     const int consumer, thread, first_row;
     thread_state<C> state; /* whose `top` leads, where max lags */
     uint32_t p[C::KEYS / 16][4];
-    uint32_t of_thread = 0; /* the last tiles, a bit each: whether the thread has no score that matters */
-    bool leaves_out = true, has_left_out = true; /* of this span, and that of the tile before */
+    int skipped = 0;
+    int resting = 0;          /* spans in which no tile is left out, from this one on */
+    bool has_left_out = true; /* tiles of the span of the tile before might be */
 
     __device__ skip_flow(const skip_args &all, skip_shared<C> &memory, uint32_t at, int number, int in_warpgroup)
         : args(all), shared(memory), votes(memory.votes[number]), tiles(at), consumer(number), thread(in_warpgroup),
@@ -113,14 +114,9 @@ struct skip_flow {
 #pragma unroll
         for (int half = 0; half < 2; half++) /* rows that are none are never in the way */
             state.top[half] = row_of_thread() + 8 * half < shared.piece.row_end ? state.max[half] : INFINITY;
-        if (thread == 0) votes.skipped = 0;
         if (thread % 32 == 0) votes.vote(0, thread / 32, true);
     }
 
-    /* Whether no row has a score of a tile that matters; largest: of what the thread has of each. */
-    __device__ bool is_below(const float (&largest)[2]) const {
-        return largest[0] < state.top[0] - args.skip.below && largest[1] < state.top[1] - args.skip.below;
-    }
     /* Scores become probabilities. Returns whether O has to be rescaled by `keep`. */
     __device__ bool softmax(float (&s)[C::KEYS / 2], const float (&largest)[2], float (&keep)[2]) {
         float max[2];
@@ -131,14 +127,12 @@ struct skip_flow {
         }
         return lagging_softmax<C>(s, state, max, keep, args.pools.a.scale_log2);
     }
-    /* Gives the values of tile n back if that was left out. They may not have been wanted by the other warpgroup
-     * either, or be on their way: so a tile later, when that is known. */
-    __device__ void give_back_left_out(int n) {
-        if (votes.kept(n)) return;
+    /* Gives the values of tile n back, loaded or not; two tiles later, when both warpgroups have voted on it and the
+     * loader is not waited for. */
+    __device__ void retire(int n) {
         shared.v.wait_full(n);
         __syncwarp();
         shared.v.release(n, thread % 32);
-        if (thread == 0) votes.skipped++;
     }
 
     /* Tile n, not the first. may: be left out. */
@@ -148,6 +142,7 @@ struct skip_flow {
         shared.k.wait_full(n);
         take_turn(consumer);
         const bool due = votes.kept(n - 1); /* all warps have met behind their votes */
+        skipped += !due;
         begin_scores<C, NO_RULES>(s, q, k_tile(n));
         if (due) {
             shared.v.wait_full(n - 1);
@@ -162,10 +157,9 @@ struct skip_flow {
         shared.k.release(n, thread % 32);
         if (is_masked) mask(s, n);
         raise_to_scores(largest, s);
-        const bool is = __all_sync(0xffffffff, is_below(largest)), left_out = may && is;
+        const bool left_out = may && __all_sync(0xffffffff, largest[0] < state.top[0] - args.skip.below &&
+                                                                largest[1] < state.top[1] - args.skip.below);
         if (thread % 32 == 0) votes.vote(n, thread / 32, !left_out);
-        of_thread = of_thread << 1 | is;
-        votes.tell(n, thread, of_thread);
         if (!left_out) {
 #pragma unroll
             for (int half = 0; half < 2; half++) largest[half] = quad_max(largest[half]);
@@ -175,9 +169,7 @@ struct skip_flow {
         pin_before_wait(state.sum[0] + state.sum[1], tiles);
         wgmma_wait<0>();
         hold_values<C>(state);
-        if (n > 1) give_back_left_out(n - 2);
-        __syncwarp();
-        if (due) shared.v.release(n - 1, thread % 32);
+        if (n > 1) retire(n - 2);
         if (left_out) {
 #pragma unroll
             for (int k = 0; k < C::KEYS / 16; k++) p[k][0] = p[k][1] = p[k][2] = p[k][3] = 0;
@@ -188,8 +180,7 @@ struct skip_flow {
     }
     /* The same where neither the tile may be left out, nor the one before might, and rows see all keys. */
     __device__ void step_over_all(const query_operand<C, NO_RULES> &q, int n, bool passes) {
-        float s[C::KEYS / 2], keep[2], largest[2] = {-INFINITY, -INFINITY};
-        if (n % SPAN == 1) give_back_left_out(n - 2);
+        float s[C::KEYS / 2], keep[2];
         shared.k.wait_full(n);
         take_turn(consumer);
         begin_scores<C, NO_RULES>(s, q, k_tile(n));
@@ -200,15 +191,12 @@ struct skip_flow {
         wgmma_hold(s);
         shared.k.release(n, thread % 32);
         if (thread % 32 == 0) votes.vote(n, thread / 32, true);
-        raise_to_scores(largest, s);
-        of_thread = of_thread << 1 | is_below(largest);
-        votes.tell(n, thread, of_thread);
-        const bool grown = softmax(s, largest, keep);
+        const bool grown = lagging_softmax<C>(s, state, keep, args.pools.a.scale_log2);
         wgmma_hold(s);
         pin_before_wait(state.sum[0] + state.sum[1], tiles);
         wgmma_wait<0>();
         hold_values<C>(state);
-        shared.v.release(n - 1, thread % 32);
+        retire(n - 2);
         if (grown) rescale<C>(state, keep);
         pack_probabilities<C>(p, s);
     }
@@ -216,17 +204,20 @@ struct skip_flow {
     __device__ void take(const query_operand<C, NO_RULES> &q, int n, int count, bool is_masked) {
         const bool passes = consumer == 0 || n + 1 < count;
         if (n % SPAN == 0) {
-            leaves_out = votes.leaves_out_from(n);
+            if (resting > 0) {
+                resting--;
 #pragma unroll
-            for (int half = 0; half < 2; half++) /* what a thread has seen of a row, its quad learns now and then */
-                state.top[half] = quad_max(state.top[half]);
+                for (int half = 0; half < 2; half++) state.top[half] = fmaxf(state.top[half], state.max[half]);
+            } else if (!votes.have_left_out(n)) {
+                resting = REST;
+            }
         }
-        if (!leaves_out && !has_left_out && !is_masked) {
+        if (resting > 0 && !has_left_out && !is_masked) {
             step_over_all(q, n, passes);
         } else {
-            step(q, n, leaves_out && n + 1 < count, is_masked, passes);
+            step(q, n, resting == 0 && n + 1 < count, is_masked, passes);
         }
-        has_left_out = leaves_out;
+        has_left_out = resting == 0;
     }
 
     /* All tiles of a piece that has some; the queries are in shared memory. */
@@ -246,18 +237,18 @@ struct skip_flow {
         }
         if (consumer == 1 && count > 1) pass_turn(consumer);
         for (int n = 1; n < count; n++) take(q, n, count, is_masked(n));
-        if (count > 2) give_back_left_out(count - 2);
         shared.v.wait_full(count - 1);
         begin_values<C>(state, p, v_tile(count - 1));
         wgmma_wait<0>();
         hold_values<C>(state);
+        if (count > 1) shared.v.wait_full(count - 2); /* they may be on their way, and no CTA ends before */
         count_tiles(count);
     }
     /* To the caller's counts, by one thread of a warpgroup that has rows. */
     __device__ void count_tiles(int count) const {
         if (!args.skip.counts || thread != 0 || first_row >= shared.piece.row_end) return;
         atomicAdd(&args.skip.counts[0], (unsigned long long)count);
-        atomicAdd(&args.skip.counts[1], (unsigned long long)votes.skipped);
+        atomicAdd(&args.skip.counts[1], (unsigned long long)skipped);
     }
 };
 

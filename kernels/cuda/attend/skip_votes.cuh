@@ -6,22 +6,19 @@
 
 namespace {
 
-/* Votes that are kept: the loader is never so many behind. */
-constexpr int VOTES = 8;
 /* Values are loaded before the votes on their tile are known if a warpgroup has kept so many tiles, of those up to two
  * before it, without leaving one out. */
 constexpr uint32_t STREAK = 2;
-/* A warpgroup leaves tiles out where that saves more than it costs: of the next SPAN tiles, if of the last WINDOW it
- * could have left out LEAST or more; and of the first SPAN. Of the others it only looks which it could have. */
-constexpr int SPAN = 8, WINDOW = 16, LEAST = 2;
+/* A warpgroup leaves tiles out where that saves more than it costs: of the first SPAN of a piece, and of as many again
+ * if it has left LEAST or more out. Else it takes the next REST spans as they are, and tries again. */
+constexpr int SPAN = 8, REST = 4, LEAST = 1;
+constexpr int VOTES = SPAN; /* that are kept: the loader is never so many behind */
 
 /* Those of a warpgroup on its tiles. A warp knows what the others have voted when they meet at their turn of the next
  * tile, and the loader when there is a stage for the values two tiles later. */
 struct group_votes {
     uint64_t voted[VOTES];
-    uint32_t keeps[VOTES];              /* a byte of each warp: whether it keeps the tile */
-    uint32_t before[2][WARPGROUP / 32]; /* for spans to come, of each warp: which tiles it could have left out */
-    uint32_t skipped;                   /* tiles of the piece */
+    uint32_t keeps[VOTES]; /* a byte of each warp: whether it keeps the tile */
 
     /* Called by one thread. */
     __device__ void start() {
@@ -39,19 +36,13 @@ struct group_votes {
         barrier_wait(shared_address(&voted[n % VOTES]), phase_of<VOTES>(n));
         return kept(n);
     }
-    /* Behind the i-th tile: which of the last ones a warp could have left out, a bit each, as far as each of its
-     * threads knows. */
-    __device__ void tell(int i, int thread, uint32_t of_thread) {
-        if (i % SPAN != SPAN - 2) return;
-        const uint32_t of_warp = __reduce_and_sync(0xffffffff, of_thread);
-        if (thread % 32 == 0) before[(i + 2) / SPAN % 2][thread / 32] = of_warp;
-    }
-    /* Whether tiles are left out of the span from the i-th on, which is not the first. */
-    __device__ bool leaves_out_from(int i) {
-        uint32_t of_all = (uint32_t)((1ull << WINDOW) - 1);
+    /* Before the n-th tile, with which a span begins: whether LEAST tiles of the last one were left out, of those up to
+     * two before, on which all have voted. */
+    __device__ bool have_left_out(uint32_t n) const {
+        int left_out = 0;
 #pragma unroll
-        for (int warp = 0; warp < WARPGROUP / 32; warp++) of_all &= before[i / SPAN % 2][warp];
-        return __popc(same_in_warp(of_all)) >= LEAST;
+        for (int back = 2; back < SPAN; back++) left_out += keeps[(n - back) % VOTES] == 0;
+        return same_in_warp(left_out) >= LEAST;
     }
 };
 
