@@ -132,13 +132,13 @@ static void draw_service(combination *c, int ranks) {
     o->adaptive_chunks = (int32_t)draw(c, 0, 1);
 }
 
-/* Last, as they do not go with all that is drawn before. */
+/* Last, as they do not go with all that is drawn before; pass-KV gives way to them. */
 static void draw_precise(combination *c) {
     cpa_engine_options *o = &c->options;
     const int64_t blocks = draw(c, 0, 4);
-    if (cpa_dtype_is_quantised(o->model.attention.kv_dtype) && o->interleave >= o->block_size &&
-        o->algorithm != CPA_PASS_KV)
-        o->precise_tokens = blocks * o->block_size;
+    if (!cpa_dtype_is_quantised(o->model.attention.kv_dtype) || o->interleave < o->block_size) return;
+    o->precise_tokens = blocks * o->block_size;
+    if (blocks > 0 && o->algorithm == CPA_PASS_KV) o->algorithm = CPA_AUTO;
 }
 
 static void draw_all(combination *c, uint64_t seed, int ranks) {

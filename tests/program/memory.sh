@@ -37,7 +37,7 @@ lack_of_memory() {
         for ((i = every; i <= count; i += every)); do with_failure "$n" $((i / every % n)) "$i"; done
         [ "${1:-}" != all ] || every=10
     done
-    for kilobytes in 100000 200000; do
+    for kilobytes in 100000 300000; do
         # shellcheck disable=SC2016,SC2086
         timeout -k 1 "$limit" $MPIRUN -np 2 bash -c 'ulimit -v "$0"; exec "$CP_ATTN" "$@"' \
             $kilobytes "${answer[@]}" >out 2>err
