@@ -24,7 +24,7 @@ static const char *links_text(const cpa_bench_site *site, char *text, size_t siz
 
 void cpa_bench_print_preamble(const cpa_bench_site *site, const char *name, const char *date) {
     const cpa_bench_options *o = &site->options;
-    char links[512], command[1024];
+    char links[512], command[4096];
     printf("# cp_attn %s bench %s, %s\n", cpa_version(), name, date);
     printf("# command: %s\n", cpa_command_line(site->control.size, site->argc, site->argv, command, sizeof command));
     printf("# device: %s\n", cpa_device_description(site->device));
@@ -125,17 +125,21 @@ json_t *cpa_bench_row_to_json(const cpa_bench_site *site, const cpa_bench *bench
 cpa_status cpa_bench_write_json(const cpa_bench_site *site, const char *name, const char *date, json_t *rows,
                                 cpa_error *err) {
     const cpa_bench_options *o = &site->options;
-    char links[512], command[1024];
+    char links[512], command[4096];
     json_t *root = json_pack(
-        "{ss ss ss ss si sI ss sI sI sI sI so so so sf ss* ss* ss sO}", "version", cpa_version(), "benchmark", name,
+        "{ss ss ss ss si sI ss sI sI sI sI so so so sf ss* ss* sO}", "version", cpa_version(), "benchmark", name,
         "date", date, "device", cpa_device_description(site->device), "ranks", site->control.size, "threads",
         (json_int_t)o->threads, "dtype", cpa_dtype_name((cpa_dtype)o->dtype), "q_heads", (json_int_t)o->q_heads,
         "kv_heads", (json_int_t)o->kv_heads, "head_dim", (json_int_t)o->k_dim, "block_size", (json_int_t)o->block_size,
         "read_gbytes_per_s", rate_to_json(site->read_bandwidth), "copy_gbytes_per_s",
         rate_to_json(site->copy_bandwidth), "link_gbytes_per_s", rate_to_json(site->link_bandwidth), "launch_us",
         1e6 * site->launch_s, "transport", site->transport ? site->transport->name : NULL, "links",
-        links_text(site, links, sizeof links), "command",
-        cpa_command_line(site->control.size, site->argc, site->argv, command, sizeof command), "rows", rows);
+        links_text(site, links, sizeof links), "rows", rows);
+    const char *line = cpa_command_line(site->control.size, site->argc, site->argv, command, sizeof command);
+    if (root && cpa_json_put_text(root, "command", line) != 0) {
+        json_decref(root);
+        root = NULL;
+    }
     if (!root) return cpa_fail(err, CPA_NO_MEMORY, "bench: no memory for the JSON");
     cpa_status status = cpa_json_write(o->json, root, err);
     json_decref(root);

@@ -100,8 +100,10 @@ cpa_status cpa_comm_wait_idly(cpa_comm *comm, cpa_comm_request **request, int32_
     return wait_for(comm, request, peer, 1, err);
 }
 
-void cpa_comm_begin_wait(cpa_comm *comm, cpa_calls calls) {
+cpa_calls cpa_comm_begin_wait(cpa_comm *comm, cpa_calls calls) {
+    const cpa_calls before = comm->calls;
     comm->calls = calls;
+    return before;
 }
 
 void cpa_comm_end_wait(cpa_comm *comm) {

@@ -59,9 +59,10 @@ cpa_status cpa_comm_check(cpa_comm *comm, int32_t peer, cpa_error *err);
 /* The rank that has said why it gives up (cpa_comm_abort), while this one has not; -1: none has. `why` gets the line,
  * unless it is NULL. Any thread may call it. */
 int32_t cpa_comm_who_gave_up(cpa_comm *comm, cpa_error *why);
-/* This rank begins to wait in calls of a channel that others may refuse, or no longer waits. Calls
- * that have returned count too while what they have enqueued may be under way. */
-void cpa_comm_begin_wait(cpa_comm *comm, cpa_calls calls);
+/* This rank begins to wait in calls of a channel that others may refuse, or no longer waits. Calls that have returned
+ * count too while what they have enqueued may be under way. Returns those that it waited in before, which a wait in the
+ * middle of another begins again at its end. */
+cpa_calls cpa_comm_begin_wait(cpa_comm *comm, cpa_calls calls);
 void cpa_comm_end_wait(cpa_comm *comm);
 /* What this rank does in a call of a channel. The waits of ranks that do not do the same end after a time-out, since
  * they wait for each other, with a line that says `difference` (cpa_watch_note_work). Costs no message. */

@@ -77,13 +77,13 @@ static void find_own(const cpa_control *control, cpa_backend memory, const link_
     own[control->rank] = (cpa_link){.kind = CPA_LINK_UNKNOWN};
 }
 
-/* What a pair is: what the lower rank has found or, where that is nothing, the other; of lanes the fewer. */
+/* What a pair is: what the lower rank has found or, where that is nothing, the other; of links the fewer. */
 static void join(cpa_link *links, int32_t size) {
     for (int32_t a = 0; a < size; a++) {
         for (int32_t b = a + 1; b < size; b++) {
             cpa_link *one = &links[a * size + b], *other = &links[b * size + a];
             if (one->kind == CPA_LINK_UNKNOWN) *one = *other;
-            if (other->kind == one->kind && other->lanes < one->lanes) one->lanes = other->lanes;
+            if (other->kind == one->kind && other->nvlinks < one->nvlinks) one->nvlinks = other->nvlinks;
             *other = *one;
         }
     }

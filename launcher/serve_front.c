@@ -8,6 +8,10 @@
 #include "comm/limits.h"
 #include "launcher/output/live_page.h"
 #include "launcher/settings/api_keys_file.h"
+#include "program/chart/pairs.h"
+
+_Static_assert((int)CPA_CHART_MOST_RANKS >= (int)CPA_COMM_MAX_RANKS,
+               "the history of the status page has room for every rank");
 
 /* Token ids of the synthetic model, which takes any. */
 #define SYNTHETIC_VOCABULARY ((int64_t)1 << 31)

@@ -5,8 +5,8 @@
 #include <string.h>
 
 static void add(cpa_link_group *group, const cpa_link *link) {
-    if (group->pairs == 0 || link->lanes < group->least_lanes) group->least_lanes = link->lanes;
-    if (link->lanes > group->most_lanes) group->most_lanes = link->lanes;
+    if (group->pairs == 0 || link->nvlinks < group->fewest_nvlinks) group->fewest_nvlinks = link->nvlinks;
+    if (link->nvlinks > group->most_nvlinks) group->most_nvlinks = link->nvlinks;
     group->pairs++;
     if (link->bandwidth <= 0) return;
     if (group->most <= 0 || link->bandwidth < group->least) group->least = link->bandwidth;
@@ -28,15 +28,15 @@ int cpa_links_group(const cpa_link *links, int32_t ranks, cpa_link_group groups[
     return n;
 }
 
-/* "NVLink (18 lanes)". */
+/* "NVLink (18 links)". */
 static void name_group(const cpa_link_group *g, char *out, size_t size) {
     const char *name = g->kind == CPA_LINK_UNKNOWN ? "an unknown link" : cpa_link_kind_name(g->kind);
-    if (g->most_lanes == 0)
+    if (g->most_nvlinks == 0)
         snprintf(out, size, "%s", name);
-    else if (g->least_lanes == g->most_lanes)
-        snprintf(out, size, "%s (%d lanes)", name, g->most_lanes);
+    else if (g->fewest_nvlinks == g->most_nvlinks)
+        snprintf(out, size, "%s (%d links)", name, g->most_nvlinks);
     else
-        snprintf(out, size, "%s (%d to %d lanes)", name, g->least_lanes, g->most_lanes);
+        snprintf(out, size, "%s (%d to %d links)", name, g->fewest_nvlinks, g->most_nvlinks);
 }
 
 /* " at 1.20 to 1.31 GB/s each way"; nothing where no rate is known. */

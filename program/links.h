@@ -10,7 +10,7 @@
 typedef struct cpa_link_group {
     cpa_link_kind kind;
     int32_t pairs;
-    int32_t least_lanes, most_lanes;
+    int32_t fewest_nvlinks, most_nvlinks;
     double least, most; /* bandwidths, of the pairs that were measured; 0: none was */
 } cpa_link_group;
 enum { CPA_LINK_KINDS = CPA_LINK_RDMA + 1 };

@@ -69,7 +69,7 @@ static int is_same_gpu(const nvml_pci_info *a, const nvml_pci_info *b) {
 }
 
 /* Links of a GPU that are up and lead to a switch, or straight to the other one. */
-static int32_t count_lanes(const nvml *n, nvml_device from, nvml_device to) {
+static int32_t count_links(const nvml *n, nvml_device from, nvml_device to) {
     nvml_pci_info remote, wanted = {.bus = 0};
     int32_t direct = 0, switched = 0;
     const int known = n->pci_info(to, &wanted) == NVML_DONE;
@@ -90,7 +90,7 @@ static cpa_link ask_nvml(const nvml *n, const char *mine, const char *other) {
     cpa_link link = {.kind = CPA_LINK_UNKNOWN};
     if (n->by_pci_id(mine, &a) != NVML_DONE || n->by_pci_id(other, &b) != NVML_DONE) return link;
     if (n->p2p_status(a, b, NVML_P2P_NVLINK, &by_nvlink) == NVML_DONE && by_nvlink == NVML_P2P_CAN)
-        return (cpa_link){.kind = CPA_LINK_NVLINK, .lanes = count_lanes(n, a, b)};
+        return (cpa_link){.kind = CPA_LINK_NVLINK, .nvlinks = count_links(n, a, b)};
     if (n->p2p_status(a, b, NVML_P2P_READ, &reads) != NVML_DONE ||
         n->p2p_status(a, b, NVML_P2P_WRITE, &writes) != NVML_DONE)
         return link;

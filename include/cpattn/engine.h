@@ -483,7 +483,7 @@ CPA_API const char *cpa_link_kind_name(cpa_link_kind kind);
 
 typedef struct cpa_link {
     cpa_link_kind kind;
-    int32_t lanes; /* of NVLink, that are up; 0: not known, or of another kind */
+    int32_t nvlinks; /* of NVLink, that are up; 0: not known, or of another kind */
     /* Bytes/s that each of the two sends to the other, both at once, while other pairs do the same, as measured at start-up
      * by the engine's transport; 0: not measured, as where pairs are many and slow. */
     double bandwidth;

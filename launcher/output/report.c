@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "program/field.h"
 #include "program/links.h"
 #include "program/metrics_report.h"
 #include "program/report_line.h"
@@ -38,7 +39,9 @@ static void print_links(const cpa_outcome *outcome, FILE *out) {
                     cpa_links_describe(outcome->transport, outcome->links, outcome->cp_size, text, sizeof text));
     for (int i = 0; (name = cpa_links_variable(outcome->transport, i, &value)) != NULL; i++) {
         const size_t used = strlen(told);
-        snprintf(told + used, sizeof told - used, " %s=%.64s", name, value);
+        char shown[65];
+        cpa_text_quote(value, strlen(value), shown, sizeof shown);
+        snprintf(told + used, sizeof told - used, " %s=%s", name, shown);
     }
     if (told[0]) cpa_report_line(out, "", "%s chooses by%s", outcome->transport, told);
 }

@@ -143,9 +143,10 @@ static json_t *pairs_to_json(const cpa_outcome *outcome) {
     for (int32_t a = 0; a < outcome->cp_size; a++) {
         for (int32_t b = a + 1; b < outcome->cp_size; b++) {
             const cpa_link *link = &outcome->links[a * outcome->cp_size + b];
-            json_t *pair = json_pack("{s[ii] ss so so}", "ranks", a, b, "kind", cpa_link_kind_name(link->kind), "lanes",
-                                     link->lanes > 0 ? json_integer(link->lanes) : json_null(), "gbytes_per_s",
-                                     link->bandwidth > 0 ? json_real(link->bandwidth / 1e9) : json_null());
+            json_t *pair =
+                json_pack("{s[ii] ss so so}", "ranks", a, b, "kind", cpa_link_kind_name(link->kind), "nvlinks",
+                          link->nvlinks > 0 ? json_integer(link->nvlinks) : json_null(), "gbytes_per_s",
+                          link->bandwidth > 0 ? json_real(link->bandwidth / 1e9) : json_null());
             if (json_array_append_new(pairs, pair) == 0) continue;
             json_decref(pairs);
             return NULL;

@@ -246,9 +246,8 @@ const cpa_field cpa_settings_rows[] = {
     {"Scheduling", "sparse", "METHOD", CPA_FIELD_TEXT, offsetof(cpa_settings, sparse), "off",
      .help =
          "prompts attend the blocks of 128 keys that XAttention estimates to have the share TAU of their attention, "
-         "by sums over antidiagonals of S tokens, 8 where it is not said: xattn:TAU or xattn:TAU,S; over quantised "
-         "caches of GPUs on one rank; "
-         "short prompts and decode attend all keys"},
+         "by sums over antidiagonals of S tokens, 8 where it is not said: xattn:TAU or xattn:TAU,S; short prompts and "
+         "decode attend all keys"},
     {"Scheduling", "skip-tiles", "T", REAL(skip_tiles, "off", 0, 1000), .word = "off",
      .help = "attention leaves out tiles of keys all of whose scores lie more than T below the largest that their rows "
              "have met: n of them have at most n exp(-T) of the weight of a row, which the check allows for"},

@@ -77,10 +77,10 @@ def batch_like(x: Any, dim: int, dtype: str | None = None) -> Any:
 
 def rows_of_batch(x: Any, what: str, spans: Any, of: str) -> tuple[Any, Any]:
     """The rows of a tensor ``[sequences, heads, tokens, dim]``, and its spans: where sequences begin, and how many rows
-    each has. ValueError where those are not the spans ``of`` something, which may be None: nothing is known of them."""
+    each has. ValueError where those are not the spans ``of`` something."""
     found, starts = as_rows(x)
-    n, tokens = len(starts), x.shape[2]
-    wanted, counts = (starts, [tokens] * n) if spans is None else spans
+    n, tokens = len(starts), read(x).shape[2]
+    wanted, counts = spans
     if len(wanted) != n or max(counts, default=0) > tokens:
         raise ValueError(f"cpattn: {what} has {n} sequences of {tokens} rows; {of} has {len(wanted)} of at most "
                          f"{max(counts, default=0)}")
@@ -94,7 +94,9 @@ def rows_of_batch(x: Any, what: str, spans: Any, of: str) -> tuple[Any, Any]:
 def attend_batch(attend: Any, plan: Any, q: Any, keys: tuple[Any, ...], out: Any, lse: Any, **options: Any) -> Any:
     """What ``attend(plan, rows, *keys, out=, lse=, **options)`` is for q [sequences, heads, tokens, dim]."""
     both, state = lse is True, options["state"]
-    rows_of_q, spans = rows_of_batch(q, "q", plan.spans, "the plan")
+    n, _, tokens, _ = read(q).shape
+    dense = [s * tokens for s in range(n)], [tokens] * n  # of a reserved plan, whose rows lie one behind the other
+    rows_of_q, spans = rows_of_batch(q, "q", dense if plan.spans is None else plan.spans, "the plan")
     if out is None and state is None:
         out = batch_like(q, plan.widths[2])
     if both:
@@ -107,6 +109,7 @@ def attend_batch(attend: Any, plan: Any, q: Any, keys: tuple[Any, ...], out: Any
 def take_state(plan: Any, lse: Any, state: Any) -> None:
     """Sets the plan's partial state: an LSE alone, or O and LSE, or none."""
     o, row_lse = (None, lse) if state is None else state
+    plan.has_partial = True  # also where one of them is refused: the next call takes the other away
     _take_part(plan, "o", o, plan.widths[0], plan.widths[2])
     _take_part(plan, "lse", row_lse, plan.widths[0])
     plan.has_partial = o is not None or row_lse is not None

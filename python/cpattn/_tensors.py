@@ -111,7 +111,7 @@ def signature(x: Any) -> tuple[int, tuple[Any, ...]]:
         address, writable = _memory_of(x)
         return address, (x.dtype, x.shape, x.strides, writable)
     t = read(x)
-    return t[0], t[1:]
+    return t[0], (*t[1:], type(x))
 
 
 def address_of(x: Any) -> int:

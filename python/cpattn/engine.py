@@ -123,7 +123,8 @@ class Engine:
 
     ``block_store``: where requests that ask for a ``block_transfer`` find keys and values of their prompts, and put
     them; it knows the model by its weights. ``on_block_event`` is called with every ``cpattn.blocks.BlockEvent`` of the
-    engine's own cache, from its thread, which waits: it calls nothing of the engine.
+    engine's own cache, from its thread, which waits: it calls nothing of the engine. What it refers to lives as long as
+    the engine: one that leads to the engine, such as a method of the object that has it, keeps it open until ``close``.
 
     With a ``communicator`` of several ranks each of them makes the engine, with equal arguments: rank 0 takes requests,
     and on the others ``close`` waits until it has closed.

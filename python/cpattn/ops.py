@@ -100,6 +100,8 @@ def _write_batch(cache: PagedCache, k: Any, v: Any, slot_mapping: Any, nonfinite
             raise ValueError(f"cpattn: {what} is {list(x.shape)}; expected [{n}, {tokens}], as k is {list(k.shape)}")
     if v is not None and (len(v.shape) != 4 or v.shape[0] != n):
         raise ValueError(f"cpattn: k is {list(k.shape)}, v {list(v.shape)}; expected the same but for the width")
+    if n * tokens == 0:
+        return
     both = [as_rows(x) for x in (k, v) if x is not None]
     if all(starts == list(range(0, n * tokens, tokens)) for _, starts in both):
         return kv_write(cache, both[0][0], both[1][0] if v is not None else None, slot_mapping, nonfinite=nonfinite,

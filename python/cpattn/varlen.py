@@ -41,8 +41,10 @@ class VarlenPlan(Plan):
         how work is dealt, and any attend gives its result.
         """
         q_starts, q_counts = _segments("q", cu_seqlens_q, q_counts)
-        k_starts, k_counts = (_segments("k", cu_seqlens_k, k_counts) if cu_seqlens_k is not None or k_counts is not None
-                              else (q_starts, q_counts))
+        if cu_seqlens_k is None and k_counts is None:
+            k_starts, k_counts = q_starts, q_counts
+        else:
+            k_starts, k_counts = _segments("k", cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, k_counts)
         n = len(q_counts)
         if len(k_counts) != n:
             raise ValueError(f"cpattn: {n} segments of queries and {len(k_counts)} of keys; expected as many")

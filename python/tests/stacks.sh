@@ -19,6 +19,10 @@ get() {
     "$folder/bin/python" -m pip install --quiet --disable-pip-version-check "$@" >"$log" 2>&1 || skip "${*: -1}"
 }
 
+if [ -e "$folder" ] && [ ! -e "$folder/pyvenv.cfg" ] && [ -n "$(ls -A "$folder")" ]; then
+    echo "stacks.sh: $folder holds something else; expected an empty folder or an environment" >&2
+    exit 2
+fi
 rm -rf "$folder"
 "$base" -m venv "$folder" >"$log" 2>&1 || skip "environment by $base"
 if packages=$("$base" -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])' 2>/dev/null); then

@@ -121,6 +121,30 @@ def test_reserved_plan_of_prefill_and_decode(rng):
         reserved.check_refused()
 
 
+def test_reserved_plan_takes_rows_one_behind_the_other_alone(rng):
+    pages, cache, plan, q = step(rng, [70, 33], [2, 2])
+    want = ops.attend(plan, q, cache)
+    reserved = cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16)
+    reserved.reserve(2, 80, cache.num_blocks, rows=2, total_rows=4)
+    tables = np.zeros((2, 5), np.int32)
+    for s, table in enumerate(pages.tables):
+        tables[s, :len(table)] = table
+    reserved.update(np.array([70, 33], np.int32), tables, qo_indptr=np.array([0, 2, 4], np.int32))
+    batch = q.reshape(2, 2, HEADS, DIM).swapaxes(1, 2)
+    np.testing.assert_array_equal(ops.attend(reserved, batch, cache), want.reshape(2, 2, HEADS, DIM).swapaxes(1, 2))
+    with pytest.raises(ValueError, match=f"sequence 1 of q begins at row {2 * HEADS}, that of the plan at row 2"):
+        ops.attend(reserved, np.ascontiguousarray(batch), cache)
+
+
+def test_refused_state_is_not_written_later(rng):
+    _, cache, plan, q = step(rng, [30], [2])
+    o = np.full((2, HEADS, DIM), 7, np.float32)
+    with pytest.raises(ValueError, match="lse is fp16"):
+        ops.attend(plan, q, cache, state=(o, np.zeros((2, HEADS), np.float16)))
+    ops.attend(plan, q, cache)
+    assert (o == 7).all()
+
+
 def test_halves_of_the_keys_merge_to_the_whole(rng):
     pages, cache, plan, q = step(rng, [96], [3])
     whole = ops.attend(plan, q, cache, lse=True, causal=False)

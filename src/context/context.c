@@ -282,9 +282,9 @@ static void destroy(cpa_context *c) {
 static cpa_status drain(cpa_context *c, cpa_stream *stream, const cpa_progress *beside) {
     cpa_transport *transport = c->ops.transport;
     if (!transport->table->drain) return CPA_OK;
-    cpa_comm_begin_wait(c->control.comm, c->exchanging);
+    const cpa_calls outer = cpa_comm_begin_wait(c->control.comm, c->exchanging); /* a layer may wait in its middle */
     cpa_status status = transport->table->drain(transport, stream->native, beside, &c->ops.error);
-    cpa_comm_end_wait(c->control.comm);
+    cpa_comm_begin_wait(c->control.comm, outer);
     if (status != CPA_OK) c->broken = 1;
     return status;
 }

@@ -1,8 +1,8 @@
 /* The spans of a step on a stream: what runs between two events of the device's clock.
  *
  * Spans are begun and ended as their work is enqueued; their times are read when the stream is idle, at the end of the
- * step. Attention, its estimates and waiting are always measured, the rest only for a timeline. No memory is allocated once a step has
- * had as many spans before. */
+ * step. Attention, its estimates and waiting are always measured, the rest only for a timeline. No memory is allocated
+ * once a step has had as many spans before. */
 #ifndef CPA_SPANS_H
 #define CPA_SPANS_H
 

@@ -12,8 +12,8 @@
 
 /* ---- what is taken ---- */
 
-/* Devices widen codes for attention by blocks. Through a ring, where states are gone on from, they do not beside rows of
- * decode: the plain kernel would have both, hundreds of times slower than over all keys. */
+/* Devices widen codes for attention by blocks. Through a ring, where states are gone on from, steps with few rows of a
+ * request do not: the plain kernel would have these, hundreds of times slower than over all keys. */
 static int widens_codes(const cpa_worker *worker) {
     return !worker->device->caps.bit_exact && cpa_dtype_is_quantised(worker->options.model.attention.kv_dtype);
 }
@@ -78,8 +78,9 @@ cpa_status cpa_worker_sparse_begin(cpa_worker *worker, const cpa_step_plan *plan
                                  .head_stride = s->head_words,
                                  .width = (int32_t)s->k_blocks,
                                  .block = CPA_SPARSE_BLOCK};
-    return worker->device->table->copy(s->buffers[CPA_SPARSE_ROW_WORD].memory, s->row_word,
-                                       s->rows * (int64_t)sizeof *s->row_word, worker->stream);
+    const cpa_status status = worker->device->table->copy(s->buffers[CPA_SPARSE_ROW_WORD].memory, s->row_word,
+                                                          s->rows * (int64_t)sizeof *s->row_word, worker->stream);
+    return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "sparse: %s", worker->stream->error.message);
 }
 
 int64_t cpa_worker_sparse_word(const cpa_worker *worker, int64_t row) {

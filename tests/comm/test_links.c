@@ -36,7 +36,7 @@ static void kinds_have_names_of_their_own(void) {
 static void expect_device_link(const cpa_link *link, const char *a, const char *b) {
     if (strcmp(a, b) == 0) CU_ASSERT_EQUAL(link->kind, CPA_LINK_SAME_DEVICE);
     if (strcmp(a, b) != 0) CU_ASSERT(link->kind >= CPA_LINK_NVLINK && link->kind <= CPA_LINK_HOST_MEMORY);
-    CU_ASSERT(link->lanes == 0 || link->kind == CPA_LINK_NVLINK);
+    CU_ASSERT(link->nvlinks == 0 || link->kind == CPA_LINK_NVLINK);
 }
 
 static void every_pair_of_this_host_is_known_alike_to_all(void) {

@@ -141,8 +141,8 @@ static void wishes_that_make_no_sense_are_refused(void) {
 
 /* A run of four requests of which three were completed. */
 static const cpa_link two_links[4] = {{.kind = CPA_LINK_UNKNOWN},
-                                      {.kind = CPA_LINK_NVLINK, .lanes = 18, .bandwidth = 2.5e11},
-                                      {.kind = CPA_LINK_NVLINK, .lanes = 18, .bandwidth = 2.5e11}};
+                                      {.kind = CPA_LINK_NVLINK, .nvlinks = 18, .bandwidth = 2.5e11},
+                                      {.kind = CPA_LINK_NVLINK, .nvlinks = 18, .bandwidth = 2.5e11}};
 
 static cpa_outcome make_outcome(cpa_settings *settings, cpa_model_file *model, cpa_workload *workload,
                                 cpa_metrics *metrics) {
@@ -241,7 +241,7 @@ static void the_report_names_every_figure(void) {
                                           "0000000000abcdef",
                                           "four requests",
                                           "a device",
-                                          "peer; 1 pair of ranks joined by NVLink (18 lanes) at 250.00 GB/s each way"};
+                                          "peer; 1 pair of ranks joined by NVLink (18 links) at 250.00 GB/s each way"};
     cpa_settings settings;
     cpa_model_file model;
     cpa_workload workload;
@@ -360,7 +360,7 @@ static void the_result_file_names_transport_and_links(void) {
     json_t *root = json_load_file("report-test.json", 0, NULL);
     json_t *expected =
         json_pack("{ss s{ss} s[{s[ii] ss si sf}]}", "transport", "nccl", "environment", "NCCL_NET", "Socket", "pairs",
-                  "ranks", 0, 1, "kind", "NVLink", "lanes", 18, "gbytes_per_s", 250.0);
+                  "ranks", 0, 1, "kind", "NVLink", "nvlinks", 18, "gbytes_per_s", 250.0);
     CU_ASSERT_PTR_NOT_NULL_FATAL(expected);
     CU_ASSERT(json_equal(json_object_get(root, "links"), expected));
     json_decref(expected);
@@ -372,7 +372,7 @@ static void the_result_file_names_transport_and_links(void) {
     CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", &outcome, &err), CPA_OK);
     root = json_load_file("report-test.json", 0, NULL);
     const json_t *pair = json_array_get(json_object_get(json_object_get(root, "links"), "pairs"), 0);
-    CU_ASSERT(json_is_null(json_object_get(pair, "lanes")));
+    CU_ASSERT(json_is_null(json_object_get(pair, "nvlinks")));
     CU_ASSERT(json_is_null(json_object_get(pair, "gbytes_per_s")));
     json_decref(root);
 

@@ -16,9 +16,9 @@ static void a_kind_that_all_pairs_have_is_said_once(void) {
     char text[256];
     for (int a = 0; a < RANKS; a++)
         for (int b = 0; b < a; b++)
-            join(links, a, b, (cpa_link){.kind = CPA_LINK_NVLINK, .lanes = 18, .bandwidth = 350.125e9 + 1e9 * b});
+            join(links, a, b, (cpa_link){.kind = CPA_LINK_NVLINK, .nvlinks = 18, .bandwidth = 350.125e9 + 1e9 * b});
     CU_ASSERT_STRING_EQUAL(cpa_links_describe("nccl", links, RANKS, text, sizeof text),
-                           "nccl; 6 pairs of ranks joined by NVLink (18 lanes) at 350.12 to 352.12 GB/s each way");
+                           "nccl; 6 pairs of ranks joined by NVLink (18 links) at 350.12 to 352.12 GB/s each way");
 }
 
 /* Two hosts of two ranks; between them one pair was not measured. */

@@ -154,6 +154,7 @@ typedef struct cpa_cuda_plan {
     int64_t sources_at, most_entries;          /* where sources begin; most table entries of an item */
     int64_t rows;                              /* packed rows of all items, per KV head */
     int32_t decode_ctas;                       /* decode CTAs for each KV head; 0: no item goes to the decode kernel */
+    int32_t decode_rows;                       /* the most packed rows of an item that is not cut into prefill tiles */
     int32_t decode_wide;                       /* not 0: as `wide` of the shares of decode (attend_split.h) says */
     int32_t decode_row_tiles;                  /* 2 where a CTA has more than CPA_CUDA_DECODE_ROWS */
     cpa_cuda_prefill prefill; /* pieces of keys that are attended as they lie, or that are all prepared at once */
@@ -164,9 +165,7 @@ typedef struct cpa_cuda_plan {
     int64_t units_at, cuts_at, places_at; /* reserved plans: scratch of an update, and `places` of the reservation */
     int64_t tiled_at, costs_at;           /* reserved plans: scratch of the prefill pieces of an update */
     int64_t counters_bytes;
-    int64_t reserved_items; /* reserved plans: items of all sequences */
-    int32_t
-        reserved_decode_rows; /* reserved plans: the most packed rows of an item that is not cut into prefill tiles */
+    int64_t reserved_items;         /* reserved plans: items of all sequences */
     cpa_attend_refusal *refusal;    /* reserved plans: page-locked */
     int32_t reserved_first_partial; /* reserved plans: first row of the work space for the states of prefill */
 } cpa_cuda_plan;

@@ -39,6 +39,8 @@ struct blocks_config : config<Element, Shape, BOXES, false> {
     using args = blocks_args;
     using walk = blocks_walk<base::KEYS, MOST_TILES>;
     using work = block_work<blocks_config>;
+    static_assert(MOST_TILES * INT64_C(1) * base::KEYS >= (base::K_DIM > 128 || base::V_DIM > 128 ? 2560 : 8192) * INT64_C(128),
+                  "src/context/kv_wanted.c relies on lists of so many keys");
     static_assert(base::CONSUMERS * GROUP_ROWS == ROWS && base::TAIL == 0, "a tile of rows; whole boxes of columns");
 };
 

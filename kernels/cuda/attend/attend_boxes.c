@@ -205,8 +205,7 @@ static cpa_status launch_persistent(const cpa_cuda_attend_launch *launch, cpa_st
 /* Rows of the items that are left to other kernels, at most; 0: none are, where it takes the whole plan. */
 static int32_t few_rows(const cpa_cuda_attend_launch *launch) {
     const cpa_cuda_plan *plan = launch->plan;
-    const int32_t most = cpa_cuda_most_decode_rows(&plan->base.shape, plan->base.block_size);
-    return launch->pieces == CPA_CUDA_PREFILL || widens(launch->spec) ? most / launch->args->group : 0;
+    return launch->pieces == CPA_CUDA_PREFILL || widens(launch->spec) ? plan->decode_rows / launch->args->group : 0;
 }
 
 /* The items of a pass, or with NULL all, by query heads. */

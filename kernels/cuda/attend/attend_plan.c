@@ -257,6 +257,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
     plan->map = batch->map;
     plan->tile_rows = b.tile_rows;
     plan->decode_ctas = (int32_t)(b.shares.teams * b.team.ctas);
+    plan->decode_rows = (int32_t)b.decode_rows;
     plan->decode_wide = b.shares.wide;
     plan->decode_row_tiles = b.shares.row_tiles;
     plan->most_keys = b.most_keys * CPA_CUDA_PREFILL_KEYS;

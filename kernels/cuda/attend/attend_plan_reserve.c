@@ -144,6 +144,7 @@ static void describe(cpa_cuda_plan *plan, const cpa_attend_reservation *r, const
     plan->tile_rows = room->tile_rows;
     plan->rows = room->items > r->sequences ? room->items * room->packed_rows : room->all_rows;
     plan->decode_ctas = (int32_t)(room->shares.teams * room->team.ctas);
+    plan->decode_rows = (int32_t)room->decode_rows;
     plan->decode_wide = room->shares.wide;
     plan->decode_row_tiles = room->shares.row_tiles;
     plan->partial_rows = decode_partial_rows + room->split_rows;
@@ -151,7 +152,6 @@ static void describe(cpa_cuda_plan *plan, const cpa_attend_reservation *r, const
     plan->prefill.n_splits = (int32_t)room->splits;
     plan->most_keys = r->tokens;
     plan->reserved_items = room->items;
-    plan->reserved_decode_rows = (int32_t)room->decode_rows;
     plan->reserved_first_partial = (int32_t)decode_partial_rows;
     base->reservation = *r;
     base->fusion =
@@ -201,7 +201,7 @@ static cpa_cuda_update_args args_of(const cpa_cuda_plan *plan, const cpa_attend_
         .reservation = *r,
         .n_items = plan->reserved_items,
         .group = r->shape.q_heads / r->shape.kv_heads,
-        .decode_rows = plan->reserved_decode_rows,
+        .decode_rows = plan->decode_rows,
         .teams = plan->decode_ctas / team.ctas,
         .team = team,
         .heads = cpa_cuda_decode_geometry(&r->shape, r->block_size).heads,

@@ -20,8 +20,9 @@ enum {
 /* Whether plans may be cut for CTAs that take whole tokens, as far as their shape tells. Keys of 8 bits, whose tokens
  * would all begin in the same bank, lie in long enough rows. */
 static inline int cpa_cuda_takes_tokens(const cpa_attention_shape *shape, int32_t block_size) {
-    return cpa_dtype_is_turboquant(shape->kv_dtype) && shape->kv_dtype != CPA_TQ_K8V4 && shape->k_dim == 128 &&
-           shape->v_dim == 128 && shape->kv_heads % CPA_CUDA_TOKEN_HEADS == 0 && block_size >= CPA_CUDA_DECODE_RUN;
+    return cpa_dtype_is_turboquant(shape->kv_dtype) && shape->kv_dtype != CPA_TQ_K8V4 &&
+           shape->layout == CPA_TOKEN_MAJOR && shape->k_dim == 128 && shape->v_dim == 128 &&
+           shape->kv_heads % CPA_CUDA_TOKEN_HEADS == 0 && block_size >= CPA_CUDA_DECODE_RUN;
 }
 
 /* How the rows of a call lie: not so; keys apart from values; or of each head the key, then the value. */
