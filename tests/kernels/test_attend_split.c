@@ -7,6 +7,7 @@
 #include "kernels/cuda/attend/attend_assign.h"
 #include "kernels/cuda/attend/attend_plan.h"
 #include "kernels/cuda/attend/attend_tiles.h"
+#include "kernels/cuda/attend/attend_tokens.h"
 #include "tests/fixtures/context_fixture.h"
 #include "tests/fixtures/unit.h"
 
@@ -112,6 +113,10 @@ static void many_keys_of_turboquant_are_taken_token_by_token(void) {
     CU_ASSERT(!one.wide && one.apart && one.teams == 16);
     CU_ASSERT(!shares_of(16, 65536, CPA_TQ_K8V4).wide && !shares_on(0, 64, 16, 65536, CPA_TQ_4BIT).wide);
     CU_ASSERT(!shares_on(1, 8, 16, 65536, CPA_TQ_4BIT).wide && !shares_of(16, 65536, CPA_INT8).wide);
+    cpa_attention_shape shape = {.kv_heads = 8, .k_dim = 128, .v_dim = 128, .kv_dtype = CPA_TQ_4BIT};
+    CU_ASSERT(cpa_cuda_takes_tokens(&shape, 64));
+    shape.layout = CPA_HEAD_MAJOR; /* rows of tokens lie side by side */
+    CU_ASSERT(!cpa_cuda_takes_tokens(&shape, 64));
 }
 
 /* ---- groups of more heads than a CTA takes rows ---- */
