@@ -236,6 +236,22 @@ static void few_rows_are_alone(void) {
     }
 }
 
+/* A padded step over codes of more query heads a KV head than decode has rows elsewhere: its rows select blocks too. */
+static void padded_rows_of_wide_groups_select(void) {
+    enum { PADDED = 16 };
+    cpa_attend_case shape = case_of(CPA_BF16, 64, 2, 128, 1030);
+    blocks_case b;
+    shape.kv_dtype = CPA_FP8_E4M3;
+    shape.start = 1020;
+    begin(&b, &shape, 0, 30);
+    b.fixture.fusion.padded_items = PADDED;
+    const cpa_attend_item items[] = {rows_as_item(&b, 0, 1), rows_as_item(&b, 1, 3), rows_as_item(&b, 4, 3),
+                                     rows_as_item(&b, 7, 3)};
+    CU_ASSERT_EQUAL(cpa_attend_fixture_run(&b.fixture, items, 4, 0, &b.result), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_attend_fixture_check(&b.fixture, 0, 1, &b.result, NULL), 0);
+    end(&b);
+}
+
 /* The keys of a peer behind those of the own shard: few rows and many go on from their states, those that select blocks
  * and those that attend all keys. */
 static void rows_go_on_from_states(void) {
@@ -362,6 +378,7 @@ static const cpa_test tests[] = {
     {"codes are attended too", codes_are_attended_too},
     {"decode lies beside", decode_lies_beside},
     {"few rows are alone", few_rows_are_alone},
+    {"padded rows of wide groups select", padded_rows_of_wide_groups_select},
     {"rows go on from states", rows_go_on_from_states},
     {"all blocks are no selection", all_blocks_are_no_selection},
     {"blocks that nobody selects may hold anything", blocks_that_nobody_selects_may_hold_anything},
