@@ -93,14 +93,20 @@ def test_heads_that_overlap_are_refused(rng):
         np.testing.assert_array_equal(ops.attend(plan, q, cache, out=strided(row, head)), want)
 
 
+def padded_tables(pages):
+    """The block tables of two sequences, of five entries each."""
+    tables = np.zeros((2, 5), np.int32)
+    for s, table in enumerate(pages.tables):
+        tables[s, :len(table)] = table
+    return tables
+
+
 def test_reserved_plan_follows_its_arrays(rng):
     pages, cache, plan, q = step(rng, [70, 33], [1, 1])
     want = ops.attend(plan, q, cache)
     reserved = cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16)
     reserved.reserve(2, 80, cache.num_blocks)
-    tables = np.zeros((2, 5), np.int32)
-    for s, table in enumerate(pages.tables):
-        tables[s, :len(table)] = table
+    tables = padded_tables(pages)
     reserved.update(np.array([70, 33], np.int32), tables)
     np.testing.assert_array_equal(ops.attend(reserved, q, cache), want)
 
@@ -110,9 +116,7 @@ def test_reserved_plan_of_prefill_and_decode(rng):
     want = ops.attend(plan, q, cache)
     reserved = cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16)
     reserved.reserve(2, 80, cache.num_blocks, rows=64, total_rows=41)
-    tables = np.zeros((2, 5), np.int32)
-    for s, table in enumerate(pages.tables):
-        tables[s, :len(table)] = table
+    tables = padded_tables(pages)
     reserved.update(np.array([70, 33], np.int32), tables, qo_indptr=np.array([0, 40, 41], np.int32))
     reserved.check_refused()
     np.testing.assert_array_equal(ops.attend(reserved, q, cache), want)
@@ -126,9 +130,7 @@ def test_reserved_plan_takes_rows_one_behind_the_other_alone(rng):
     want = ops.attend(plan, q, cache)
     reserved = cpattn.AttendPlan(HEADS, KV_HEADS, DIM, block_size=16)
     reserved.reserve(2, 80, cache.num_blocks, rows=2, total_rows=4)
-    tables = np.zeros((2, 5), np.int32)
-    for s, table in enumerate(pages.tables):
-        tables[s, :len(table)] = table
+    tables = padded_tables(pages)
     reserved.update(np.array([70, 33], np.int32), tables, qo_indptr=np.array([0, 2, 4], np.int32))
     batch = q.reshape(2, 2, HEADS, DIM).swapaxes(1, 2)
     np.testing.assert_array_equal(ops.attend(reserved, batch, cache), want.reshape(2, 2, HEADS, DIM).swapaxes(1, 2))

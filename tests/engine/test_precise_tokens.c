@@ -15,7 +15,7 @@
 #include "tests/fixtures/engine_fixture.h"
 #include "tests/fixtures/mpi_unit.h"
 
-enum { LAYERS = 3, REQUESTS = 6, Q_HEADS = 4, KV_HEADS = 2, K_DIM = 64, V_DIM = 32, BLOCK = 16, PRECISE = 2 * BLOCK };
+enum { LAYERS = 3, Q_HEADS = 4, KV_HEADS = 2, K_DIM = 64, V_DIM = 32, BLOCK = 16, PRECISE = 2 * BLOCK };
 
 static const cpa_mask MIXED[LAYERS] = {
     {.causal = 1, .window = 50, .sinks = 3}, {.causal = 1}, {.causal = 1, .window = 33}};
@@ -208,29 +208,16 @@ static void precise_sinks_lower_the_error(void) {
 
 /* ---- the bits of results ---- */
 
-static uint64_t digest_of(const cpa_engine_options *options) {
-    cpa_request requests[REQUESTS];
-    cpa_engine_stats stats;
-    cpa_test_mixed_requests(requests, REQUESTS);
-    CU_ASSERT_TRUE(cpa_test_engine_run(options, requests, REQUESTS, NULL, NULL, &stats));
-    CPA_ASSERT_ORDER(stats.verify_rows, >, 500);
-    return stats.output_digest;
-}
-
-static void expect_same_bits(uint64_t a, uint64_t b) {
-    if (cpa_test_promises_bits()) CU_ASSERT_EQUAL(a, b);
-}
-
 /* The digest, whatever the steps, and whether requests give way to each other and share. */
 static uint64_t common_digest(cpa_engine_options options, int64_t precise) {
     options.precise_tokens = precise;
-    const uint64_t digest = digest_of(&options);
+    const uint64_t digest = cpa_test_mixed_digest(&options);
     options.max_num_batched_tokens = 37;
-    expect_same_bits(digest_of(&options), digest);
+    cpa_test_expect_same_bits(cpa_test_mixed_digest(&options), digest);
     options.model.attention.layout = CPA_HEAD_MAJOR;
     options.swap_bytes = 1 << 20;
     options.preemption = CPA_PREEMPT_SWAP;
-    expect_same_bits(digest_of(&options), digest);
+    cpa_test_expect_same_bits(cpa_test_mixed_digest(&options), digest);
     return digest;
 }
 
@@ -239,16 +226,16 @@ static void precise_tokens_are_attended_as_they_were_computed(void) {
     static const cpa_dtype dtypes[][2] = {{CPA_BF16, CPA_FP8_E4M3}, {CPA_F32, CPA_INT8}, {CPA_BF16, CPA_TQ_3BIT}};
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
         cpa_engine_options options = options_over(dtypes[i][0], dtypes[i][0]);
-        const uint64_t plain = digest_of(&options);
+        const uint64_t plain = cpa_test_mixed_digest(&options);
         options.model.attention.kv_dtype = dtypes[i][1];
         options.skip_self_test = 0;
-        const uint64_t quantised = digest_of(&options);
+        const uint64_t quantised = cpa_test_mixed_digest(&options);
         options.skip_self_test = 1;
         const uint64_t first = common_digest(options, PRECISE);
         CU_ASSERT_NOT_EQUAL(first, quantised);
         CU_ASSERT_NOT_EQUAL(first, plain);
         options.precise_tokens = 1024;
-        expect_same_bits(digest_of(&options), plain);
+        cpa_test_expect_same_bits(cpa_test_mixed_digest(&options), plain);
         options.model.layer_masks = MIXED;
         if (i == 0) CU_ASSERT_NOT_EQUAL(common_digest(options, PRECISE), first);
     }
@@ -341,7 +328,7 @@ static void what_precise_tokens_do_not_go_with_is_refused(void) {
     }
     cpa_engine_options options = options_over(CPA_F32, CPA_INT8);
     options.precise_tokens = PRECISE;
-    digest_of(&options);
+    cpa_test_mixed_digest(&options);
 }
 
 static const cpa_test tests[] = {

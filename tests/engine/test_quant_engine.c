@@ -20,26 +20,12 @@ static cpa_engine_options default_options(void) {
     return options;
 }
 
-/* Runs the requests; returns the digest. */
-static uint64_t digest_of(const cpa_engine_options *options) {
-    cpa_request requests[REQUESTS];
-    cpa_engine_stats stats;
-    cpa_test_mixed_requests(requests, REQUESTS);
-    CU_ASSERT_TRUE(cpa_test_engine_run(options, requests, REQUESTS, NULL, NULL, &stats));
-    CPA_ASSERT_ORDER(stats.verify_rows, >, 500);
-    return stats.output_digest;
-}
-
-static void expect_same_bits(uint64_t a, uint64_t b) {
-    if (cpa_test_promises_bits()) CU_ASSERT_EQUAL(a, b);
-}
-
-/* The same where the first ranks of sequences may differ, which hashes of the cache's form and of tokens decide. Ranks
+/* Equal bits where the first ranks of sequences may differ, which hashes of the cache's form and of tokens decide. Ranks
  * that are a power of two meet in pairs, so that the order of merging, from 4 ranks on, depends on the first one. */
 static void expect_same_bits_from_any_rank(uint64_t a, uint64_t b) {
     int size;
     MPI_Comm_size(MPI_COMM_WORLD, &size);
-    if (size < 4 || (size & (size - 1)) != 0) expect_same_bits(a, b);
+    if (size < 4 || (size & (size - 1)) != 0) cpa_test_expect_same_bits(a, b);
 }
 
 /* The digest under pass-Q, after checking that pass-KV, the other layouts and other steps give the same; and once the
@@ -47,15 +33,15 @@ static void expect_same_bits_from_any_rank(uint64_t a, uint64_t b) {
 static uint64_t common_digest(cpa_engine_options options) {
     options.algorithm = CPA_PASS_Q;
     options.skip_self_test = 0;
-    uint64_t digest = digest_of(&options);
+    uint64_t digest = cpa_test_mixed_digest(&options);
     options.skip_self_test = 1;
     options.algorithm = CPA_PASS_KV;
     options.model.attention.layout = CPA_HEAD_MAJOR;
-    expect_same_bits(digest_of(&options), digest);
+    cpa_test_expect_same_bits(cpa_test_mixed_digest(&options), digest);
     options.algorithm = CPA_AUTO;
     if (!cpa_dtype_is_turboquant(options.model.attention.kv_dtype)) options.model.attention.layout = CPA_VLLM_X;
     options.max_num_batched_tokens = 37;
-    expect_same_bits(digest_of(&options), digest);
+    cpa_test_expect_same_bits(cpa_test_mixed_digest(&options), digest);
     return digest;
 }
 
@@ -95,7 +81,7 @@ static void scales_of_heads_are_checked_too(void) {
           *device_apart = cpa_test_upload(stream, apart, sizeof apart);
     options.model.attention.kv_dtype = CPA_FP8_E4M3;
     options.model.attention.k_scale = options.model.attention.v_scale = 0.03125f;
-    const uint64_t of_tensor = digest_of(&options);
+    const uint64_t of_tensor = cpa_test_mixed_digest(&options);
     options.model.attention.k_scale = options.model.attention.v_scale = 0;
     options.model.attention.n_scales = heads;
     options.model.attention.k_scales = options.model.attention.v_scales = device_all;
@@ -106,12 +92,12 @@ static void scales_of_heads_are_checked_too(void) {
     options.scales_on_host = 1;
     options.model.attention.k_scales = apart;
     options.model.attention.v_scales = all;
-    expect_same_bits_from_any_rank(digest_of(&options), of_heads);
+    expect_same_bits_from_any_rank(cpa_test_mixed_digest(&options), of_heads);
     options.scales_on_host = 0;
     options.model.attention.v_scales = device_all;
     options.model.attention.n_scales = 1;
     options.model.attention.k_scales = device_all;
-    expect_same_bits_from_any_rank(digest_of(&options), of_tensor);
+    expect_same_bits_from_any_rank(cpa_test_mixed_digest(&options), of_tensor);
     cpa_test_free(stream, device_apart);
     cpa_test_free(stream, device_all);
     cpa_test_device_close(device, stream);
@@ -126,15 +112,15 @@ static void layers_that_are_left_unquantised_are_checked_too(void) {
         options.model.attention.k_dim = 64;
         options.model.attention.v_dim = 32;
         options.model.attention.dtype = options.model.attention.kv_dtype = dtypes[i][0];
-        const uint64_t plain = digest_of(&options);
+        const uint64_t plain = cpa_test_mixed_digest(&options);
         options.model.attention.kv_dtype = dtypes[i][1];
-        const uint64_t quantised = digest_of(&options);
+        const uint64_t quantised = cpa_test_mixed_digest(&options);
         options.model.unquantised_layers = ENDS;
         const uint64_t ends = common_digest(options);
         CU_ASSERT_NOT_EQUAL(ends, quantised);
         CU_ASSERT_NOT_EQUAL(ends, plain);
         options.model.unquantised_layers = ALL;
-        expect_same_bits_from_any_rank(digest_of(&options), plain);
+        expect_same_bits_from_any_rank(cpa_test_mixed_digest(&options), plain);
     }
 }
 
@@ -160,19 +146,19 @@ static void sixteen_bit_queries_over_quantised_caches(void) {
         options.model.attention.dtype = (cpa_dtype)dtype;
         options.model.attention.kv_dtype = dtype == CPA_BF16 ? CPA_INT8 : CPA_FP8_E4M3;
         options.skip_self_test = 0;
-        digest_of(&options);
+        cpa_test_mixed_digest(&options);
     }
 }
 
 static void layers_with_windows_of_their_own_are_checked(void) {
     cpa_engine_options options = default_options();
-    uint64_t full = digest_of(&options);
+    uint64_t full = cpa_test_mixed_digest(&options);
     options.model.layer_masks = MIXED;
     uint64_t mixed = common_digest(options);
     CU_ASSERT_NOT_EQUAL(mixed, full);
     /* The masks of the layers go over the one of the model. */
     options.model.mask.window = 7;
-    expect_same_bits(digest_of(&options), mixed);
+    cpa_test_expect_same_bits(cpa_test_mixed_digest(&options), mixed);
     options.model.attention.kv_dtype = CPA_INT8;
     CU_ASSERT_NOT_EQUAL(common_digest(options), mixed);
 }
@@ -223,7 +209,7 @@ static void little_staging_takes_long_prompts(void) {
             CU_ASSERT_TRUE(cpa_test_engine_run(&options, &request, 1, NULL, NULL, &little));
             CPA_ASSERT_ORDER(little.verify_rows, >, 500);
             CPA_ASSERT_ORDER(little.staging_bytes, <=, options.staging_bytes);
-            expect_same_bits(little.output_digest, of_ample);
+            cpa_test_expect_same_bits(little.output_digest, of_ample);
         }
     }
 }

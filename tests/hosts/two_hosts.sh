@@ -61,6 +61,18 @@ start() {
         --mca oob_tcp_if_include "$net.0/24" --host "$net.1:2,$net.2:2" -np 4 "$CP_ATTN" "$@"
 }
 
+# The same without MPI, which meet by a store on the first host; results in store.json, the output of rank R in outR.
+start_over_store() {
+    local rank ranks=()
+    for rank in 0 1 2 3; do
+        on $((rank / 2)) env RANK=$rank WORLD_SIZE=4 MASTER_ADDR="$net.1" MASTER_PORT=29555 \
+            CPATTN_JOB_SECRET=a-secret-of-this-test-alone "$CP_ATTN" "$@" --result-json "$folder/store.json" \
+            >"$folder/out$rank" 2>&1 &
+        ranks+=($!)
+    done
+    for rank in 0 1 2 3; do wait "${ranks[rank]}" || fail "rank $rank over a store: $(cat "$folder/out$rank")"; done
+}
+
 digest() { sed -n 's/.*"output_digest": *"\?\([0-9a-f]*\).*/\1/p' "$1"; }
 
 # pairs FILE KIND: how many pairs of ranks links of that kind join, by a result file.
@@ -68,37 +80,25 @@ pairs() { grep -c "\"kind\": \"$2\"" "$1"; }
 
 # The report and the result file tell links within a host from those between hosts, with rates, over MPI and over a store.
 links() {
-    local run="--requests 3 --input-len 200 --output-len 4" rank ranks=()
+    local run="--requests 3 --input-len 200 --output-len 4"
     start $run --result-json "$folder/two.json" >"$folder/out" 2>&1 || fail "two hosts: $(cat "$folder/out")"
     grep -qE '^links       mpi; 2 pairs of ranks joined by shared memory at .* GB/s each way, 4 by sockets' \
         "$folder/out" || fail "no line tells the links: $(cat "$folder/out")"
     [ "$(pairs "$folder/two.json" "shared memory") $(pairs "$folder/two.json" sockets)" = "2 4" ] ||
         fail "other links in the result: $(cat "$folder/two.json")"
-    for rank in 0 1 2 3; do
-        on $((rank / 2)) env RANK=$rank WORLD_SIZE=4 MASTER_ADDR="$net.1" MASTER_PORT=29555 \
-            CPATTN_JOB_SECRET=a-secret-of-this-test-alone "$CP_ATTN" $run --result-json "$folder/store.json" \
-            >"$folder/out$rank" 2>&1 &
-        ranks+=($!)
-    done
-    for rank in 0 1 2 3; do wait "${ranks[rank]}" || fail "rank $rank over a store: $(cat "$folder/out$rank")"; done
+    start_over_store $run
     grep -q '^links       tcp; 2 pairs of ranks joined by loopback .*, 4 by sockets' "$folder/out0" ||
         fail "no line tells the links: $(cat "$folder/out0")"
 }
 
 # The digest of a run on one host, over MPI and over a store.
 same_digest() {
-    local run="--requests 3 --input-len 200 --output-len 4" rank ranks=()
+    local run="--requests 3 --input-len 200 --output-len 4"
     $MPIRUN -np 4 "$CP_ATTN" $run --result-json "$folder/one.json" >"$folder/out" 2>&1 || fail "one host: $(cat "$folder/out")"
     start $run --result-json "$folder/two.json" >"$folder/out" 2>&1 || fail "two hosts: $(cat "$folder/out")"
     [ -n "$(digest "$folder/one.json")" ] || fail "no digest"
     [ "$(digest "$folder/one.json")" = "$(digest "$folder/two.json")" ] || fail "two hosts have other results"
-    for rank in 0 1 2 3; do
-        on $((rank / 2)) env RANK=$rank WORLD_SIZE=4 MASTER_ADDR="$net.1" MASTER_PORT=29555 \
-            CPATTN_JOB_SECRET=a-secret-of-this-test-alone "$CP_ATTN" $run --result-json "$folder/store.json" \
-            >"$folder/out$rank" 2>&1 &
-        ranks+=($!)
-    done
-    for rank in 0 1 2 3; do wait "${ranks[rank]}" || fail "rank $rank over a store: $(cat "$folder/out$rank")"; done
+    start_over_store $run
     [ "$(digest "$folder/one.json")" = "$(digest "$folder/store.json")" ] || fail "a store has other results"
 }
 

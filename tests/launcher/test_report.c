@@ -268,6 +268,15 @@ static double number_at(const json_t *root, const char *object, const char *key)
     return json_is_number(value) ? json_number_value(value) : -1;
 }
 
+/* The result file of a run. */
+static json_t *result_of(const cpa_outcome *outcome) {
+    cpa_error err;
+    CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", outcome, &err), CPA_OK);
+    json_t *root = json_load_file("report-test.json", 0, NULL);
+    unlink("report-test.json");
+    return root;
+}
+
 static void the_result_file_has_the_keys_of_vllm_and_ours(void) {
     static const struct {
         const char *object, *key;
@@ -327,11 +336,9 @@ static void the_result_file_has_the_keys_of_vllm_and_ours(void) {
     cpa_model_file model;
     cpa_workload workload;
     cpa_metrics metrics;
-    cpa_error err;
     cpa_outcome outcome = make_outcome(&settings, &model, &workload, &metrics);
     strcpy(model.name, "not \xff UTF-8");
-    CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", &outcome, &err), CPA_OK);
-    json_t *root = json_load_file("report-test.json", 0, NULL);
+    json_t *root = result_of(&outcome);
     CU_ASSERT_PTR_NOT_NULL_FATAL(root);
     for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
         CU_ASSERT_DOUBLE_EQUAL(number_at(root, expected[i].object, expected[i].key), expected[i].value, 1e-6);
@@ -341,7 +348,6 @@ static void the_result_file_has_the_keys_of_vllm_and_ours(void) {
     CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(cp, "prefill_kernels")), "hopper, portable");
     CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(root, "output_digest")), "0000000000abcdef");
     json_decref(root);
-    unlink("report-test.json");
     cpa_metrics_release(&metrics);
 }
 
@@ -351,13 +357,11 @@ static void the_result_file_names_transport_and_links(void) {
     cpa_model_file model;
     cpa_workload workload;
     cpa_metrics metrics;
-    cpa_error err;
     cpa_outcome outcome = make_outcome(&settings, &model, &workload, &metrics);
     setenv("NCCL_NET", "Socket", 1);
     outcome.transport = "nccl";
     outcome.given_up = 1; /* known all the same */
-    CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", &outcome, &err), CPA_OK);
-    json_t *root = json_load_file("report-test.json", 0, NULL);
+    json_t *root = result_of(&outcome);
     json_t *expected =
         json_pack("{ss s{ss} s[{s[ii] ss si sf}]}", "transport", "nccl", "environment", "NCCL_NET", "Socket", "pairs",
                   "ranks", 0, 1, "kind", "NVLink", "nvlinks", 18, "gbytes_per_s", 250.0);
@@ -369,19 +373,16 @@ static void the_result_file_names_transport_and_links(void) {
 
     const cpa_link plain[4] = {[1] = {.kind = CPA_LINK_SOCKETS}, [2] = {.kind = CPA_LINK_SOCKETS}};
     outcome.links = plain;
-    CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", &outcome, &err), CPA_OK);
-    root = json_load_file("report-test.json", 0, NULL);
+    root = result_of(&outcome);
     const json_t *pair = json_array_get(json_object_get(json_object_get(root, "links"), "pairs"), 0);
     CU_ASSERT(json_is_null(json_object_get(pair, "nvlinks")));
     CU_ASSERT(json_is_null(json_object_get(pair, "gbytes_per_s")));
     json_decref(root);
 
     outcome.links = NULL;
-    CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", &outcome, &err), CPA_OK);
-    root = json_load_file("report-test.json", 0, NULL);
+    root = result_of(&outcome);
     CU_ASSERT(json_is_null(json_object_get(root, "links")));
     json_decref(root);
-    unlink("report-test.json");
     cpa_metrics_release(&metrics);
 }
 
@@ -392,13 +393,11 @@ static void the_result_file_has_every_request_and_setting(void) {
     cpa_model_file model;
     cpa_workload workload;
     cpa_metrics metrics;
-    cpa_error err;
     cpa_outcome outcome = make_outcome(&settings, &model, &workload, &metrics);
     const cpa_request_result late = {.id = 4, .prompt_tokens = 40, .arrival_s = 0.5, .reason = CPA_FINISH_CANCELLED};
     cpa_metrics_add(&metrics, &late);
     strcpy(settings.cache_salt, "secret");
-    CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", &outcome, &err), CPA_OK);
-    json_t *root = json_load_file("report-test.json", 0, NULL);
+    json_t *root = result_of(&outcome);
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
         CU_ASSERT_EQUAL(json_array_size(json_object_get(root, keys[i])), 4);
     json_t *expected = json_pack("{s[iiii] s[iiii] s[ssss] s[[][ff][f][]] s[ffff] s[ffff]}", "input_lens", 40, 10, 20,
@@ -416,7 +415,6 @@ static void the_result_file_has_every_request_and_setting(void) {
     CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(values, "cache-salt")), "(not shown)");
     json_decref(expected);
     json_decref(root);
-    unlink("report-test.json");
     cpa_metrics_release(&metrics);
 }
 
@@ -451,14 +449,12 @@ static void what_was_not_measured_is_null(void) {
     cpa_model_file model;
     cpa_workload workload;
     cpa_metrics metrics;
-    cpa_error err;
     char text[4096] = "";
     cpa_outcome outcome = make_outcome(&settings, &model, &workload, &metrics);
     cpa_metrics_release(&metrics);
     metrics.options = (cpa_metrics_options){.percentiles = {99}, .n_percentiles = 1};
     settings.dry_run = 1;
-    CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", &outcome, &err), CPA_OK);
-    json_t *root = json_load_file("report-test.json", 0, NULL);
+    json_t *root = result_of(&outcome);
     CU_ASSERT(json_is_null(json_object_get(root, "mean_itl_ms")));
     CU_ASSERT(json_is_null(json_object_get(root, "p99_ttft_ms")));
     CU_ASSERT(json_is_null(json_object_get(root, "output_throughput")));
@@ -467,7 +463,6 @@ static void what_was_not_measured_is_null(void) {
     CU_ASSERT(json_is_null(json_object_get(root, "itls")));
     CU_ASSERT(json_is_true(json_object_get(root, "dry_run")));
     json_decref(root);
-    unlink("report-test.json");
     FILE *file = fmemopen(text, sizeof text, "w");
     cpa_report_print(&outcome, file);
     fclose(file);
@@ -484,7 +479,6 @@ static void precise_tokens_are_told_with_their_memory(void) {
     cpa_model_file model;
     cpa_workload workload;
     cpa_metrics metrics;
-    cpa_error err;
     char text[8192] = "";
     cpa_outcome outcome = make_outcome(&settings, &model, &workload, &metrics);
     model.shape.attention.kv_dtype = CPA_INT8;
@@ -501,12 +495,10 @@ static void precise_tokens_are_told_with_their_memory(void) {
         CU_ASSERT_PTR_NOT_NULL(strstr(text, figures[i]));
         if (!strstr(text, figures[i])) printf("missing: %s in %s\n", figures[i], text);
     }
-    CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", &outcome, &err), CPA_OK);
-    json_t *root = json_load_file("report-test.json", 0, NULL);
+    json_t *root = result_of(&outcome);
     CU_ASSERT_EQUAL(number_at(root, "kv", "precise_bytes"), 80 * BLOCK_BYTES);
     CU_ASSERT_EQUAL(number_at(root, "kv", "bytes"), 80 * BLOCK_BYTES + 128 * 4096);
     json_decref(root);
-    unlink("report-test.json");
     cpa_metrics_release(&metrics);
 }
 
@@ -517,19 +509,16 @@ static void a_run_that_was_given_up_tells_what_is_known(void) {
     cpa_model_file model;
     cpa_workload workload;
     cpa_metrics metrics;
-    cpa_error err;
     char text[4096] = "";
     cpa_outcome outcome = make_outcome(&settings, &model, &workload, &metrics);
     outcome.stopped_by = SIGINT;
     outcome.given_up = 1;
-    CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", &outcome, &err), CPA_OK);
-    json_t *root = json_load_file("report-test.json", 0, NULL);
+    json_t *root = result_of(&outcome);
     for (int i = 0; i < 4; i++) CU_ASSERT(json_is_null(json_object_get(root, unknown[i])));
     CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(root, "stopped_by")), "SIGINT");
     CU_ASSERT(json_is_integer(json_object_get(root, "completed")));
     CU_ASSERT(json_is_object(json_object_get(root, "settings")));
     json_decref(root);
-    unlink("report-test.json");
     FILE *file = fmemopen(text, sizeof text, "w");
     cpa_report_print(&outcome, file);
     fclose(file);
