@@ -181,8 +181,7 @@ static void draw_ranks(drawing *d) {
     cpa_picture *picture = add_picture(d, "Ranks by time: the last steps");
     picture->note =
         "Of each step of a rank its attention, its waiting and its graph stand one behind another, whatever their "
-        "order "
-        "was; exchanges are not measured. --timeline records both.";
+        "order was; exchanges are not measured. --timeline records both.";
     cpa_rank_times_draw(picture, &times);
     cpa_rank_times_release(&times);
 }
