@@ -32,7 +32,7 @@ static cpa_status list_ranges(cpa_kv_transfers *t, const cpa_kv_transfer *transf
                                      sizeof *t->squeeze.ranges));
     for (int64_t i = transfer->range; i < transfer->range + transfer->n_ranges; i++) {
         const cpa_kv_range *of = &t->ranges[i];
-        const int64_t end = of->dst_block + (of->count + block_size - 1) / block_size;
+        const int64_t end = of->dst_block + cpa_ceil_div(of->count, block_size);
         for (int64_t last = -2; next < transfer->going && t->squeeze.places[next] < end; next++) {
             const int64_t place = t->squeeze.places[next], at = (place - of->dst_block) * block_size;
             const int64_t count = cpa_min64(block_size, of->count - at);

@@ -6,7 +6,7 @@
 
 /* The first token of a whole block. */
 static int64_t first_of(const cpa_plan_chunk *chunk) {
-    return (chunk->start + CPA_SPARSE_BLOCK - 1) / CPA_SPARSE_BLOCK * CPA_SPARSE_BLOCK;
+    return cpa_ceil_div(chunk->start, CPA_SPARSE_BLOCK) * CPA_SPARSE_BLOCK;
 }
 
 int cpa_sparse_takes_chunk(const cpa_worker *worker, const cpa_plan_chunk *chunk) {
